@@ -25,6 +25,7 @@ ALONE = [
     "clients",
     "early",
     "faults",
+    "first-drafts",
     "flood",
     "gpu",
     "hosts",

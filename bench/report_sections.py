@@ -338,6 +338,23 @@ def early(result: Result) -> list[Block]:
     ]
 
 
+def first_drafts(result: Result) -> list[Block]:
+    keys = ("first_token_ms", "second_token_ms", "third_token_ms")
+    rows = [
+        [drafts, f"{found['first_step_tokens']:.2f}", *(f"{found[key]:.1f}" for key in keys)]
+        for drafts, found in result["arms"].items()
+    ]
+    return [
+        "## Drafts that come with a handoff\n",
+        f"{result['prompts']} chat prompts with the demo model and its MTP layer, one at a time, prefilled and handed over with so many "
+        "drafts, in turns; answers are equal. The first token counts from the prefill's begin, the others from the decode side's, the "
+        "load included; medians, ms, in the engine. Each decode step drafts "
+        f"{result['in_force']} tokens. Tokens of the first decode step: means.",
+        measured(result, "python -m bench first-drafts"),
+        table(["drafts", "tokens of the first step", "first token", "second", "third"], rows),
+    ]
+
+
 def window(result: Result) -> list[Block]:
     large, small = result["staging_mib"].values()
     rows = []
@@ -1000,6 +1017,7 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "attribution": attribution,
     "path": path,
     "early": early,
+    "first-drafts": first_drafts,
     "window": window,
     "watched": watched,
     "handoff": handoff,

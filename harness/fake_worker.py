@@ -111,6 +111,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.speculative_method = ""
         self.adapters: dict[str, str] = {}
         self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, sent with each output
+        self.first_drafts: list[int] = []  # sent with each prompt whose KV is kept
         self.eos_at: int | None = None  # position of an end-of-sequence token in the output
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
@@ -327,6 +328,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             elif not ends and one.generated < one.max_tokens:
                 saved.manifest.CopyFrom(self._manifest(one))
                 saved.manifest.saved_at_s = time.monotonic()
+                saved.draft_token_ids.extend(self.first_drafts)
 
     def _manifest(self, one: Running) -> handoff_pb2.Manifest:
         return handoff_pb2.Manifest(

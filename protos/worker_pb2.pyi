@@ -45,7 +45,7 @@ class HelloReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., identity: _Optional[_Union[_scheduler_pb2.WorkerIdentity, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent", "prefix_tokens", "service")
+    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent", "prefix_tokens", "service", "draft_token_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Start(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     phase: Phase
@@ -64,7 +65,8 @@ class Start(_message.Message):
     traceparent: str
     prefix_tokens: int
     service: ServiceClass
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ...) -> None: ...
+    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ServiceClass(_message.Message):
     __slots__ = ("priority", "patience_ms", "share", "itl_s", "preemptible")
@@ -131,16 +133,18 @@ class Begun(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ...) -> None: ...
 
 class Saved(_message.Message):
-    __slots__ = ("request_id", "epoch", "manifest", "problem")
+    __slots__ = ("request_id", "epoch", "manifest", "problem", "draft_token_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     manifest: _handoff_pb2.Manifest
     problem: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., problem: _Optional[str] = ...) -> None: ...
+    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., problem: _Optional[str] = ..., draft_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admitted(_message.Message):
     __slots__ = ("request_id", "epoch", "transport", "bytes", "blocks_pulled", "wait_ms", "move_ms", "check_ms", "load_ms", "total_ms", "early_bytes", "tokens")

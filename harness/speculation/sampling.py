@@ -61,6 +61,7 @@ class Order:
     seed: int = 0
     core: int = 0
     mended: bool = True
+    first_drafts: tuple[int, ...] = ()  # that each request comes with, for a prompt of one token
 
 
 class Engine:
@@ -125,6 +126,8 @@ def _carry_out(order: Order) -> Sample:
         seed=order.seed,
         **_speculation(order),
     )
+    if order.first_drafts:
+        _bring(engine.llm_engine.engine_core.engine_core.scheduler, order.first_drafts)  # type: ignore[attr-defined]
     params = [
         SamplingParams(
             temperature=way.temperature,
@@ -165,6 +168,20 @@ def _speculation(order: Order) -> dict[str, Any]:
         "speculative_config": {**method.engine_config(spec), **numbers, **order.more},
         "additional_config": {"baton": {"speculative": {**spec.model_dump(), "method": method.name}}},
     }
+
+
+def _bring(scheduler: Any, drafts: tuple[int, ...]) -> None:
+    """Have each request come with these drafts, as behind a handoff."""
+    from baton.services.engine.patches.first_drafts import FirstDrafts, give
+
+    FirstDrafts(scheduler, 0)
+    add = scheduler.add_request
+
+    def add_request(request: Any) -> None:
+        give(request, drafts)
+        add(request)
+
+    scheduler.add_request = add_request
 
 
 def _unmend() -> None:

@@ -37,7 +37,7 @@ from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import EngineFailed, RequestRefused
-from baton.services.engine.patches import draft_length, giving_way, step_times
+from baton.services.engine.patches import draft_length, first_drafts, giving_way, step_times
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class EngineStep:
     begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()
     loaded: tuple[Loaded, ...] = ()
+    drafts: dict[str, list[int]] = field(default_factory=dict)  # of prompts that are handed over, by request
     load: EngineLoad = EngineLoad()
     seconds: float = 0.0
     executed: bool = False
@@ -121,6 +122,7 @@ class EngineHost:
         self._connector: Any = None
         self._woken = False  # by each load that ends
         self._draft_length: draft_length.DraftLengthSeam | None = None
+        self._first_drafts: first_drafts.FirstDrafts | None = None
         self._giving_way: giving_way.GivingWay | None = None
         self._cache_events: cache_events.CacheEvents | None = None
         self._load = EngineLoad()
@@ -225,9 +227,9 @@ class EngineHost:
             self._connector = self._engine.scheduler.get_kv_connector()
             if self._connector is not None:
                 self._woken = self._connector.wake_on_loads(lambda: self._messages.put(_look))
-            self._draft_length = draft_length.install(
-                self._engine, self._plan.settings.engine.speculative_config
-            )
+            spec = self._plan.settings.engine.speculative_config
+            self._draft_length = draft_length.install(self._engine, spec)
+            self._first_drafts = first_drafts.install(self._engine, spec)
             self._giving_way = giving_way.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
@@ -322,6 +324,8 @@ class EngineHost:
         if self._draft_length is not None:
             self._draft_length.observe(step.seconds)
             step.draft_length = self._draft_length.choice.limit
+        if self._first_drafts is not None:
+            step.drafts = self._first_drafts.take()
         if self._giving_way is not None:
             self._giving_way.observe(step.seconds)
             step.yielded = self._giving_way.take_counts()

@@ -53,13 +53,17 @@ def is_error(output: Any) -> bool:
 
 
 def end_of_prefill(
-    output: Any, prepared: Prepared, saved: reports.Saved | None, max_model_len: int
+    output: Any,
+    prepared: Prepared,
+    saved: reports.Saved | None,
+    max_model_len: int,
+    drafts: Sequence[int] = (),
 ) -> worker_pb2.Saved | None:
     """Make what the router is to know of the KV with the last output of a prefill; None: nobody will want it.
 
     A prefill is cut after one token. Where the cut alone ended it, the output is made one of a request that
     goes on; where the token really ended it (a stop, the client's max_tokens), the output stays as it is,
-    and gets the reason that an uncut run would have given.
+    and gets the reason that an uncut run would have given. drafts: proposed to follow the token
     """
     if output.finish_reason != FinishReason.LENGTH or not prepared.saves:
         return None
@@ -72,6 +76,7 @@ def end_of_prefill(
     message = worker_pb2.Saved(request_id=prepared.request_id, epoch=prepared.epoch)
     if saved is not None and saved.manifest is not None:
         message.manifest.CopyFrom(saved.manifest)
+        message.draft_token_ids.extend(drafts)
     else:
         message.problem = str(saved.problem) if saved is not None else "the engine kept no KV of this request"
     return message

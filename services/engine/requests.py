@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from vllm.lora.request import LoRARequest
@@ -33,6 +34,7 @@ from baton.services.decode.step_share import Standing
 from baton.services.engine import wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.errors import RequestRefused
+from baton.services.engine.patches import first_drafts
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 from baton.services.prefill import fair_share
 
@@ -114,6 +116,10 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     if cut:
         request.max_tokens = len(generated) + 1
     load = _load(start) if brings else None
+    if prefills and saves:
+        first_drafts.want(request)
+    if start.draft_token_ids:
+        first_drafts.give(request, _drafts(start, limits.vocabulary))
     if saves:
         request.kv_transfer_params = save_params(start.epoch, cached=not prefills, prefix=load)
     else:
@@ -142,9 +148,15 @@ def resume(prepared: Prepared, start: Start) -> Callable[[], Manifest]:
         _mark_generated(request.sampling_params, len(generated), prepared.vocabulary)
         request.append_output_token_ids(generated[len(before) :])
         request.prefill_stats = None
+        first_drafts.give(request, _drafts(start, prepared.vocabulary))
         return start.manifest
 
     return give_tokens
+
+
+def _drafts(start: Start, vocabulary: int) -> list[int]:
+    """Return the proposals that came along, up to the first that is no token."""
+    return list(takewhile(lambda token: token < vocabulary, start.draft_token_ids))
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
@@ -100,12 +101,13 @@ class Leg:
         self._runs = False
         self.request_id = self._state.request_id
         self.epoch = self._state.epoch
-        self.manifest: handoff_pb2.Manifest | None = None
+        self.saved: worker_pb2.Saved | None = None  # of a prefill: with a manifest
 
-    async def run(self, manifest: handoff_pb2.Manifest | None) -> Failure | None:
+    async def run(self, manifest: handoff_pb2.Manifest | None, drafts: Sequence[int] = ()) -> Failure | None:
         """Start the phase on its worker and wait for its end.
 
         manifest: of the KV to pull; of a prefill, that of the prompt's beginning
+        drafts: what may follow the tokens so far, as the prefill worker says
         """
         if manifest is None:
             self.call_off()
@@ -113,6 +115,7 @@ class Leg:
             self._kv_source = manifest.worker_id
         self._runs = True
         start = self._start(self._phase, manifest)
+        start.draft_token_ids.extend(drafts)
         self._pulls = manifest is not None
         try:
             stream = self._stream = await self._host.stream(self._worker)
@@ -208,7 +211,7 @@ class Leg:
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         """End the prefill: the prompt's KV cache is ready to be pulled, or could not be saved."""
         if saved.HasField("manifest"):
-            self.manifest = saved.manifest
+            self.saved = saved
             timings = self._state.timings
             timings.save_ms = saved.manifest.save_ms
             timings.chunks = saved.manifest.chunks

@@ -327,23 +327,25 @@ class Relay:
         prefix = await self._prefixes.save(self.placement)
         decode = Leg(self, self._sink, self.placement, worker_pb2.PHASE_DECODE)
         try:
-            manifest = None
+            saved = None
             if self.placement.prefill is not None:
-                failure, manifest = await self._prefill(self.placement, decode, prefix)
+                failure, saved = await self._prefill(self.placement, decode, prefix)
                 if failure is not None or self.state.over or self._finish_if_complete():
                     return failure
                 self._placements.prefilled(self.placement.attempt)
-                if manifest is not None:
-                    self._metrics.saved(manifest)
+                if saved is not None:
+                    self._metrics.saved(saved.manifest)
             with self._pool.watch_pull(self._prefiller_id, self.state.request_id, decode.on_source_lost):
-                return await decode.run(manifest)
+                if saved is None:
+                    return await decode.run(None)
+                return await decode.run(saved.manifest, saved.draft_token_ids)
         finally:
             decode.call_off()
             self._prefixes.drop()
 
     async def _prefill(
         self, placement: Placement, decode: Leg, prefix: handoff_pb2.Manifest | None
-    ) -> tuple[Failure | None, handoff_pb2.Manifest | None]:
+    ) -> tuple[Failure | None, worker_pb2.Saved | None]:
         """Run the prefill, while the leg to come may pull what is there of it."""
         if self._retries == 0:
             self._pool.warm(placement.decode)
@@ -355,7 +357,7 @@ class Relay:
             with self._prefixes.watched(prefill.on_source_lost):
                 failure = await prefill.run(prefix)
             self._prefixes.over(failure)
-            return failure, prefill.manifest
+            return failure, prefill.saved
         finally:
             self._decode = None
 

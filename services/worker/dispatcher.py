@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from baton.handoff.channels import HandoffClient
@@ -295,7 +295,9 @@ class Dispatcher:
             self._on_begun(begun, replies)
         saves = {saved.request_id: saved for saved in step.saved}
         for number, batch in step.outputs.items():
-            kept = [output for output in batch.outputs if self._on_output(output, saves, replies)]
+            kept = [
+                output for output in batch.outputs if self._on_output(output, saves, step.drafts, replies)
+            ]
             if kept:
                 _reply(replies, number).engine_outputs = outputs.encode(batch, kept)
         for saved in saves.values():
@@ -349,7 +351,13 @@ class Dispatcher:
         self._metrics.on_refused(code)
         _reply(replies, attempt.session).failed.append(_failed(attempt, code, str(saved.problem)))
 
-    def _on_output(self, output: Any, saves: dict[str, Saved], replies: dict[int, RunReply]) -> bool:
+    def _on_output(
+        self,
+        output: Any,
+        saves: dict[str, Saved],
+        drafts: Mapping[str, Sequence[int]],
+        replies: dict[int, RunReply],
+    ) -> bool:
         """Return whether the output goes to its router. Take from `saves` what goes with it."""
         attempt = self._attempts.live(output.request_id)
         if attempt is None:
@@ -362,7 +370,8 @@ class Dispatcher:
         saved = saves.get(output.request_id)
         if not outputs.finish(output, attempt.prepared):
             return True
-        ended = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len)
+        proposed = drafts.get(output.request_id, ())
+        ended = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len, proposed)
         if ended is not None:
             _reply(replies, attempt.session).saved.append(ended)
             if ended.HasField("manifest"):

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.architectures import dense
+from harness.architectures import dense, language
 from harness.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
 
 SAMPLES = 2_500
@@ -85,8 +85,15 @@ class Laboratory:
         self.pool = ThreadPoolExecutor(2)
 
     def sample(
-        self, case: Case, ways: tuple[Way, ...] = TOGETHER, samples: int = SAMPLES, mended: bool = True
+        self,
+        case: Case,
+        ways: tuple[Way, ...] = TOGETHER,
+        samples: int = SAMPLES,
+        *,
+        asked: tuple[int, ...] = (),
+        **how: Any,
     ) -> Future[Sample]:
+        """Order a sample; `asked`: another prompt than the target's, `how`: more of the order."""
         speculative = case.speculative
         if speculative is not None and case.drafter:
             speculative = speculative | {"model": str(self._folder / case.drafter)}
@@ -94,20 +101,24 @@ class Laboratory:
         def run() -> Sample:
             core = self._cores.get()
             try:
-                model, asked = self._folder / case.target, PROMPTS[case.target]
-                return Engine(
-                    Order(model, asked, ways, samples, speculative, case.more, core=core, mended=mended)
-                ).result()
+                model, text = self._folder / case.target, asked or PROMPTS[case.target]
+                order = Order(model, text, ways, samples, speculative, case.more, core=core, **how)
+                return Engine(order).result()
             finally:
                 self._cores.put(core)
 
         return self.pool.submit(run)
 
+    def expected_of(
+        self, target: str, asked: tuple[int, ...], ways: tuple[Way, ...]
+    ) -> dict[Way, dict[tuple[int, ...], float]]:
+        logits = reference(self._folder / target)
+        return {way: expected(logits, asked, way) for way in ways}
+
     def expected(self, ways: tuple[Way, ...]) -> dict[tuple[str, Way], dict[tuple[int, ...], float]]:
         found = {}
         for target, asked in PROMPTS.items():
-            logits = reference(self._folder / target)
-            found |= {(target, way): expected(logits, asked, way) for way in ways}
+            found |= {(target, way): one for way, one in self.expected_of(target, asked, ways).items()}
         return found
 
 
@@ -142,6 +153,24 @@ def test_answers_are_distributed_as_the_target_says(
             assert fitting.chance > CHANCE, f"{way}, {length} tokens: {fitting}"
     assert sample.drafted > SAMPLES
     assert 0.1 < sample.accepted / sample.drafted < 0.9, "drafts of both kinds are looked at"
+
+
+def test_drafts_that_came_along_leave_the_distribution_alone(laboratory: Laboratory) -> None:
+    """They are the same for all requests, whatever their probability."""
+    asked = prompt(74, length=1)
+    follows = language.successors()
+    drafts = follows[asked[0]], follows[follows[asked[0]]]
+    sampled = laboratory.sample(CASES["eagle"], asked=asked, first_drafts=drafts)
+    with torch.random.fork_rng():
+        wanted = laboratory.expected_of("qwen2", asked, TOGETHER)
+    sample = sampled.result()
+    for way, found in sample.answers.items():
+        for length in range(1, LENGTH + 1):
+            fitting = fit(found, wanted[way], length)
+            print(f"{way}, {length} tokens: {fitting}")
+            assert fitting.chance > CHANCE, f"{way}, {length} tokens: {fitting}"
+    assert sample.drafted > 2 * len(TOGETHER) * SAMPLES  # more than the first two of each
+    assert 0.1 < sample.accepted / sample.drafted < 0.9
 
 
 def test_vllm_as_shipped_has_another_distribution(

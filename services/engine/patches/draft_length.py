@@ -1,20 +1,22 @@
 """Chooses how many tokens vLLM's scheduler has drafted in each step, and observes how the drafts fare.
 
 A step in which no request goes on decoding drafts nothing, whatever else was chosen: that is every step of a
-worker that only prefills. The drafter still runs over the prompts, as its KV is handed over too.
+worker that only prefills, but for those that end a prompt (first_drafts.py). The drafter still runs over the
+prompts, as its KV is handed over too.
 
 vLLM looks the number up by the number of requests in the step, in a list that it builds from
 num_speculative_tokens_per_batch_size: our objects take the list's place.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (dynamic_sd_lookup, update_from_output, running), its
 requests (max_tokens, num_output_tokens), its SchedulerOutput (num_scheduled_tokens,
-total_num_scheduled_tokens, scheduled_spec_decode_tokens, num_spec_tokens_to_schedule),
+total_num_scheduled_tokens, scheduled_spec_decode_tokens, scheduled_new_reqs, num_spec_tokens_to_schedule),
+ModelRunnerOutput (req_id_to_index, sampled_token_ids),
 vllm.v1.spec_decode.metrics.SpecDecodingStats (num_draft_tokens_per_pos, num_accepted_tokens_per_pos).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftStep
@@ -59,13 +61,16 @@ class DraftLengthSeam:
         self._stats: Any = None  # SpecDecodingStats of the step whose results were taken last
         self._chooser = chooser
         self._output: Any = None  # SchedulerOutput of that step
+        self._handed: list[tuple[int, int]] = []  # of that step: tokens drafted elsewhere, and accepted
         self._before: Set[str] = frozenset()  # requests of the step before it
         self._asked = 0  # tokens to draft in the step before it
+        self._chosen = 0  # the same in the step that is scheduled; 0 where no choice is asked for
         scheduler.dynamic_sd_lookup = self
         replace(scheduler, "update_from_output", self._noting, UPDATE_FROM_OUTPUT)
 
     def __getitem__(self, requests: int) -> int:
-        return self._chooser.choose(requests)
+        self._chosen = self._chooser.choose(requests)
+        return self._chosen
 
     @property
     def choice(self) -> DraftChoice:
@@ -89,14 +94,22 @@ class DraftLengthSeam:
                 seconds=seconds if only_decodes else None,
                 rows=len(requests & self._before),
                 asked=self._asked,
-                drafted=self._none if stats is None else stats.num_draft_tokens_per_pos,
-                accepted=self._none if stats is None else stats.num_accepted_tokens_per_pos,
+                drafted=self._none if stats is None else self._own(stats.num_draft_tokens_per_pos, 0),
+                accepted=self._none if stats is None else self._own(stats.num_accepted_tokens_per_pos, 1),
             )
         )
-        self._before, self._asked = requests, output.num_spec_tokens_to_schedule
+        # What a step drafts for handoffs alone is not verified here.
+        self._before, self._asked, self._chosen = requests, self._chosen, 0
+
+    def _own(self, by_position: Sequence[int], which: int) -> Sequence[int]:
+        """Leave out what came with handoffs: it was not drafted here, nor for as many tokens."""
+        if not self._handed:
+            return by_position
+        return [count - sum(one[which] > at for one in self._handed) for at, count in enumerate(by_position)]
 
     def _noting(self, update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
+            self._handed = _handed(scheduler_output, model_runner_output)
             outputs = update(scheduler_output, model_runner_output)
             self._output, self._stats = scheduler_output, None
             for one in outputs.values():  # of the clients; the statistics hang on one of them
@@ -105,6 +118,17 @@ class DraftLengthSeam:
             return outputs
 
         return update_from_output
+
+
+def _handed(scheduler_output: Any, model_runner_output: Any) -> list[tuple[int, int]]:
+    """Return the drafted and the accepted tokens of each request that came with its drafts."""
+    found = []
+    for one in scheduler_output.scheduled_new_reqs:
+        if drafts := scheduler_output.scheduled_spec_decode_tokens.get(one.req_id):
+            row = model_runner_output.req_id_to_index[one.req_id]
+            accepted = len(model_runner_output.sampled_token_ids[row]) - 1
+            found.append((len(drafts), accepted))
+    return found
 
 
 def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | None:
@@ -130,9 +154,13 @@ def least_drafts(config: Any) -> int:
     return layers if layers > 1 else 0
 
 
-def _adaptive(engine: Any, spec: SpeculativeSettings) -> DraftLengthSeam:
+def model_tokens(engine: Any, spec: SpeculativeSettings) -> int | None:
+    """Return how many tokens of a draft a draft model makes, with a pass each; None for all."""
     if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
-        model_tokens: int | None = 0
-    else:
-        model_tokens = model_steps(spec) if spec.mtp_strategy != "default" else None
-    return DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))
+        return 0
+    return model_steps(spec) if spec.mtp_strategy != "default" else None
+
+
+def _adaptive(engine: Any, spec: SpeculativeSettings) -> DraftLengthSeam:
+    chooser = DraftLength(spec.limit, model_tokens=model_tokens(engine, spec))
+    return DraftLengthSeam(engine.scheduler, chooser)

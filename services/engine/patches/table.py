@@ -324,6 +324,20 @@ OBJECTS = (
         until="vLLM lets a plug-in choose the number of drafted tokens in a step",
     ),
     ObjectPatch(
+        file="services/engine/patches/first_drafts.py",
+        why="vLLM drops what is drafted for a request that ends with its prompt, and takes drafts of running "
+        "requests alone: a decode worker's first step verified nothing. The loaded engine's scheduler keeps "
+        "the former for the handoff, and schedules drafts that a new request comes with, in slots of their "
+        "own.",
+        symbols=(
+            "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
+            "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule",
+            "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
+        ),
+        processes=CORE,
+        until="vLLM's requests come with drafts, and its KV connectors are told of those at a prompt's end",
+    ),
+    ObjectPatch(
         file="services/engine/patches/giving_way.py",
         why="vLLM schedules what runs before what waits, whatever its priority: long answers fill each step. "
         "The loaded engine's schedule is wrapped: it sees no request that gives way to another class in this "

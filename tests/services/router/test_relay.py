@@ -1046,6 +1046,30 @@ async def test_the_decode_worker_pulls_while_the_prompt_is_prefilled(cluster: Cl
     assert decode.seen.aborts == []
 
 
+async def test_the_first_drafts_go_with_their_attempts_decode(cluster: Cluster) -> None:
+    prefill, decode = await streamed(cluster)
+    prefill.first_drafts = [101, 102]
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    early, second = decode.seen.starts
+    assert (early.phase, list(early.draft_token_ids)) == (PHASE_LOAD, [])
+    assert (second.phase, list(second.draft_token_ids)) == (PHASE_DECODE, [101, 102])
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["computed there", "prefilled again"])
+async def test_drafts_of_an_attempt_that_failed_are_not_used(cluster: Cluster, prompt: list[int]) -> None:
+    first, second, decode = await cluster.pair(prefill=2)
+    first.first_drafts, second.first_drafts = [101], [102]
+    decode.faults.append(Fault(PHASE_DECODE, after_tokens=2, failed=Failed.CODE_HANDOFF))
+    right(await cluster.ask(prompt), prompt, 8)
+    used = [list(start.draft_token_ids) for start in decode.seen.starts]
+    if prompt is PROMPT:
+        assert sorted(map(len, used)) == [0, 1]
+        assert used[-1] == []
+    else:
+        assert sorted(used) == [[101], [102]]
+    await cluster.settled()
+
+
 async def test_a_decode_worker_that_does_not_load_early_gets_all_at_the_end(cluster: Cluster) -> None:
     prefill, decode = await streamed(cluster)
     decode.faults.append(Fault(PHASE_LOAD, failed=Failed.CODE_INVALID))

@@ -70,6 +70,7 @@ class Got:
     admitted: pb.Admitted | None = None
     shared: int = 0  # KV blocks that others hold as well
     failed: pb.Failed | None = None
+    steps: list[int] = field(default_factory=list)  # the tokens of each output
     drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, as last told
 
     @property
@@ -93,6 +94,7 @@ class Stream:
         epoch: int = 1,
         written: Iterable[int] = (),
         manifest: Manifest | None = None,
+        drafts: Sequence[int] = (),
         prefix_tokens: int = 0,
         name: str = "",
     ) -> None:
@@ -105,6 +107,7 @@ class Stream:
             engine_request=wire.encode_request(core),
             output_token_ids=written,
             manifest=manifest,
+            draft_token_ids=drafts,
             prefix_tokens=prefix_tokens,
         )
         await self.send(pb.RunRequest(start=start))
@@ -187,6 +190,7 @@ def _gather(got: Got, output: Any) -> None:
     assert got.finish is None, "an output after the last one"
     assert output.kv_transfer_params is None
     got.tokens += output.new_token_ids
+    got.steps.append(len(output.new_token_ids))
     got.drafts = output.spec_decode_metrics or got.drafts
     got.finish, got.stop_reason = output.finish_reason, output.stop_reason
     if output.new_logprobs is not None:

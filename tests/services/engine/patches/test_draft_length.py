@@ -7,13 +7,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from baton.services.decode.draft_length import DraftLength
+from baton.services.decode.draft_length import DraftLength, DraftStep
 from baton.services.decode.proposers import registry
+from baton.services.engine.patches.draft_length import DraftLengthSeam
 from baton.services.speculation import SpeculativeSettings
 from harness.engines import Engine, EngineProcess, Options
 from harness.support import eventually
@@ -53,8 +55,6 @@ ACCEPTED: Counter[str] = Counter()
 
 def choose(engine: Engine) -> None:
     from vllm.v1.metrics.stats import PrefixCacheStats
-
-    from baton.services.engine.patches.draft_length import DraftLengthSeam
 
     scheduler: Any = engine.core.scheduler
     scheduler.log_stats = scheduler.kv_cache_manager.log_stats = True
@@ -257,3 +257,42 @@ def test_steps_without_drafts_run_the_drafter_now_and_then(
     assert answered(eagle, "none") == plain
     _, found = eagle.call(tally)
     assert 0 < found["passes"] < 40  # prompts, and each sixteenth of some ninety steps
+
+
+class Noting:
+    """A chooser that keeps what it is told."""
+
+    limit = 3
+
+    def __init__(self) -> None:
+        self.steps: list[DraftStep] = []
+
+    def observe(self, step: DraftStep) -> None:
+        self.steps.append(step)
+
+
+def test_drafts_that_came_with_a_handoff_are_no_measure_of_those_made_here() -> None:
+    stats = SimpleNamespace(num_draft_tokens_per_pos=[2, 2, 1], num_accepted_tokens_per_pos=[2, 1, 0])
+    given = SimpleNamespace(scheduler_stats=SimpleNamespace(spec_decoding_stats=stats))
+
+    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        model_runner_output.sampled_token_ids.clear()  # vLLM may cut them
+        return {0: given}
+
+    scheduler = SimpleNamespace(dynamic_sd_lookup=[3], update_from_output=update_from_output)
+    chooser: Any = Noting()
+    seam = DraftLengthSeam(scheduler, chooser)
+    step = SimpleNamespace(
+        num_scheduled_tokens={"new": 3, "old": 4},
+        total_num_scheduled_tokens=7,
+        scheduled_spec_decode_tokens={"new": [5, 6], "old": [7, 8, 9]},
+        scheduled_new_reqs=[SimpleNamespace(req_id="new"), SimpleNamespace(req_id="undrafted")],
+        num_spec_tokens_to_schedule=3,
+    )
+    done = SimpleNamespace(req_id_to_index={"old": 0, "new": 1}, sampled_token_ids=[[7, 8, 1], [5, 2]])
+    scheduler.update_from_output(step, done)
+    seam.observe(0.01)
+    [told] = chooser.steps
+    assert list(told.drafted) == [1, 1, 1]
+    assert list(told.accepted) == [1, 1, 0]
+    assert told.seconds == 0.01  # a step of decodes alone

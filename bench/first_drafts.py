@@ -1,0 +1,133 @@
+"""Measure what drafts that come with a handoff cost the prefill's last step, and save the decode side.
+
+One engine with the demo model and its MTP layer hands prompts over to itself, so that nothing of a network or
+a router is in the figures. The numbers of drafts take turns with each prompt; 0 is a handoff without them.
+First token: from the request's begin to the end of the prefill's last step. Second and third: from the
+decode side's request to the end of the step that gave them, the load of the KV included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from baton.handoff.params import load_params, save_params
+from baton.services.config import SpeculativeSettings
+from baton.services.decode.proposers import registry
+from bench.prompts import FOLDER, held_out
+from harness.engines import Engine, EngineProcess, Options
+from harness.stats import median, save
+
+DRAFTS = (0, 1, 2, 3, 5)
+IN_FORCE = 3  # tokens drafted in each step of the decode side
+LIMIT = max(DRAFTS)
+ANSWER = 24  # tokens
+
+
+class _InForce:
+    def __getitem__(self, requests: int) -> int:
+        return IN_FORCE
+
+
+def main(arguments: list[str]) -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench first-drafts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--prompts", type=int, default=60)
+    options = parser.parse_args(arguments)
+    prompts = held_out("chat", options.prompts, longest=200)
+    runs: dict[int, list[dict[str, float]]] = {drafts: [] for drafts in DRAFTS}
+    answers: list[set[tuple[int, ...]]] = []
+    with EngineProcess(_options()) as engine:
+        engine.call(_install)
+        for drafts in DRAFTS:  # the first requests compile and allocate
+            engine.call(_hand_over, f"warm-{drafts}", prompts[0], drafts)
+        for number, prompt in enumerate(prompts):
+            seen = set()
+            for turn in range(len(DRAFTS)):
+                drafts = DRAFTS[(turn + number) % len(DRAFTS)]
+                found, answer = engine.call(_hand_over, f"{number}-{drafts}", prompt, drafts)
+                runs[drafts].append(found)
+                seen.add(answer)
+            answers.append(seen)
+    differ = sum(len(seen) > 1 for seen in answers)
+    if differ:
+        raise SystemExit(f"{differ} of {len(prompts)} answers differ with the number of drafts")
+    arms = {str(drafts): _summary(found) for drafts, found in runs.items()}
+    for drafts, found in arms.items():
+        print(f"{drafts} drafts: {found}", flush=True)
+    save("first-drafts", {"prompts": len(prompts), "in_force": IN_FORCE, "arms": arms})
+
+
+def _options() -> Options:
+    settings = SpeculativeSettings(method="mtp", num_speculative_tokens=LIMIT)
+    config = registry.method("mtp").engine_config(settings)
+    config["num_speculative_tokens"] = LIMIT
+    config["num_speculative_tokens_per_batch_size"] = [(1, 256, LIMIT)]
+    engine: dict[str, Any] = {
+        "dtype": "float32",
+        "enable_prefix_caching": False,
+        "max_num_batched_tokens": 256,
+        "speculative_config": config,
+        "additional_config": {"baton": {"speculative": settings.model_dump()}},
+    }
+    return Options(FOLDER / "weights-mtp", "both", cores="0", engine=engine)
+
+
+def _summary(runs: list[dict[str, float]]) -> dict[str, float]:
+    found = {key: round(median([one[key] for one in runs]), 2) for key in runs[0] if key.endswith("_ms")}
+    tokens = sum(one["first_step_tokens"] for one in runs) / len(runs)
+    return {"first_step_tokens": round(tokens, 3), **found}
+
+
+# In the engine's process.
+
+_SEAM: list[Any] = []
+
+
+def _install(engine: Engine) -> None:
+    from baton.services.engine.patches.draft_length import WhileDecoding
+    from baton.services.engine.patches.first_drafts import FirstDrafts
+
+    WhileDecoding(engine.core.scheduler, _InForce(), 0)
+    _SEAM.append(FirstDrafts(engine.core.scheduler, 0))
+
+
+def _hand_over(
+    engine: Engine, name: str, prompt: list[int], drafts: int
+) -> tuple[dict[str, float], tuple[int, ...]]:
+    """Hand one prompt over with so many drafts; the figures, and the beginning of its answer."""
+    from baton.services.engine.patches import first_drafts
+
+    seam = _SEAM[0]
+    seam._most = drafts
+    read = engine.add(f"{name}-read", prompt, 1, save_params(1))
+    first_drafts.want(engine.core.scheduler.requests[f"{name}-read"])
+    began = time.monotonic()
+    made: dict[str, list[int]] = {}
+    first_token = 0.0
+    while engine.step():
+        made |= seam.take()
+        if read.tokens and not first_token:
+            first_token = time.monotonic() - began
+    if read.saved is None or read.saved.manifest is None:
+        raise RuntimeError(f"the KV of {name} was not saved")
+    load = load_params(1, read.saved.manifest, f"{name}-read")
+    answer = engine.add(name, prompt, ANSWER, load, written=read.tokens)  # type: ignore[arg-type]
+    first_drafts.give(engine.core.scheduler.requests[name], made.get(f"{name}-read", []))
+    began, ends = time.monotonic(), list[float]()  # of the steps that gave the second token, and so on
+    first_step = 0
+    while engine.step():
+        new = len(answer.tokens) - len(ends)
+        first_step = first_step or new
+        ends += [time.monotonic() - began] * new
+    return {
+        "first_step_tokens": float(first_step),
+        "first_token_ms": 1e3 * first_token,
+        "second_token_ms": 1e3 * ends[0],
+        "third_token_ms": 1e3 * ends[1],
+    }, tuple(answer.tokens)

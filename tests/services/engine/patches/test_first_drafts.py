@@ -1,0 +1,367 @@
+"""Drafts that come with a handoff are verified in the decode side's first step; answers stay the same."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+from baton.handoff.params import load_params, save_params
+from baton.services.engine.patches import first_drafts
+from baton.services.engine.patches.first_drafts import MOST
+from baton.services.engine.patches.replace import check
+from baton.services.speculation import SpeculativeSettings
+from harness.engines import BLOCK_SIZE, Answer, Engine, EngineProcess, Options, generate, pulled
+from tests.services.decode.heads import model_and_head
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for an engine
+
+LIMIT, ANSWER, LENGTH = 4, 24, 256
+# Drafts fit in the prompt's last block, fill it, or need another one; the last prompt takes two steps.
+LENGTHS = [5, BLOCK_SIZE - 3, BLOCK_SIZE - 2, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE - 2, 200]
+
+
+def prompts() -> list[list[int]]:
+    draw = random.Random(11)
+    return [[draw.randrange(10, 500) for _ in range(length)] for length in LENGTHS]
+
+
+# In the engine's process.
+
+
+@dataclass
+class Seen:
+    """What was scheduled, and what came of it."""
+
+    first: dict[str, list[int]] = field(default_factory=dict)  # drafts of each request's first step
+    later: dict[str, int] = field(default_factory=dict)  # steps of it that begin it anew with drafts
+    tokens: dict[str, int] = field(default_factory=dict)  # that its first step gave
+    drafted: list[int] = field(default_factory=list)  # the number of tokens to draft, by step
+    made: dict[str, list[int]] = field(default_factory=dict)  # for other workers
+
+
+@dataclass(frozen=True)
+class How:
+    drafts: list[int] | None = None  # in the place of those that were made
+    length: int = LIMIT  # in force
+    answer: int = ANSWER
+    beyond: int = 0  # tokens by which the drafts come too late
+    preempt: bool = False  # after the first step
+
+
+PLAIN = How()
+SEEN = Seen()
+LOOKUP: list[int] = [LIMIT]  # the length in force
+
+
+class Length:
+    def __getitem__(self, requests: int) -> int:
+        return LOOKUP[0]
+
+
+def install(engine: Engine) -> None:
+    from baton.services.engine.patches.draft_length import WhileDecoding
+
+    core = engine.core
+    scheduler: Any = core.scheduler
+    WhileDecoding(scheduler, Length(), 0)
+    seam = first_drafts.install(core, SpeculativeSettings(method="eagle", num_speculative_tokens=LIMIT))
+    assert seam is not None
+    schedule, step = scheduler.schedule, engine.step
+
+    def noting(throttle_prefills: bool = False) -> Any:
+        output = schedule(throttle_prefills)
+        assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
+        if output.num_scheduled_tokens:
+            SEEN.drafted.append(output.num_spec_tokens_to_schedule)
+        for one in output.scheduled_new_reqs:
+            SEEN.first[one.req_id] = list(output.scheduled_spec_decode_tokens.get(one.req_id, []))
+        for name in output.scheduled_cached_reqs.resumed_req_ids:
+            SEEN.later[name] = len(output.scheduled_spec_decode_tokens.get(name, []))
+        return output
+
+    def stepped() -> bool:
+        before = {name: len(answer.tokens) for name, answer in engine.answers.items()}
+        going = step()
+        SEEN.made |= seam.take()
+        for name, answer in engine.answers.items():
+            if name in SEEN.first and len(answer.tokens) > before[name]:
+                SEEN.tokens.setdefault(name, len(answer.tokens) - before[name])
+        return going
+
+    scheduler.schedule = noting
+    engine.step = stepped  # type: ignore[method-assign]
+
+
+def handed_over(
+    engine: Engine, name: str, prompt: list[int], how: How = PLAIN
+) -> tuple[list[int], list[int], int]:
+    """Prefill here, and go on as another worker would: the answer, the first step's drafts and tokens."""
+    LOOKUP[0] = how.length
+    read = add_prompt(engine, name, prompt)
+    engine.run()
+    wrote = add_rest(engine, name, prompt, read, how.answer)
+    request = engine.core.scheduler.requests[name]
+    if how.drafts is not None:
+        first_drafts.give(request, how.drafts)
+    if how.beyond:
+        request.first_drafts = request.num_tokens - how.beyond, request.first_drafts[1]
+    if how.preempt:
+        engine.run(until=lambda: len(wrote.tokens) > 0)
+        assert engine.core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.run()
+    return read.tokens + wrote.tokens, SEEN.first[name], SEEN.tokens[name]
+
+
+def add_prompt(engine: Engine, name: str, prompt: list[int]) -> Answer:
+    read = engine.add(f"{name}-read", prompt, 1, save_params(1))
+    first_drafts.want(engine.core.scheduler.requests[f"{name}-read"])
+    return read
+
+
+def add_rest(engine: Engine, name: str, prompt: list[int], read: Answer, answer: int = ANSWER) -> Answer:
+    assert read.saved is not None
+    assert read.saved.manifest is not None
+    load = load_params(1, read.saved.manifest, f"{name}-read")
+    wrote = engine.add(name, prompt, answer, load, written=read.tokens)  # type: ignore[arg-type]
+    first_drafts.give(engine.core.scheduler.requests[name], SEEN.made.pop(f"{name}-read"))
+    return wrote
+
+
+def together(engine: Engine, name: str) -> list[tuple[list[int], list[int], int]]:
+    """All at once, beside a request that runs already."""
+    LOOKUP[0] = LIMIT
+    read = [add_prompt(engine, f"{name}-{n}", one) for n, one in enumerate(prompts())]
+    engine.run()
+    running = engine.add(f"{name}-running", [5] * 40, 60)
+    engine.run(until=lambda: len(running.tokens) > 3)
+    wrote = [add_rest(engine, f"{name}-{n}", one, read[n]) for n, one in enumerate(prompts())]
+    engine.run()
+    assert len(running.tokens) == 60
+    return [
+        (one.tokens + two.tokens, SEEN.first[f"{name}-{n}"], SEEN.tokens[f"{name}-{n}"])
+        for n, (one, two) in enumerate(zip(read, wrote, strict=True))
+    ]
+
+
+def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], list[int], int]:
+    """Load while the prompt is prefilled: the answer, the first step's drafts and tokens."""
+    LOOKUP[0] = LIMIT
+    read = add_prompt(engine, name, prompt)
+    engine.run(until=lambda: read.begun is not None)
+    assert read.begun is not None
+    wrote = engine.add(name, prompt, ANSWER, load_params(1, read.begun.manifest, f"{name}-read"))  # type: ignore[arg-type]
+    pulled(engine, name, 1)  # steps: the prompt ends, too
+    assert read.saved is not None
+    assert read.saved.manifest is not None
+    engine.resume(name, read.tokens, read.saved.manifest)
+    first_drafts.give(engine.core.scheduler.requests[name], SEEN.made.pop(f"{name}-read"))
+    engine.run()
+    return read.tokens + wrote.tokens, SEEN.first[name], SEEN.tokens[name]
+
+
+def take_drafted(engine: Engine) -> list[int]:
+    del engine
+    drafted, SEEN.drafted = SEEN.drafted, []
+    return drafted
+
+
+def take_later(engine: Engine) -> dict[str, int]:
+    del engine
+    return SEEN.later
+
+
+# In the test's process.
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """It hands over to itself: what differs between two workers is not what is tested here."""
+    model, head = model_and_head(tmp_path_factory.mktemp("first-drafts"))
+    spec = {"method": "eagle", "model": str(head), "num_speculative_tokens": LIMIT}
+    spec["num_speculative_tokens_per_batch_size"] = [(1, 256, LIMIT)]  # type: ignore[assignment]
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "enable_prefix_caching": False,
+        "max_model_len": LENGTH,
+        "speculative_config": spec,
+    }
+    with EngineProcess(Options(model, "both", cores="1", engine=options)) as made:
+        made.call(install)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(engine: EngineProcess) -> list[list[int]]:
+    return [engine.call(generate, f"alone-{n}", one, ANSWER) for n, one in enumerate(prompts())]
+
+
+def test_a_prompts_last_step_drafts_for_the_first_step_elsewhere(
+    engine: EngineProcess, alone: list[list[int]]
+) -> None:
+    engine.call(take_drafted)
+    accepted = 0
+    for n, prompt in enumerate(prompts()):
+        answer, drafts, tokens = engine.call(handed_over, f"apart-{n}", prompt)
+        assert answer == alone[n]
+        assert len(drafts) == MOST
+        assert drafts[: tokens - 1] == answer[1:tokens]
+        accepted += tokens - 1
+    assert accepted >= len(LENGTHS)  # of two each: the head is often right
+    engine.call(handed_over, "counted", prompts()[-1], How(answer=2))
+    assert engine.call(take_drafted)[-3:-1] == [0, MOST]  # its prompt's second step, and the last one
+
+
+def test_many_at_once_beside_a_running_request(engine: EngineProcess, alone: list[list[int]]) -> None:
+    found = engine.call(together, "many")
+    assert [answer for answer, _, _ in found] == alone
+    assert all(drafts for _, drafts, _ in found)
+    assert sum(tokens for _, _, tokens in found) > 1.5 * len(found)
+
+
+def test_wrong_drafts_change_nothing(engine: EngineProcess, alone: list[list[int]]) -> None:
+    for n, prompt in enumerate(prompts()[:4]):
+        wrong = [(token + 1) % 500 for token in alone[n][1:4]]
+        answer, drafts, tokens = engine.call(handed_over, f"wrong-{n}", prompt, How(drafts=wrong))
+        assert (answer, drafts, tokens) == (alone[n], wrong, 1)
+
+
+def test_right_drafts_are_all_taken(engine: EngineProcess, alone: list[list[int]]) -> None:
+    """As many as are drafted in other steps, however many come."""
+    for n, prompt in enumerate(prompts()):
+        right = alone[n][1:12]
+        answer, drafts, tokens = engine.call(handed_over, f"right-{n}", prompt, How(drafts=right))
+        assert (answer, drafts, tokens) == (alone[n], right[:LIMIT], LIMIT + 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "used"),
+    [
+        (How(length=0), 0),  # drafting does not pay now
+        (How(length=1), 1),
+        (How(answer=3), 1),  # one more beside the model's own
+        (How(answer=2), 0),
+        (How(beyond=1), 0),  # they follow another token
+    ],
+)
+def test_no_more_than_the_step_has_use_for(
+    engine: EngineProcess, alone: list[list[int]], how: How, used: int
+) -> None:
+    answer, drafts, _ = engine.call(handed_over, f"limits-{how}", prompts()[4], how)
+    assert answer == alone[4][: len(answer)]
+    assert len(drafts) == used
+
+
+def test_none_beyond_the_models_length(engine: EngineProcess) -> None:
+    draw = random.Random(5)
+    for left, used in ((1, 0), (2, 1)):  # positions behind the first token's
+        prompt = [draw.randrange(10, 500) for _ in range(LENGTH - 1 - left)]
+        expected = engine.call(generate, f"long-alone-{left}", prompt, ANSWER)
+        answer, drafts, _ = engine.call(handed_over, f"long-{left}", prompt)
+        assert (answer, len(drafts)) == (expected, used)
+
+
+def test_a_preempted_request_has_no_drafts(engine: EngineProcess, alone: list[list[int]]) -> None:
+    answer, drafts, _ = engine.call(handed_over, "preempted", prompts()[4], How(preempt=True))
+    assert answer == alone[4]
+    assert drafts
+    assert engine.call(take_later) == {"preempted": 0}
+
+
+def test_after_a_load_that_began_early(engine: EngineProcess, alone: list[list[int]]) -> None:
+    answer, drafts, _ = engine.call(begin_early, "early", prompts()[-1])
+    assert answer == alone[-1]
+    assert drafts
+
+
+# Without an engine.
+
+
+@dataclass
+class Scheduler:
+    """As much of vLLM's as is looked at: 20 tokens a step, and blocks for `room` lookahead tokens."""
+
+    room: int = 8
+    num_spec_tokens: int = LIMIT
+    max_num_scheduled_tokens: int = 20
+    max_model_len: int = 100
+    asked: list[int] = field(default_factory=list)  # lookahead tokens
+    requests: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kv_cache_manager = self
+        self.structured_output_manager = self
+        self.scheduler_config = SimpleNamespace(max_num_batched_tokens=20)
+        spec = SimpleNamespace(max_num_new_slots_for_drafting=0)
+        self.vllm_config = SimpleNamespace(speculative_config=spec)
+
+        def allocate_slots(*_: Any, num_lookahead_tokens: int) -> Any:
+            self.asked.append(num_lookahead_tokens)
+            return "blocks" if num_lookahead_tokens <= self.room else None
+
+        vllms = check(KVCacheManager, "allocate_slots", ("self", *first_drafts.ALLOCATE_SLOTS))
+        self.allocate_slots = functools.wraps(MethodType(vllms, self))(allocate_slots)
+
+    def validate_tokens(self, request: Any, spec_tokens: list[int]) -> list[int]:
+        del request
+        return [token for token in spec_tokens if token < 500]
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """Nothing is needed of it."""
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Nor of this."""
+
+
+def scheduled(scheduler: Scheduler, others: int, drafts: list[int]) -> list[int]:
+    """Schedule a first step with these drafts, beside so many other tokens; return those that it verifies."""
+    first_drafts.FirstDrafts(scheduler, 0)
+    request = SimpleNamespace(
+        request_id="one", num_tokens=11, num_computed_tokens=10, num_output_tokens=1, max_tokens=50
+    )
+    scheduler.requests["one"] = request
+    first_drafts.give(request, drafts)
+    manager: Any = scheduler
+    assert manager.allocate_slots(request, 1, num_lookahead_tokens=LIMIT) == "blocks"
+    output = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id="one")],
+        num_scheduled_tokens={"one": 1, "others": others},
+        total_num_scheduled_tokens=1 + others,
+        scheduled_spec_decode_tokens={},
+        num_spec_tokens_to_schedule=LIMIT,
+    )
+    scheduler._update_after_schedule(output)
+    found: list[int] = output.scheduled_spec_decode_tokens.get("one", [])
+    assert output.num_scheduled_tokens["one"] == 1 + len(found)
+    assert output.total_num_scheduled_tokens == 1 + others + len(found)
+    assert not hasattr(request, "first_drafts")  # used or not
+    return found
+
+
+def test_drafts_take_what_a_step_leaves() -> None:
+    assert scheduled(Scheduler(), 10, [1, 2, 3]) == [1, 2, 3]
+    assert scheduled(Scheduler(), 17, [1, 2, 3]) == [1, 2]
+    assert scheduled(Scheduler(), 19, [1, 2, 3]) == []
+
+
+def test_what_the_grammar_does_not_allow_is_dropped() -> None:
+    assert scheduled(Scheduler(), 10, [1, 2, 501]) == [1, 2]
+    assert scheduled(Scheduler(), 10, [501]) == []
+
+
+def test_drafts_have_slots_beside_those_of_the_next() -> None:
+    scheduler = Scheduler()
+    assert scheduled(scheduler, 10, [1, 2, 3]) == [1, 2, 3]
+    assert scheduler.asked == [LIMIT + 3]
+
+
+def test_a_request_does_not_wait_for_its_drafts_slots() -> None:
+    scheduler = Scheduler(room=LIMIT)
+    assert scheduled(scheduler, 10, [1, 2, 3]) == []
+    assert scheduler.asked == [LIMIT + 3, LIMIT]
