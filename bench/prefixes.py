@@ -1,19 +1,23 @@
 """The cost of knowing where prefixes lie: memory, look-ups, decisions, hashes, and the views of routers.
 
-    python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000]
+    python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000] [--sizes 1000000 ...]
 
 Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions are
 for prompts of 100,000 tokens, those chats' next turns. All in this process, without gRPC. The run fails where
-a look-up does not find what was stored.
+a look-up does not find what was stored. `--sizes` are numbers of blocks, of 1,000 workers: each index is
+filled in a process of its own, for its memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import random
 import time
+from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +37,7 @@ from baton.services.config import SchedulerSettings
 from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
+NAMES = key_of((1 << 64) - 1, 1)  # the bits of a name that are of the hash
 PROMPT = 100_000  # tokens
 SYSTEM = 128  # blocks that chats begin with
 SYSTEMS = 16
@@ -47,11 +52,13 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000, 3_000])
     parser.add_argument("--blocks", type=int, default=2_000_000, help="that all workers hold together")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[10**6, 10**7, 10**8])
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
     result["index"] = {
         str(workers): _shown(index(workers, options.blocks), workers) for workers in options.workers
     }
+    result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in options.sizes}
     result["views"] = {str(workers): _shown(views(workers), workers) for workers in options.workers}
     save("prefixes", result)
 
@@ -117,6 +124,38 @@ def index(workers: int, blocks: int) -> dict[str, float]:
     ledger.keep({key: one.role for key, one in view.workers.items() if key != gone})
     figures["worker_gone_ms"] = round(1_000 * (time.perf_counter() - began), 3)
     return figures
+
+
+def size(blocks: int) -> dict[str, float]:
+    """Fill an index with so many blocks, and look some up."""
+    draw = random.Random(1)
+    index = PrefixIndex(2 * blocks)
+    slots = [index.join() for _ in range(1_000)]
+    levels = [key_of(0, depth) for depth in range(1, PIECE + 1)]
+    before = psutil.Process().memory_info().rss
+    took = 0.0
+    for piece in range(blocks // PIECE):
+        hashes = array("Q", draw.randbytes(8 * PIECE))
+        keys = [one & NAMES | level for one, level in zip(hashes, levels, strict=True)]
+        began = time.perf_counter()
+        index.apply(slots[piece % len(slots)], keys)
+        took += time.perf_counter() - began
+    gc.collect()
+    memory = psutil.Process().memory_info().rss - before
+    if not all(map(index.holders, keys)):
+        raise SystemExit("blocks were not found: the figures would mean nothing")
+    return {
+        "blocks": len(index),
+        "gib": round(memory / 2**30, 3),
+        "bytes_a_block": round(memory / len(index), 1),
+        "operations_a_s": round(blocks / took),
+        "look_up_us": round(1e6 * _fastest(lambda: list(map(index.holders, keys))) / len(keys), 2),
+    }
+
+
+def _in_own_process(measure: Callable[[int], dict[str, float]], blocks: int) -> dict[str, float]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, blocks).result()
 
 
 def filled(workers: int, blocks: int) -> tuple[PrefixLedger, FleetView, list[tuple[str, list[int]]]]:

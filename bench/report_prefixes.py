@@ -13,6 +13,7 @@ def prefixes(result: Result) -> list[Block]:
         *("blocks", "bytes_a_block", "operations_a_s", "message_ms", "look_ups_a_s", "decision_p50_us"),
         *("decision_p99_us", "decisions_a_s", "worker_gone_ms"),
     ]
+    sizes = ["gib", "bytes_a_block", "operations_a_s", "look_up_us"]
     views = ["whole_bytes", "bytes_a_router_s", "scheduler_cores", "router_ms_a_s"]
     return [
         "## Where prefixes lie: the cost of knowing\n",
@@ -23,6 +24,11 @@ def prefixes(result: Result) -> list[Block]:
         table(
             ["workers", *index],
             [[name, *(_number(one[key]) for key in index)] for name, one in result["index"].items()],
+        ),
+        "The index of 1,000 workers by number of blocks: its memory, and the time of an operation and of a look-up in it.\n",
+        table(
+            ["blocks", *sizes],
+            [[name, *(_number(one[key]) for key in sizes)] for name, one in result["sizes"].items()],
         ),
         "What 100 routers are told of the fleet each second, while every worker has something new in each second: all that "
         "there is in bytes, what each router gets of it, what that costs the scheduler, and what it costs a router.\n",

@@ -159,9 +159,7 @@ def test_what_gone_workers_held_is_swept_away() -> None:
     st.integers(1, 40_000),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1 << 60), st.integers(0, 9)), max_size=300),
 )
-def test_an_index_of_any_size_finds_what_it_keeps(
-    most: int, operations: list[tuple[int, int, int]]
-) -> None:
+def test_an_index_of_any_size_finds_what_it_keeps(most: int, operations: list[tuple[int, int, int]]) -> None:
     index = PrefixIndex(most)
     slots = [index.join() for _ in range(5)]
     held: dict[int, set[int]] = {}
