@@ -21,7 +21,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.rpc import CALL_TIMEOUT_S
 from baton.scheduler.endpoints import Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
-from baton.scheduler.placements import Placements
+from baton.scheduler.place_calls import PlaceCalls
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.reporter import Reporter
@@ -72,7 +72,7 @@ class SchedulerClient:
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
         self.reporter = Reporter(self.report)
-        self._placements = Placements(self._schedulers, self._give_back)
+        self._place_calls = PlaceCalls(self._schedulers, self._give_back)
         self.process: pb.Process | None = None  # this router, as snapshots are asked for
 
     async def __aenter__(self) -> Self:
@@ -133,7 +133,7 @@ class SchedulerClient:
             priority=priority,
             room=room,
         )
-        reply, scheduler = await self._placements.ask(request)
+        reply, scheduler = await self._place_calls.ask(request)
         if reply.HasField("refusal"):
             raise Refused(reply.refusal)
         if reply.HasField("rejection"):
@@ -327,7 +327,7 @@ class SchedulerClient:
 
     async def close(self) -> None:
         """Send what is still to be reported, within a second, say goodbye, and hang up."""
-        await self._placements.close()
+        await self._place_calls.close()
         await self.reporter.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)

@@ -16,9 +16,8 @@ from redis.asyncio import Redis
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreUnavailable
 from baton.scheduler.keys import DRAINS_TTL_MS, EPOCH_KEEP_MS, TOPIC_TTL_MS, topic_keys
-from baton.scheduler.store import open_store
+from baton.scheduler.store import open_store, redis_fleet
 from baton.scheduler.store import redis as redis_module
-from baton.scheduler.store import redis_fleet
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store.redis_calls import ScriptCalls, _Call
 from baton.scheduler.store_url import has_password, without_password

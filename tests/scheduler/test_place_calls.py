@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler import placements as placements_module
+from baton.scheduler import place_calls
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.endpoints import Endpoints
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.placements import MOST, Placements
+from baton.scheduler.place_calls import MOST, PlaceCalls
 from baton.scheduler.service import SchedulerServer
 from harness.scheduling import Options, free_port, identity, until
 
@@ -58,16 +58,16 @@ async def booked(operator: SchedulerClient) -> list[str]:
 async def test_those_that_wait_share_a_call_and_each_gets_its_own_answer(
     line: Line, operator: SchedulerClient
 ) -> None:
-    placements = Placements(line, lambda _: None)
+    calls = PlaceCalls(line, lambda _: None)
     names = [f"r{number}" for number in range(MOST + 9)]
-    found = await asyncio.gather(*(placements.ask(asked(name)) for name in names))
+    found = await asyncio.gather(*(calls.ask(asked(name)) for name in names))
     assert [reply.placement.request_id for reply, _ in found] == names
     assert {address for _, address in found} == {operator.address}
     assert line.sizes[0] == 1  # nothing to wait for
     assert sum(line.sizes) == len(names)
     assert max(line.sizes) <= MOST
     assert len(line.sizes) < len(names) / 8
-    await placements.close()
+    await calls.close()
 
 
 async def test_a_malformed_one_spoils_no_other(operator: SchedulerClient) -> None:
@@ -87,9 +87,9 @@ async def test_a_malformed_one_spoils_no_other(operator: SchedulerClient) -> Non
 
 
 async def test_a_call_without_an_answer_holds_nobody_up(line: Line) -> None:
-    placements = Placements(line, lambda _: None)
+    calls = PlaceCalls(line, lambda _: None)
     line.held.clear()
-    stuck = asyncio.create_task(placements.ask(asked("stuck")))
+    stuck = asyncio.create_task(calls.ask(asked("stuck")))
 
     async def called() -> bool:
         return line.sizes == [1]
@@ -97,18 +97,18 @@ async def test_a_call_without_an_answer_holds_nobody_up(line: Line) -> None:
     await until(called)
     line.held = asyncio.Event()
     line.held.set()
-    reply, _ = await placements.ask(asked("next"))
+    reply, _ = await calls.ask(asked("next"))
     assert reply.placement.request_id == "next"
     assert not stuck.done()
-    await placements.close()
-    with pytest.raises(asyncio.CancelledError):
+    await calls.close()
+    with pytest.raises(SchedulerUnavailable, match="given up"):
         await stuck
 
 
 async def test_a_placement_whose_caller_left_is_given_back(operator: SchedulerClient) -> None:
     async with SchedulerClient(operator.address, router_id="router") as router:
         given_back: list[str] = []
-        router._placements._on_unwanted = lambda placed: (
+        router._place_calls._on_unwanted = lambda placed: (
             given_back.append(placed.request_id),
             router._give_back(placed),
         )
@@ -126,21 +126,21 @@ async def test_a_placement_whose_caller_left_is_given_back(operator: SchedulerCl
 async def test_who_left_before_the_call_is_not_placed(
     line: Line, operator: SchedulerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placements_module, "BEHIND_S", 60.0)
-    placements = Placements(line, lambda _: None)
+    monkeypatch.setattr(place_calls, "BEHIND_S", 60.0)
+    calls = PlaceCalls(line, lambda _: None)
     line.held.clear()
-    calls = [asyncio.create_task(placements.ask(asked(name))) for name in ("first", "left", "stays")]
+    first, left, stays = (asyncio.create_task(calls.ask(asked(name))) for name in ("first", "left", "stays"))
 
     async def called() -> bool:
         return line.sizes == [1]
 
     await until(called)
-    calls[1].cancel()
+    left.cancel()
     line.held.set()
-    await asyncio.gather(calls[0], calls[2])
+    await asyncio.gather(first, stays)
     assert line.sizes == [1, 1]
     assert await booked(operator) == ["first", "stays"]
-    await placements.close()
+    await calls.close()
 
 
 async def test_all_of_a_call_hear_that_nobody_answers() -> None:

@@ -28,7 +28,7 @@ class _Asked:
     answer: asyncio.Future[tuple[pb.PlaceReply, str]]
 
 
-class Placements:
+class PlaceCalls:
     """The placements of one client. For one event loop."""
 
     def __init__(self, schedulers: Endpoints, on_unwanted: Callable[[pb.Placement], None]) -> None:
@@ -55,8 +55,8 @@ class Placements:
         return await asked.answer
 
     async def close(self) -> None:
-        """Give up what is under way."""
-        self._cancel(self._waiting)
+        """Give up what is under way, and what waits."""
+        _give_up(self._waiting)
         self._waiting.clear()
         self._stop_timer()
         for call in list(self._calls):
@@ -99,14 +99,15 @@ class Placements:
                 if not asked.answer.done():
                     asked.answer.set_exception(type(error)(*error.args))
         finally:
-            self._cancel(batch)  # nobody, unless this task is cancelled, or ends by a bug
+            _give_up(batch)  # none, unless this task is cancelled, or ends by a bug
 
     def _stop_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
 
-    @staticmethod
-    def _cancel(left: Iterable[_Asked]) -> None:
-        for asked in left:
-            asked.answer.cancel()
+
+def _give_up(left: Iterable[_Asked]) -> None:
+    for asked in left:
+        if not asked.answer.done():
+            asked.answer.set_exception(SchedulerUnavailable("the call of the scheduler was given up"))
