@@ -52,7 +52,12 @@ class PlaceCalls:
             self._begin()
         elif self._timer is None:
             self._timer = loop.call_later(BEHIND_S, self._begin)
-        return await asked.answer
+        try:
+            return await asked.answer
+        except asyncio.CancelledError:
+            if not (asked.answer.cancelled() or asked.answer.exception()):  # it came at the same moment
+                self._unwanted(asked.answer.result()[0])
+            raise
 
     async def close(self) -> None:
         """Give up what is under way, and what waits."""
@@ -92,14 +97,18 @@ class PlaceCalls:
             for asked, reply in zip(batch, found.replies, strict=True):
                 if not asked.answer.done():
                     asked.answer.set_result((reply, address))
-                elif reply.HasField("placement"):
-                    self._on_unwanted(reply.placement)
+                else:
+                    self._unwanted(reply)
         except (SchedulerUnavailable, Refused) as error:
             for asked in batch:
                 if not asked.answer.done():
                     asked.answer.set_exception(type(error)(*error.args))
         finally:
             _give_up(batch)  # none, unless this task is cancelled, or ends by a bug
+
+    def _unwanted(self, reply: pb.PlaceReply) -> None:
+        if reply.HasField("placement"):
+            self._on_unwanted(reply.placement)
 
     def _stop_timer(self) -> None:
         if self._timer:

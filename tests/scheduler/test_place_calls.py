@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -26,11 +26,14 @@ class Line(Endpoints):
         self.sizes: list[int] = []
         self.held = asyncio.Event()
         self.held.set()
+        self.answered: Callable[[], object] = lambda: None
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
         self.sizes.append(len(request.requests))
         await self.held.wait()
-        return await super().call(method, request, timeout_s)
+        reply = await super().call(method, request, timeout_s)
+        self.answered()
+        return reply
 
 
 def asked(name: str, prompt_tokens: int = 1) -> pb.PlaceRequest:
@@ -121,6 +124,17 @@ async def test_a_placement_whose_caller_left_is_given_back(operator: SchedulerCl
             return given_back == ["leaves"] and not await booked(operator)
 
         await until(free_again)
+
+
+async def test_a_caller_that_leaves_as_the_answer_comes_gives_it_back(line: Line) -> None:
+    given_back: list[str] = []
+    calls = PlaceCalls(line, lambda placed: given_back.append(placed.request_id))
+    leaves = asyncio.create_task(calls.ask(asked("leaves")))
+    line.answered = lambda: asyncio.get_running_loop().call_soon(leaves.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    assert given_back == ["leaves"]
+    await calls.close()
 
 
 async def test_who_left_before_the_call_is_not_placed(
