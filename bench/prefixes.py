@@ -1,25 +1,35 @@
 """The cost of knowing where prefixes lie: memory, look-ups, decisions, hashes, and the views of routers.
 
-    python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000]
+    python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000] [--sizes 1000000 ...]
 
 Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions are
 for prompts of 100,000 tokens, those chats' next turns. All in this process, without gRPC. The run fails where
-a look-up does not find what was stored.
+a look-up does not find what was stored. `--sizes` are numbers of blocks, of 1,000 workers: each index is
+filled in a process of its own, for its memory. Last come the turns of chats: a router's hashes, its call over
+real gRPC and the booking, of prompts that each go on where the last one of their chat ended. Router and
+scheduler share a process and its core there.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
+import multiprocessing
 import random
 import time
+from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import uvloop
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
 from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.fleet_feed import FleetFeed
 from baton.scheduler.policy import Policy
@@ -28,16 +38,21 @@ from baton.scheduler.prefixes.keys import PromptKeys, key_of, prompt_keys
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.log import PIECE
 from baton.scheduler.prefixes.match import Match
+from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import Attempt, FleetView, Need, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
 from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
+NAMES = key_of((1 << 64) - 1, 1)  # the bits of a name that are of the hash
 PROMPT = 100_000  # tokens
 SYSTEM = 128  # blocks that chats begin with
 SYSTEMS = 16
 DECISIONS = 2_000
 ROUTERS = 100
+CHATS = 32
+TURNS = 24
+TURN = 500  # tokens
 SECONDS = 10  # of heartbeats and snapshots
 
 
@@ -47,10 +62,15 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000, 3_000])
     parser.add_argument("--blocks", type=int, default=2_000_000, help="that all workers hold together")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[10**6, 10**7, 10**8])
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
     result["index"] = {
         str(workers): _shown(index(workers, options.blocks), workers) for workers in options.workers
+    }
+    result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in options.sizes}
+    result["turns"] = {
+        str(workers): _shown(uvloop.run(turns(workers)), workers) for workers in options.workers
     }
     result["views"] = {str(workers): _shown(views(workers), workers) for workers in options.workers}
     save("prefixes", result)
@@ -70,19 +90,10 @@ def hashing() -> dict[str, float]:
     tokens = [draw.randrange(150_000) for _ in range(PROMPT)]
     root = bytes(32)
 
-    def request(length: int) -> Any:
-        return SimpleNamespace(
-            prompt_token_ids=tokens[:length],
-            mm_features=None,
-            lora_request=None,
-            cache_salt="tenant",
-            prompt_embeds=None,
-        )
-
     def hasher() -> PromptHasher:
         return PromptHasher(pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=root, every=1))
 
-    whole, before = request(PROMPT), request(PROMPT - 500)
+    whole, before = _request(tokens), _request(tokens[:-TURN])
     cold = _fastest(lambda: hasher().keys(whole))
     warm: list[float] = []
     for _ in range(5):
@@ -100,15 +111,9 @@ def hashing() -> dict[str, float]:
 
 def index(workers: int, blocks: int) -> dict[str, float]:
     """Fill an index with so many workers' blocks, and decide with it."""
-    gc.collect()
-    before = psutil.Process().memory_info().rss
     ledger, view, chats = filled(workers, blocks)
-    stored = len(ledger.index)
-    gc.collect()
-    memory = psutil.Process().memory_info().rss - before
     figures = {
-        "blocks": stored,
-        "bytes_a_block": round(memory / stored, 1),
+        "blocks": len(ledger.index),
         **_deciding(ledger, view, chats),
         **_applying(ledger),
     }
@@ -117,6 +122,38 @@ def index(workers: int, blocks: int) -> dict[str, float]:
     ledger.keep({key: one.role for key, one in view.workers.items() if key != gone})
     figures["worker_gone_ms"] = round(1_000 * (time.perf_counter() - began), 3)
     return figures
+
+
+def size(blocks: int) -> dict[str, float]:
+    """Fill an index with so many blocks, and look some up."""
+    draw = random.Random(1)
+    index = PrefixIndex(2 * blocks)
+    slots = [index.join() for _ in range(1_000)]
+    levels = [key_of(0, depth) for depth in range(1, PIECE + 1)]
+    before = psutil.Process().memory_info().rss
+    took = 0.0
+    for piece in range(blocks // PIECE):
+        hashes = array("Q", draw.randbytes(8 * PIECE))
+        keys = [one & NAMES | level for one, level in zip(hashes, levels, strict=True)]
+        began = time.perf_counter()
+        index.apply(slots[piece % len(slots)], keys)
+        took += time.perf_counter() - began
+    gc.collect()
+    memory = psutil.Process().memory_info().rss - before
+    if not all(map(index.holders, keys)):
+        raise SystemExit("blocks were not found: the figures would mean nothing")
+    return {
+        "blocks": len(index),
+        "gib": round(memory / 2**30, 3),
+        "bytes_a_block": round(memory / len(index), 1),
+        "operations_a_s": round(blocks / took),
+        "look_up_us": round(1e6 * _fastest(lambda: list(map(index.holders, keys))) / len(keys), 2),
+    }
+
+
+def _in_own_process(measure: Callable[[int], dict[str, float]], blocks: int) -> dict[str, float]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, blocks).result()
 
 
 def filled(workers: int, blocks: int) -> tuple[PrefixLedger, FleetView, list[tuple[str, list[int]]]]:
@@ -193,6 +230,82 @@ def _applying(ledger: PrefixLedger) -> dict[str, float]:
         "message_ms": round(1_000 * took / len(raw), 2),
         "bytes_an_operation": round(len(raw[0]) / PIECE, 2),
     }
+
+
+async def turns(workers: int) -> dict[str, float]:
+    """Place the turns of CHATS chats, in a scheduler with so many workers."""
+    from baton.services.router.vllm.block_hashes import PromptHasher
+
+    hasher = PromptHasher(pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1))
+    draw = random.Random(5)
+    chats = [list(array("H", draw.randbytes(2 * (PROMPT - TURNS * TURN)))) for _ in range(CHATS)]
+    settings = SchedulerSettings(
+        address="127.0.0.1:0", store="memory", worker_lease_s=600, max_queued_prompt_tokens=10**9
+    )
+    told: Counter[str] = Counter()  # operations of each worker
+    untold: list[tuple[str, PromptKeys]] = []  # what workers hold since the last turn
+
+    async with (
+        SchedulerServer(settings) as server,
+        SchedulerClient(server.address, router_id="bench") as client,
+    ):
+
+        async def place(chat: int, turn: int) -> float:
+            tokens = chats[chat]
+            tokens += array("H", draw.randbytes(2 * TURN))
+            began = time.perf_counter()
+            keys = hasher.keys(_request(tokens))
+            placed = await client.place(
+                f"{chat}.{turn}", 1, prompt_tokens=len(tokens), max_new_tokens=200, prefix=keys
+            )
+            took = time.perf_counter() - began
+            client.reporter.prefilled(placed.attempt)
+            client.reporter.finished(placed.attempt, "stop")
+            untold.extend((one.worker_id, keys) for one in (placed.prefill, placed.decode) if one)
+            return took
+
+        async def tell() -> None:
+            for worker_id, (keys, _) in untold:
+                await _beat(client, worker_id, told[worker_id], keys)
+                told[worker_id] += len(keys)
+            untold.clear()
+
+        for number in range(workers):
+            identity = record(f"w{number}", number).identity
+            await client.register(identity, pb.WORKER_STATE_READY)
+            await _beat(client, identity.worker_id, 0, ())
+        alone, many, cpu_s = [], 0, 0.0
+        for turn in range(TURNS):
+            began = time.process_time()
+            if turn % 2:
+                many += len(await asyncio.gather(*(place(chat, turn) for chat in range(CHATS))))
+                cpu_s += time.process_time() - began
+            else:
+                took = [await place(chat, turn) for chat in range(CHATS)]
+                alone += took if turn else []  # the first one hashes all
+            await tell()
+        some = server.metrics.registry.get_sample_value(
+            "baton_scheduler_prefix_placements_total", {"holds": "some"}
+        )
+    if not some or some < 0.9 * CHATS * (TURNS - 1):
+        raise SystemExit(f"{some} prompts were found: the figures would mean nothing")
+    return {
+        "place_p50_ms": round(1_000 * percentile(alone, 0.5), 2),
+        "place_p99_ms": round(1_000 * percentile(alone, 0.99), 2),
+        "requests_a_core_s": round(many / cpu_s),
+    }
+
+
+async def _beat(client: SchedulerClient, worker_id: str, first: int, operations: Sequence[int]) -> None:
+    blocks = pb.BlockOperations(instance=1, first=first, operations=operations)
+    await client.heartbeat(worker_id, pb.WORKER_STATE_READY, pb.WorkerLoad(), blocks=blocks)
+
+
+def _request(tokens: list[int]) -> Any:
+    """Return what the router's hasher reads of a request."""
+    return SimpleNamespace(
+        prompt_token_ids=tokens, mm_features=None, lora_request=None, cache_salt="tenant", prompt_embeds=None
+    )
 
 
 def views(workers: int) -> dict[str, float]:

@@ -10,9 +10,11 @@ from bench.report_sections import Block, Result, measured, table
 def prefixes(result: Result) -> list[Block]:
     hashing = result["hashing"]
     index = [
-        *("blocks", "bytes_a_block", "operations_a_s", "message_ms", "look_ups_a_s", "decision_p50_us"),
+        *("blocks", "operations_a_s", "message_ms", "look_ups_a_s", "decision_p50_us"),
         *("decision_p99_us", "decisions_a_s", "worker_gone_ms"),
     ]
+    sizes = ["gib", "bytes_a_block", "operations_a_s", "look_up_us"]
+    turns = ["place_p50_ms", "place_p99_ms", "requests_a_core_s"]
     views = ["whole_bytes", "bytes_a_router_s", "scheduler_cores", "router_ms_a_s"]
     return [
         "## Where prefixes lie: the cost of knowing\n",
@@ -23,6 +25,17 @@ def prefixes(result: Result) -> list[Block]:
         table(
             ["workers", *index],
             [[name, *(_number(one[key]) for key in index)] for name, one in result["index"].items()],
+        ),
+        "The index of 1,000 workers by number of blocks: its memory, and the time of an operation and of a look-up in it.\n",
+        table(
+            ["blocks", *sizes],
+            [[name, *(_number(one[key]) for key in sizes)] for name, one in result["sizes"].items()],
+        ),
+        "A turn of a chat whose prompt grew to that length, from the tokens to the booking: hashes, gRPC, choice. The percentiles "
+        "are of one at a time; requests are those a second of CPU of router and scheduler together, 32 at a time, without heartbeats.\n",
+        table(
+            ["workers", *turns],
+            [[name, *(_number(one[key]) for key in turns)] for name, one in result["turns"].items()],
         ),
         "What 100 routers are told of the fleet each second, while every worker has something new in each second: all that "
         "there is in bytes, what each router gets of it, what that costs the scheduler, and what it costs a router.\n",

@@ -18,6 +18,8 @@ import time
 import uuid
 from pathlib import Path
 
+import uvloop
+
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
@@ -51,9 +53,9 @@ def main(arguments: list[str]) -> None:
         if store == "redis":
             port = free_port()
             with redis_server(port):
-                results[store] = asyncio.run(measure(f"redis://127.0.0.1:{port}/0", options))
+                results[store] = uvloop.run(measure(f"redis://127.0.0.1:{port}/0", options))
         else:
-            results[store] = asyncio.run(measure(store, options))
+            results[store] = uvloop.run(measure(store, options))
     name = "scheduler" if options.workers == FEW else f"scheduler-{options.workers}"
     save(name, {"workers": options.workers, "requests": options.requests, "stores": results})
 

@@ -365,15 +365,29 @@ class Rejection(_message.Message):
     settling: bool
     def __init__(self, code: _Optional[_Union[Rejection.Code, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., settling: _Optional[bool] = ...) -> None: ...
 
+class PlaceRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[PlaceRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[PlaceRequest, _Mapping]]] = ...) -> None: ...
+
+class PlaceReplies(_message.Message):
+    __slots__ = ("replies",)
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[PlaceReply]
+    def __init__(self, replies: _Optional[_Iterable[_Union[PlaceReply, _Mapping]]] = ...) -> None: ...
+
 class PlaceReply(_message.Message):
-    __slots__ = ("placement", "rejection", "took_s")
+    __slots__ = ("placement", "rejection", "refusal", "took_s")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REJECTION_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TOOK_S_FIELD_NUMBER: _ClassVar[int]
     placement: Placement
     rejection: Rejection
+    refusal: str
     took_s: float
-    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., took_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., refusal: _Optional[str] = ..., took_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("router_id", "prefilled", "finished", "renewed", "placed", "shared")

@@ -49,10 +49,10 @@ class SchedulerStub:
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.DeregisterRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_scheduler__pb2.DeregisterReply.FromString,
                 _registered_method=True)
-        self.Place = channel.unary_unary(
-                '/baton.scheduler.v1.Scheduler/Place',
-                request_serializer=baton_dot_protos_dot_scheduler__pb2.PlaceRequest.SerializeToString,
-                response_deserializer=baton_dot_protos_dot_scheduler__pb2.PlaceReply.FromString,
+        self.PlaceAll = channel.unary_unary(
+                '/baton.scheduler.v1.Scheduler/PlaceAll',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.PlaceRequests.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.PlaceReplies.FromString,
                 _registered_method=True)
         self.Report = channel.unary_unary(
                 '/baton.scheduler.v1.Scheduler/Report',
@@ -127,7 +127,7 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Place(self, request, context):
+    def PlaceAll(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,10 +211,10 @@ def add_SchedulerServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_protos_dot_scheduler__pb2.DeregisterRequest.FromString,
                     response_serializer=baton_dot_protos_dot_scheduler__pb2.DeregisterReply.SerializeToString,
             ),
-            'Place': grpc.unary_unary_rpc_method_handler(
-                    servicer.Place,
-                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.PlaceRequest.FromString,
-                    response_serializer=baton_dot_protos_dot_scheduler__pb2.PlaceReply.SerializeToString,
+            'PlaceAll': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlaceAll,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.PlaceRequests.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.PlaceReplies.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
@@ -359,7 +359,7 @@ class Scheduler:
             _registered_method=True)
 
     @staticmethod
-    def Place(request,
+    def PlaceAll(request,
             target,
             options=(),
             channel_credentials=None,
@@ -372,9 +372,9 @@ class Scheduler:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.scheduler.v1.Scheduler/Place',
-            baton_dot_protos_dot_scheduler__pb2.PlaceRequest.SerializeToString,
-            baton_dot_protos_dot_scheduler__pb2.PlaceReply.FromString,
+            '/baton.scheduler.v1.Scheduler/PlaceAll',
+            baton_dot_protos_dot_scheduler__pb2.PlaceRequests.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.PlaceReplies.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,13 +21,13 @@ from baton.protos import scheduler_pb2 as pb
 from baton.rpc import CALL_TIMEOUT_S
 from baton.scheduler.endpoints import Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
+from baton.scheduler.place_calls import PlaceCalls
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.standby import Standby
 from baton.scheduler.types import Adapter, Attempt, Booking, Known, Need, PolicyOptions, worker_to_wire
 
-PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
 SNAPSHOT_TIMEOUT_S = 1.0
 HEARTBEAT_TIMEOUT_S = 1.5  # the next one, perhaps to another scheduler, must still find the lease
 INSPECT_TIMEOUT_S = 10.0  # the scheduler asks the worker twice
@@ -72,6 +72,7 @@ class SchedulerClient:
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
         self.reporter = Reporter(self.report)
+        self._place_calls = PlaceCalls(self._schedulers, self._give_back)
         self.process: pb.Process | None = None  # this router, as snapshots are asked for
 
     async def __aenter__(self) -> Self:
@@ -132,7 +133,9 @@ class SchedulerClient:
             priority=priority,
             room=room,
         )
-        reply: pb.PlaceReply = await self._schedulers.call("Place", request, PLACE_TIMEOUT_S)
+        reply, scheduler = await self._place_calls.ask(request)
+        if reply.HasField("refusal"):
+            raise Refused(reply.refusal)
         if reply.HasField("rejection"):
             no = reply.rejection
             raise NoCapacity(no.code, no.message, no.retry_after_s, settling=no.settling)
@@ -145,7 +148,7 @@ class SchedulerClient:
             source=placed.source if placed.HasField("source") else None,
             source_tokens=placed.source_tokens,
             waits=placed.waits,
-            scheduler=self._schedulers.last,
+            scheduler=scheduler,
             scheduler_s=reply.took_s,
         )
         booking = Booking(
@@ -324,9 +327,14 @@ class SchedulerClient:
 
     async def close(self) -> None:
         """Send what is still to be reported, within a second, say goodbye, and hang up."""
+        await self._place_calls.close()
         await self.reporter.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)
             with contextlib.suppress(SchedulerUnavailable, Refused):
                 await self.refresh()
         await self._schedulers.close()
+
+    def _give_back(self, placed: pb.Placement) -> None:
+        """Report a placement's end that nobody waits for any more."""
+        self.reporter.finished(Attempt(placed.request_id, placed.epoch), "abort")

@@ -35,6 +35,11 @@ KEYS: dict[str, tuple[str, str]] = {
     "EPOCH_LEASES": ("epoch:leases", "ZSET request id by the time at which its last epoch is forgotten"),
     "REVISION": ("revision", "STRING count of the changes of requests"),
     "CHANGES": ("changes", "ZSET request id by its last change's count; those of EPOCHS"),
+    "WORKER_REVISION": ("worker:revision", "STRING count of the scripts that changed workers"),
+    "WORKER_CHANGES": (
+        "worker:changes",
+        "ZSET worker id by WORKER_REVISION at the last change of it, or of what is booked there",
+    ),
     "TURNS": ("turns", "HASH job of one scheduler at a time -> the time until which no other does it"),
     "TOLD": ("told", "HASH KIND:ID -> the last message of a router, fleet or process, serialized"),
     "TOLD_LEASES": ("told:leases", "ZSET key of TOLD by the time at which it is forgotten"),

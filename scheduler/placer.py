@@ -25,8 +25,10 @@ from baton.scheduler.types import (
     FleetView,
     Need,
     PlacementLimits,
+    Reserved,
     ReserveOutcome,
     ReserveResult,
+    WorkerRecord,
 )
 
 VIEW_AGE_S = 0.02  # s; nothing is chosen on a view older than this
@@ -84,15 +86,16 @@ class Placer:
             if elder := self._turns.elder(need, set(wanted.booking.worker_ids)):
                 self._turns.refused(need)
                 return NoChoice(pb.Rejection.CODE_FULL, f"a request of router {elder} goes first")
+            waits = waits_for_slot(choice.decode)
+            noted = _note(wanted.booking, view)
             result = await self._store.reserve(wanted, self._lease_s)
             if result.expired:
                 self._on_expired(result.expired)
             if result.outcome is ReserveOutcome.BOOKED:
-                waits = waits_for_slot(choice.decode)
-                self._remember(wanted.booking)
                 self._turns.placed(need)
                 held = _held(need, wanted.booking.prompt_worker_id)
                 return Assignment(choice.prefill, choice.decode, wanted.booking, held, waits, choice.source)
+            _take_back(noted)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)
             oldest = self._clock()
@@ -114,14 +117,25 @@ class Placer:
                     self._on_expired(self._view.expired)
             return self._view
 
-    def _remember(self, booked: Booking) -> None:
-        """Count our own booking in the view for the next placement. A newer view has it twice: harmless."""
-        if self._view is None:
-            return
-        for worker_id in booked.worker_ids:
-            worker = self._view.workers.get(worker_id)
-            if worker:
-                worker.reserved.add(booked.share(worker_id))
+
+def _note(booked: Booking, view: FleetView) -> list[tuple[WorkerRecord, Reserved, Reserved]]:
+    """Count a booking that is under way in the view, for those who choose meanwhile.
+
+    A view that is read once it is booked has the exact count. Return what `_take_back` takes.
+    """
+    noted = []
+    for worker_id in booked.worker_ids:
+        worker, share = view.workers[worker_id], booked.share(worker_id)
+        worker.reserved.add(share)
+        noted.append((worker, worker.reserved, share))
+    return noted
+
+
+def _take_back(noted: list[tuple[WorkerRecord, Reserved, Reserved]]) -> None:
+    """Undo `_note` where no exact count has come since."""
+    for worker, reserved, share in noted:
+        if worker.reserved is reserved:
+            reserved.take(share)
 
 
 def _held(need: Need, worker_id: str) -> int | None:

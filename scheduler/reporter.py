@@ -143,10 +143,12 @@ class Reporter:
                 await self._renew()
 
     async def _flush(self) -> None:
-        """Send what is queued, until a call is not answered."""
-        while self._events:
+        """Send what is queued now, until a call is not answered."""
+        due = len(self._events)
+        while due > 0:
             # Events leave the queue only when they arrived: those of a cancelled call are sent at close.
-            batch = [event for _, event in islice(self._events, BATCH_EVENTS)]
+            batch = [event for _, event in islice(self._events, min(due, BATCH_EVENTS))]
+            due -= len(batch)
             request = pb.ReportRequest(
                 placed=[event for event in batch if isinstance(event, pb.Booking)],
                 prefilled=[event for event in batch if isinstance(event, pb.Attempt)],

@@ -85,16 +85,20 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._peers = Peers()
         self._feed = FleetFeed(options.worker_lease_s)
 
-    async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:
-        began = time.perf_counter()
+    async def PlaceAll(self, request: pb.PlaceRequests, context: Context) -> pb.PlaceReplies:
+        if context.time_remaining() == 0:
+            # It waited here for its turn, behind others: a placement would only be held until its lease ends.
+            self._metrics.rejections.labels("deadline").inc(len(request.requests))
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its deadline passed before its turn")
+        # Side by side: their calls of the store share a round trip.
+        replies = await asyncio.gather(*map(self._place, request.requests))
+        return pb.PlaceReplies(replies=replies)
+
+    async def _place(self, request: pb.PlaceRequest) -> pb.PlaceReply:
         try:
             need = _need(request)
         except ValueError as error:
-            await _refuse(context, str(error))
-        if context.time_remaining() == 0:
-            # It waited here for its turn, behind others: a placement would only be held until its lease ends.
-            self._metrics.rejections.labels("deadline").inc()
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its deadline passed before its turn")
+            return pb.PlaceReply(refusal=str(error))
         began = time.perf_counter()
         settling = bool(self._settling)  # before: leases may run out in what follows
         outcome = await self._placer.place(need)

@@ -230,9 +230,9 @@ class SchedulerSettings(_Section):
         "it where that saves so many seconds of computing, at the speed that it has shown; 0: never.",
     )
     prefix_blocks: int = Field(
-        8_000_000,
+        64_000_000,
         ge=1,
-        description="Most KV blocks of which the scheduler remembers which workers hold them, some 100 bytes "
+        description="Most KV blocks of which the scheduler remembers which workers hold them, some 12 bytes "
         "each. Beyond, it knows only every second block of a prompt, then every fourth, and so on.",
     )
     rebalance_after_s: Seconds | None = Field(

@@ -91,7 +91,11 @@ class Policy:
         self._limits = limits
         self._filters = [load(name, Filter)(limits) for name in options.filters]
         self._pair_filters = [load(name, PairFilter)(limits) for name in options.pair_filters]
-        self._scorers = [(load(name, Scorer)(limits), weight) for name, weight in options.scorers.items()]
+        scorers = [(load(name, Scorer)(limits), weight) for name, weight in options.scorers.items()]
+        self._scorers = {
+            side: [(one, weight) for one, weight in scorers if one.side & side]
+            for side in (Side.PREFILL, Side.DECODE, Side.BOTH)
+        }
         self._picker = load(options.picker, Picker)(limits)
         self._rng = rng or random.Random()  # noqa: S311 (no secret)
 
@@ -102,7 +106,8 @@ class Policy:
         held = self._holders(view, need)
         choice = self._choose(view, need, held)
         if isinstance(choice, WorkerChoice) and choice.prefill:
-            return replace(choice, source=self._source(choice.prefill, [choice.decode, *held], need))
+            source = self._source(choice.prefill, [choice.decode, *held], need)
+            return replace(choice, source=source) if source else choice
         return choice
 
     def _choose(self, view: FleetView, need: Need, held: Holders) -> WorkerChoice | NoChoice:
@@ -235,7 +240,10 @@ class Policy:
             yield workers[int(self._rng.random() * size)]
 
     def _passes(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        return all(one.keeps(worker, need, side) for one in self._filters)
+        for one in self._filters:  # noqa: SIM110 (a generator would cost as much as most filters do)
+            if not one.keeps(worker, need, side):
+                return False
+        return True
 
     def _all(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
         """Return all workers that pass the filters, or why none does."""
@@ -261,7 +269,7 @@ class Policy:
     def _pick(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> WorkerRecord:
         if len(workers) == 1:
             return workers[0]
-        asked = [(scorer, weight) for scorer, weight in self._scorers if scorer.side & side]
+        asked = self._scorers[side]
         total = sum(weight for _, weight in asked) or 1.0
         scored = [
             (worker, sum(scorer.score(worker, need) * weight for scorer, weight in asked) / total)

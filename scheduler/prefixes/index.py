@@ -1,8 +1,12 @@
 """Blocks -> the workers that hold them.
 
-A worker is one bit of an integer, and equal integers are one object, so a block costs one entry of a
-dictionary however many workers hold it. The dictionary is split into shards: one that grows, or is swept,
-holds the event loop up for its own size alone.
+A block is one entry of 64 bits: 44 bits of its name, and the number of the set of workers that hold it
+(sets.py). Entries lie in shards, which the rest of the name chooses. Each shard is a sorted array of some
+hundred entries: a block is found by bisection, and put in or taken out by moving those behind it. So a block
+costs some 10 bytes, however many workers hold it, and no call holds the event loop up to rebuild anything.
+
+What is left out of a name is paid for by chance alone: one look-up in a billion meets another block of its
+shard. A request is placed less well then; its answer is never wrong, as engines match whole hashes.
 
 A prompt's blocks form a chain, and engines evict a chain from its end: a worker that holds one block holds
 those before it. So the end of what it holds is found in steps that are halved, in O(log blocks) look-ups.
@@ -12,18 +16,27 @@ A worker that is gone, or begins anew, costs O(1): its bit is masked out, and sw
 piece, once a quarter of all that is stored is of such workers. So its cost is that of its own blocks.
 
 A shard that is full keeps only blocks at every second depth, then every fourth, and so on: what is known of
-long prompts gets coarser, and short ones are forgotten first.
+long prompts gets coarser, and short ones are forgotten first. Shards do not fill evenly: the fullest ones
+begin with it when the index holds some four fifths of what it may.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-SHARDS = 256
+from baton.scheduler.prefixes.sets import MOST_SHARED, NUMBER_BITS, WorkerSets, alone
+
 REMOVED = 1 << 63  # set in an operation that takes a block away
-_SHARD_SHIFT = 4  # the lowest bits are a block's level: shards would be of uneven size
-_LEVELS = 0xF
-_MOST_SETS = 65_536  # different sets of workers that are kept as one object each
+MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, those that are yet to be swept included
+_NUMBER = (1 << NUMBER_BITS) - 1  # of an entry
+_NAME_BITS = 64 - NUMBER_BITS
+_NAME = (1 << _NAME_BITS) - 1  # of an operation
+_LEVELS = 0xF  # of a name
+_SHARD = 512  # entries of a full one, at most; more where `_MOST_SHARDS` do not suffice
+_MOST_SHARDS = 1 << 16  # the name's 60 bits without those of an entry
 _SWEPT_SHARE = 4  # sweep when one of so many entries may be of workers that are gone
 _SWEPT_SLOTS = 64  # or when so many of them are gone
 
@@ -32,11 +45,16 @@ class PrefixIndex:
     """The index. Used in one event loop; no method gives it up."""
 
     def __init__(self, most: int) -> None:
-        """Keep at most about `most` blocks, at least one a shard."""
-        self._most = max(1, most // SHARDS)  # of a shard
-        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
-        self._floors = [0] * SHARDS  # the lowest level that a shard keeps
-        self._bits: list[int] = []  # by slot: its bit; one object each
+        """Keep at most `most` blocks, at least one a shard."""
+        count = min(_MOST_SHARDS, 1 << (most // _SHARD).bit_length())
+        self._mask = count - 1
+        self._most = max(1, most // count)  # of a shard
+        self._shards = [array("Q") for _ in range(count)]
+        self._floors = bytearray(count)  # the lowest level that a shard keeps
+        self._at_floor = [count] + [0] * (_LEVELS + 1)  # shards, by their floor
+        self._entries = 0
+        self.sets = WorkerSets()
+        self._slots = 0  # that were ever in use
         self._free: list[int] = []
         self._stored: dict[int, int] = {}  # by slot in use: blocks that it stored and did not take away
         self._alive = 0  # the bits of slots in use
@@ -44,16 +62,20 @@ class PrefixIndex:
         self._gone_stored = 0  # what they stored
         self._sweeping = 0  # the bits of `_gone` of the sweep under way
         self._next = 0  # the shard that is swept next
-        self._sets: dict[int, int] = {}  # set of workers -> the one object for it
 
     def __len__(self) -> int:
         """Return the number of blocks."""
-        return sum(map(len, self._shards))
+        return self._entries
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self._shards)
 
     @property
     def coarseness(self) -> int:
         """The distance, in blocks, of those that are kept where the index is fullest; 1: all are."""
-        return 1 << max(self._floors)
+        return 1 << max(floor for floor, shards in enumerate(self._at_floor) if shards)
 
     @property
     def alive(self) -> int:
@@ -61,47 +83,54 @@ class PrefixIndex:
         return self._alive
 
     def join(self) -> int:
-        """Return a slot for a worker that holds nothing so far."""
-        slot = self._free.pop() if self._free else len(self._bits)
-        if slot == len(self._bits):
-            self._bits.append(1 << slot)
-        self._alive |= self._bits[slot]
+        """Return a slot, below MOST_SLOTS, for a worker that holds nothing so far."""
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = self._slots
+            self._slots += 1
+        self._alive |= 1 << slot
         self._stored[slot] = 0
         return slot
 
     def leave(self, slot: int) -> None:
         """Forget all that the worker of this slot holds."""
-        self._alive &= ~self._bits[slot]
-        self._gone |= self._bits[slot]
+        self._alive &= ~(1 << slot)
+        self._gone |= 1 << slot
         self._gone_stored += self._stored.pop(slot)
 
     def apply(self, slot: int, operations: Iterable[int]) -> None:
         """Store and take away blocks of a worker, in this order. Twice does no harm."""
-        shards, floors, bit = self._shards, self._floors, self._bits[slot]
+        shards, mask, floors, most = self._shards, self._mask, self._floors, self._most
+        bit, only = 1 << slot, alone(slot)
         count = 0
         for operation in operations:
-            number = operation >> _SHARD_SHIFT & (SHARDS - 1)
-            shard = shards[number]
+            number = operation >> _NAME_BITS & mask
+            shard, name = shards[number], operation & _NAME
+            place = bisect_left(shard, name << NUMBER_BITS)
+            there = place < len(shard) and shard[place] >> NUMBER_BITS == name
             if operation & REMOVED:
-                count -= self._remove(shard, operation ^ REMOVED, bit)
-                self._refine(number)
-                continue
-            if operation & _LEVELS < floors[number]:
-                continue
-            held = shard.get(operation)
-            if held is None:
-                shard[operation] = bit
+                if there:
+                    count -= self._remove(shard, place, bit)
+                if floors[number]:
+                    self._refine(number)
+            elif there:
+                count += self._add(shard, place, bit)
+            elif name & _LEVELS >= floors[number]:
+                shard.insert(place, name << NUMBER_BITS | only)
+                self._entries += 1
                 count += 1
-                if len(shard) > self._most:
+                if len(shard) > most:
                     self._thin(number)
-            elif not held & bit:
-                shard[operation] = self._one(held | bit)
-                count += 1
         self._stored[slot] += count
 
     def holders(self, key: int) -> int:
         """Return the bits of the workers that hold a block."""
-        return self._shards[key >> _SHARD_SHIFT & (SHARDS - 1)].get(key, 0) & self._alive
+        shard, name = self._shards[key >> _NAME_BITS & self._mask], key & _NAME
+        place = bisect_left(shard, name << NUMBER_BITS)
+        if place < len(shard) and (entry := shard[place]) >> NUMBER_BITS == name:
+            return self.sets.bits(entry & _NUMBER) & self._alive
+        return 0
 
     def reach(self, keys: Sequence[int], among: int) -> tuple[int, int]:
         """Return how many of `keys`, a prompt's blocks in order, one of `among` holds, and who holds so many.
@@ -124,16 +153,15 @@ class PrefixIndex:
         """
         if not self._sweeping and not self._begin_sweep():
             return False
-        while entries > 0 and self._next < SHARDS:
+        while entries > 0 and self._next < len(self._shards):
             entries -= len(self._shards[self._next]) + 1
             self._sweep(self._next)
             self._next += 1
-        if self._next < SHARDS:
+        if self._next < len(self._shards):
             return True
         self._free += slots_of(self._sweeping)
         self._gone &= ~self._sweeping
         self._sweeping = 0
-        self._sets = {}
         return self._begin_sweep()
 
     def _begin_sweep(self) -> bool:
@@ -143,42 +171,73 @@ class PrefixIndex:
         self._sweeping, self._gone_stored, self._next = self._gone, 0, 0
         return True
 
-    def _sweep(self, number: int) -> None:
-        shard, kept = self._shards[number], ~self._sweeping
-        for key in [key for key, held in shard.items() if held & self._sweeping]:
-            if left := shard[key] & kept:
-                shard[key] = self._one(left)
-            else:
-                del shard[key]
-        self._refine(number)
+    def _sweep(self, at: int) -> None:
+        shard, sets = self._shards[at], self.sets
+        renamed: dict[int, int | None] = {}  # number of a set -> of what is left of it, None: nothing
+        for number, times in Counter(entry & _NUMBER for entry in shard).items():
+            bits = sets.bits(number)
+            if bits & self._sweeping:
+                left = bits & ~self._sweeping
+                renamed[number] = sets.refer(left, times) if left else None
+                sets.release(number, times)
+        if renamed:
+            kept = ((entry, renamed.get(entry & _NUMBER, entry & _NUMBER)) for entry in shard)
+            self._replace(at, array("Q", (e & ~_NUMBER | left for e, left in kept if left is not None)))
+        self._refine(at)
 
-    def _refine(self, number: int) -> None:
+    def _refine(self, at: int) -> None:
         """Take in blocks of a lower level again, where a shard has much room."""
-        if self._floors[number] and len(self._shards[number]) < self._most // 4:
-            self._floors[number] -= 1
+        if self._floors[at] and len(self._shards[at]) < self._most // 4:
+            self._set_floor(at, self._floors[at] - 1)
 
-    def _thin(self, number: int) -> None:
+    def _thin(self, at: int) -> None:
         """Keep the blocks of higher levels alone. One level is half of the blocks, so this is rare."""
-        floor = self._floors[number] = self._floors[number] + 1
-        self._shards[number] = {
-            key: held for key, held in self._shards[number].items() if key & _LEVELS >= floor
-        }
+        floor = self._floors[at] + 1
+        self._set_floor(at, floor)
+        shard = self._shards[at]
+        low = Counter(e & _NUMBER for e in shard if e >> NUMBER_BITS & _LEVELS < floor)
+        for number, times in low.items():
+            self.sets.release(number, times)
+        self._replace(at, array("Q", (e for e in shard if e >> NUMBER_BITS & _LEVELS >= floor)))
 
-    def _remove(self, shard: dict[int, int], key: int, bit: int) -> int:
-        held = shard.get(key, 0)
-        if not held & bit:
+    def _set_floor(self, at: int, floor: int) -> None:
+        self._at_floor[self._floors[at]] -= 1
+        self._at_floor[floor] += 1
+        self._floors[at] = floor
+
+    def _replace(self, at: int, kept: array[int]) -> None:
+        self._entries += len(kept) - len(self._shards[at])
+        self._shards[at] = kept
+
+    def _add(self, shard: array[int], place: int, bit: int) -> int:
+        """Note one holder more, and return 1; 0 if it is known, or there are too many sets of workers."""
+        entry = shard[place]
+        held = self.sets.bits(entry & _NUMBER)
+        number = None if held & bit else self.sets.refer(held | bit)
+        if number is None:
             return 0
-        if left := held & ~bit:
-            shard[key] = self._one(left)
-        else:
-            del shard[key]
+        self.sets.release(entry & _NUMBER)
+        shard[place] = entry & ~_NUMBER | number
         return 1
 
-    def _one(self, bits: int) -> int:
-        """Return the one object for a set of workers."""
-        if len(self._sets) > _MOST_SETS:
-            self._sets = {}
-        return self._sets.setdefault(bits, bits)
+    def _remove(self, shard: array[int], place: int, bit: int) -> int:
+        """Note one holder less, and return 1; 0 if it is none.
+
+        Where there are too many sets of workers, the block is forgotten.
+        """
+        entry = shard[place]
+        held = self.sets.bits(entry & _NUMBER)
+        if not held & bit:
+            return 0
+        left = held & ~bit
+        number = self.sets.refer(left) if left else None
+        self.sets.release(entry & _NUMBER)
+        if number is None:
+            del shard[place]
+            self._entries -= 1
+        else:
+            shard[place] = entry & ~_NUMBER | number
+        return 1
 
 
 def slots_of(bits: int) -> Iterator[int]:

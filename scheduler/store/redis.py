@@ -32,6 +32,7 @@ from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store import redis_wire as wire
 from baton.scheduler.store.base import Store
 from baton.scheduler.store.redis_calls import ScriptCalls
+from baton.scheduler.store.redis_fleet import RedisFleet
 from baton.scheduler.store_url import without_password
 from baton.scheduler.store_user import explained, refuses_the_user
 from baton.scheduler.types import (
@@ -43,7 +44,6 @@ from baton.scheduler.types import (
     History,
     Known,
     ReportResult,
-    Reserved,
     ReserveOutcome,
     ReserveResult,
     RouterReport,
@@ -98,19 +98,26 @@ class RedisStore(Store):
         # Identities are fetched anew only when the roster has changed: they are most of a view's bytes.
         self._roster = b""
         self._identities: dict[str, pb.WorkerIdentity] = {}
+        self._fleet = RedisFleet()
+        self._viewed = b""  # the generation of the last view
 
     async def view(self) -> FleetView:
-        asked = self._roster
-        reply = await self._run("view", asked)
-        now, expired, live, roster, identities, states, loads, leases, drains, *rest = reply
-        *booked, generation = rest
+        asked, fleet = self._roster, self._fleet
+        reply = await self._run("view", asked, fleet.since, self._viewed)
+        now, expired, live, self._viewed, roster, identities, revision, whole, changed, drains, *told = reply
         known = self._known(asked, roster, identities)
         drained = drained_of(wire.drains(drains))
-        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, drained=drained)
-        counted = [dict(wire.pairs(counters)) for counters in booked]  # in the order of `Reserved`'s fields
-        for key, worker in workers.items():
-            worker.reserved = Reserved(*(int(counters.get(key, 0)) for counters in counted))
-        return FleetView(workers, live, expired, generation.decode(), drained)
+        fleet.learn(
+            now,
+            known,
+            drained,
+            revision=revision,
+            whole=bool(whole),
+            changed=[key.decode() for key in changed],
+            fleet=told,
+        )
+        generation = self._viewed.decode()
+        return FleetView(fleet.workers, live, expired, generation, drained, fleet.by_roles)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         booking = claim.booking

@@ -40,8 +40,11 @@ class ScriptCalls:
         """Prepare calls of `sources` with these keys; a batch has `timeout_s`, connecting included."""
         self._client = client
         self._sources = sources
-        self._digests = {name: sha1(source.encode()).hexdigest() for name, source in sources.items()}  # noqa: S324 (Redis')
-        self._keys = keys
+        # What all calls of a script begin with, in bytes: redis-py need not encode it each time.
+        self._heads = {
+            name: (_digest(source), str(len(keys)).encode(), *(key.encode() for key in keys))
+            for name, source in sources.items()
+        }
         self._timeout_s = timeout_s
         self._waiting: deque[_Call] = deque()
         self._sender: asyncio.Task[None] | None = None
@@ -112,6 +115,9 @@ class ScriptCalls:
             for script in loads:
                 pipe.execute_command("SCRIPT LOAD", self._sources[script])
             for call in calls:
-                digest = self._digests[call.script]
-                pipe.execute_command("EVALSHA", digest, len(self._keys), *self._keys, *call.arguments)
+                pipe.execute_command("EVALSHA", *self._heads[call.script], *call.arguments)
             return (await pipe.execute(raise_on_error=False))[len(loads) :]
+
+
+def _digest(source: str) -> bytes:
+    return sha1(source.encode()).hexdigest().encode()  # noqa: S324 (Redis')

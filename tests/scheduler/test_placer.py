@@ -141,6 +141,25 @@ async def test_own_bookings_count_in_an_old_view(store: Store) -> None:
     assert (names.count("a"), names.count("b")) == (4, 4)  # of two, the less loaded one each time
 
 
+async def test_bookings_that_are_under_way_count_too(store: Store) -> None:
+    await register(store, "a")
+    await register(store, "b")
+    one = placer(store)
+    outcomes = await asyncio.gather(*(one.place(need(f"r{number}", prompt=1)) for number in range(8)))
+    names = [outcome.decode.worker_id for outcome in outcomes if isinstance(outcome, Assignment)]
+    assert (names.count("a"), names.count("b")) == (4, 4)
+
+
+async def test_a_booking_that_was_refused_counts_no_more(store: Store) -> None:
+    await register(store, "a")
+    one = placer(store)
+    assert isinstance(await one.place(need("r", prompt=1)), Assignment)
+    refused = await one.place(need("r", prompt=1))
+    assert isinstance(refused, NoChoice)
+    assert refused.code == pb.Rejection.CODE_STALE_EPOCH
+    assert (await one.view(0.0)).workers["a"].reserved.requests == 1
+
+
 async def test_a_faster_one_makes_us_choose_again(store: Store) -> None:
     counting = Counting(store)
     await register(counting, "a", max_num_seqs=1)

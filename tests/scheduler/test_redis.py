@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,12 @@ from redis.asyncio import Redis
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreUnavailable
 from baton.scheduler.keys import DRAINS_TTL_MS, EPOCH_KEEP_MS, TOPIC_TTL_MS, topic_keys
-from baton.scheduler.store import open_store
+from baton.scheduler.store import open_store, redis_fleet
 from baton.scheduler.store import redis as redis_module
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store.redis_calls import ScriptCalls, _Call
 from baton.scheduler.store_url import has_password, without_password
-from baton.scheduler.types import Attempt, Reserved, ReserveOutcome, State
+from baton.scheduler.types import Attempt, FleetView, Reserved, ReserveOutcome, State
 from harness.scheduling import LEASE_S, RedisServer, claim_on, free_port, need, register, report, until
 
 
@@ -262,7 +263,103 @@ async def test_topics_do_not_see_each_other(own_redis: RedisServer) -> None:
     await two.close()
 
 
-async def test_evicted_keys_do_no_lasting_harm(own_redis: RedisServer) -> None:
+def shown(view: FleetView) -> dict[str, tuple[object, ...]]:
+    """Return all of a view but the times that are left."""
+    return {
+        key: (one.identity, one.state, one.load, one.reserved, one.drain_asked, one.placeable)
+        for key, one in view.workers.items()
+    }
+
+
+async def test_views_of_what_changed_are_as_those_of_all(own_redis: RedisServer) -> None:
+    draw = random.Random(7)
+    store = RedisStore(own_redis.url, "t")
+    names = [f"w{number}" for number in range(5)]
+    booked: list[Attempt] = []
+    changes = 0
+    for step in range(400):
+        name, what = draw.choice(names), draw.random()
+        if what < 0.08:
+            await register(store, name, draw.choice((pb.ROLE_MIXED, pb.ROLE_DECODE)))
+        elif what < 0.3:
+            load, state = pb.WorkerLoad(running=step), draw.choice(pb.WorkerState.values()[1:])
+            await store.heartbeat(name, state, load, draw.choice((LEASE_S, 0.005)))
+        elif what < 0.34:
+            await store.deregister(name)
+        elif what < 0.38:
+            await store.drain(name, undo=draw.random() < 0.7)
+        elif what < 0.75:
+            view = await store.view()
+            if name in view.workers:
+                wanted = claim_on(view, need(f"r{step}"), name)
+                lease_s = draw.choice((LEASE_S, LEASE_S, 0.005))
+                if (await store.reserve(wanted, lease_s)).outcome is ReserveOutcome.BOOKED:
+                    booked.append(wanted.attempt)
+        elif booked:
+            attempt = booked.pop(draw.randrange(len(booked)))
+            await store.report(report(prefilled=[attempt]), LEASE_S)
+            if draw.random() < 0.8:
+                await store.report(report(finished=[attempt]), LEASE_S)
+        other = RedisStore(own_redis.url, "t")  # it has seen nothing, and reads all
+
+        async def equal(other: RedisStore = other) -> bool:  # a lease may end between the two views
+            mine = await store.view()
+            theirs = await other.view()
+            same = shown(mine) == shown(theirs)
+            return same and mine.of(pb.ROLE_MIXED) == [
+                one for one in mine.workers.values() if one.role == pb.ROLE_MIXED
+            ]
+
+        await until(equal)
+        await other.close()
+        changes += store._fleet.since > 0
+    assert changes > 390  # but for the first one, none was due to read all
+    await store.close()
+
+
+async def test_a_view_carries_what_changed_alone(own_redis: RedisServer) -> None:
+    store = RedisStore(own_redis.url, "t")
+    for number in range(20):
+        await register(store, f"w{number}")
+        await store.heartbeat(f"w{number}", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)
+    await store.view()
+    told: list[list[bytes]] = []
+    run = store._run
+
+    async def noting(name: str, *arguments: str | int | bytes) -> Any:
+        reply = await run(name, *arguments)
+        if name == "view":
+            told.append(reply[8])
+        return reply
+
+    store._run = noting  # type: ignore[method-assign]
+    view = await store.view()
+    assert len(view.workers) == 20
+    await store.heartbeat("w3", pb.WORKER_STATE_READY, pb.WorkerLoad(running=7), LEASE_S)
+    told.clear()
+    running = {key: one.load.running for key, one in (await store.view()).workers.items() if one.load}
+    assert running == dict.fromkeys(running, 0) | {"w3": 7}
+    assert told == [[b"w3"]]
+    await store.close()
+
+
+async def test_a_server_that_lost_all_is_read_whole(own_redis: RedisServer) -> None:
+    store = RedisStore(own_redis.url, "t")
+    await register(store, "before")
+    assert set((await store.view()).workers) == {"before"}
+    admin = Redis.from_url(own_redis.url)
+    await admin.flushall()
+    await admin.aclose()
+    assert not (await store.view()).workers
+    await register(store, "after")
+    assert set((await store.view()).workers) == {"after"}
+    await store.close()
+
+
+async def test_evicted_keys_do_no_lasting_harm(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_fleet, "WHOLE_S", 0.0)  # what an eviction took shows in a view of all
     store = RedisStore(own_redis.url, "t")
     await register(store, "m")
     await store.reserve(claim_on(await store.view(), need("a"), "m"), LEASE_S)

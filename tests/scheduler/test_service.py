@@ -296,7 +296,8 @@ async def test_leases_that_ran_out_are_counted() -> None:
             pb.RegisterRequest(identity=identity("m"), state=pb.WORKER_STATE_READY), timeout=2
         )
         request = pb.PlaceRequest(request_id="r", epoch=1, prompt_tokens=1, max_new_tokens=1)
-        assert (await stub.Place(request, timeout=2)).HasField("placement")
+        found = await stub.PlaceAll(pb.PlaceRequests(requests=[request]), timeout=2)
+        assert [one.WhichOneof("outcome") for one in found.replies] == ["placement"]
 
         async def counted() -> bool:
             return figure(server, "leases_expired_total") == 1
@@ -311,12 +312,13 @@ async def test_a_placement_whose_deadline_has_passed_before_its_turn_is_not_made
         with grpc.insecure_channel(server.address) as channel:  # its threads send meanwhile
             stub = rpc.SchedulerStub(channel)
             grpc.channel_ready_future(channel).result(5 * PATIENCE)
-            calls = [
-                stub.Place.future(
-                    pb.PlaceRequest(request_id=f"r{number}", epoch=1, prompt_tokens=1, max_new_tokens=1),
-                    timeout=0.2,
-                )
+            requests = [
+                pb.PlaceRequest(request_id=f"r{number}", epoch=1, prompt_tokens=1, max_new_tokens=1)
                 for number in range(20)
+            ]
+            calls = [
+                stub.PlaceAll.future(pb.PlaceRequests(requests=[request]), timeout=0.2)
+                for request in requests
             ]
             time.sleep(0.5)  # noqa: ASYNC251 (a scheduler that is busy with others)
             for call in calls:

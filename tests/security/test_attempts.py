@@ -158,7 +158,7 @@ async def test_a_router_that_drains_and_a_worker_that_places(server: SchedulerSe
     text = await said(
         server.address, Refused, lambda client: client.place("q", 1, prompt_tokens=1, max_new_tokens=1)
     )
-    assert text == "a worker may not call Scheduler/Place: a router may"
+    assert text == "a worker may not call Scheduler/PlaceAll: a router may"
 
 
 async def test_a_certificate_of_another_topic(server: SchedulerServer, become: Become) -> None:

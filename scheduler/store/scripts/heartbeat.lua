@@ -10,5 +10,6 @@ hear_worker(worker, epoch)
 redis.call('HSET', STATES, worker, ARGV[2])
 redis.call('HSET', LOADS, worker, ARGV[3])
 redis.call('ZADD', WORKER_LEASES, NOW + number(ARGV[4]), worker)
+changed_worker(worker)
 touch()
 return {1, drained(worker) and 1 or 0, 0}

@@ -19,6 +19,7 @@ local function merge_worker(at)
   if ARGV[at + 4] ~= '' then redis.call('HSET', LOADS, worker, ARGV[at + 4]) end
   redis.call('ZADD', WORKER_LEASES, lease, worker)
   redis.call('HSET', WORKER_NAMES, worker, ARGV[at + 6])
+  changed_worker(worker)
   new_roster(worker)
 end
 

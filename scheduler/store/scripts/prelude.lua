@@ -19,9 +19,23 @@ local function touch()
   end
 end
 
+-- To be called with every change of a worker, so that views fetch no more than those. What one script changes, which
+-- is one step, has one revision.
+local worker_revision
+local noted = {}
+local function changed_worker(worker)
+  if noted[worker] then return end
+  noted[worker] = true
+  worker_revision = worker_revision or redis.call('INCR', WORKER_REVISION)
+  redis.call('ZADD', WORKER_CHANGES, worker_revision, worker)
+end
+
 -- Add to a counter of a worker; a counter at zero is removed (below zero: the server evicted the key meanwhile).
+-- No view shows what is booked on workers that are gone.
 local function add(key, worker, amount)
-  if amount ~= 0 and redis.call('HINCRBY', key, worker, amount) <= 0 then redis.call('HDEL', key, worker) end
+  if amount == 0 then return end
+  if redis.call('HINCRBY', key, worker, amount) <= 0 then redis.call('HDEL', key, worker) end
+  if not noted[worker] and redis.call('ZSCORE', WORKER_LEASES, worker) then changed_worker(worker) end
 end
 
 -- The worker that runs the prompt.
@@ -133,6 +147,7 @@ local function forget_worker(worker)
   redis.call('HDEL', LOADS, worker)
   redis.call('HDEL', WORKER_NAMES, worker)
   redis.call('ZREM', WORKER_LEASES, worker)
+  changed_worker(worker)
 end
 
 local function drained(worker)
@@ -163,6 +178,7 @@ local function sweep()
   for _, worker in ipairs(run_out(WORKER_EPOCH_LEASES)) do
     redis.call('HDEL', WORKER_EPOCHS, worker)
     redis.call('ZREM', WORKER_EPOCH_LEASES, worker)
+    redis.call('ZREM', WORKER_CHANGES, worker)
   end
   return #expired
 end

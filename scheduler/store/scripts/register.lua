@@ -21,6 +21,7 @@ redis.call('HSET', IDENTITIES, worker, ARGV[2])
 redis.call('HSET', STATES, worker, ARGV[3])
 redis.call('HSET', WORKER_NAMES, worker, ARGV[6])
 redis.call('ZADD', WORKER_LEASES, NOW + number(ARGV[4]), worker)
+changed_worker(worker)
 new_roster(worker)
 touch()
 return {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from baton.scheduler.prefixes.index import REMOVED, SHARDS, PrefixIndex, slots_of
+from baton.scheduler.prefixes import sets
+from baton.scheduler.prefixes.index import REMOVED, PrefixIndex, slots_of
 from baton.scheduler.prefixes.keys import MOST_KEYS, key_of, level_of, prompt_keys
 
 PLENTY = 1 << 20
@@ -78,7 +80,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex(PLENTY)
+        self.index = PrefixIndex(PLENTY)  # its blocks lie in shards of their own
         self.held: dict[int, set[int]] = {}
         self.keys = [key_of(chain(chr(one), 1)[0], one + 1) for one in range(24)]
 
@@ -119,6 +121,19 @@ class Model(RuleBasedStateMachine):
                 slot for slot, held in self.held.items() if key in held
             }
 
+    @invariant()
+    def counts(self) -> None:
+        held = set().union(*self.held.values())
+        assert len(held) <= len(self.index) <= len(self.keys)
+
+    def teardown(self) -> None:
+        for slot in self.held:
+            self.index.leave(slot)
+        while self.index.tend(100):
+            pass
+        assert len(self.index) == 0
+        assert len(self.index.sets) == 0
+
 
 Model.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestModel = Model.TestCase
@@ -140,14 +155,51 @@ def test_what_gone_workers_held_is_swept_away() -> None:
     assert reach(index, keys, goes) == 0
 
 
+@given(
+    st.integers(1, 40_000),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1 << 60), st.integers(0, 9)), max_size=300),
+)
+def test_an_index_of_any_size_finds_what_it_keeps(most: int, operations: list[tuple[int, int, int]]) -> None:
+    index = PrefixIndex(most)
+    slots = [index.join() for _ in range(5)]
+    held: dict[int, set[int]] = {}
+    for worker, block_hash, what in operations:
+        key = key_of(block_hash, 1)
+        (held.setdefault(key, set()).add if what else held.get(key, set()).discard)(slots[worker])
+        index.apply(slots[worker], [key if what else key | REMOVED])
+    assert len(index) <= max(most, index.shards)
+    if index.coarseness == 1:
+        for key, who in held.items():
+            assert set(slots_of(index.holders(key))) == who
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-12, 11)), max_size=150))
+def test_too_many_sets_of_workers_lose_holders_and_invent_none(changes: list[tuple[int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sets, "MOST_SHARED", 3)
+        index = PrefixIndex(PLENTY)
+        slots = [index.join() for _ in range(6)]
+        keys = [key_of(chain(chr(one), 1)[0], one + 1) for one in range(12)]
+        held: dict[int, set[int]] = {key: set() for key in keys}
+        for worker, one in changes:
+            (held[keys[one]].discard if one < 0 else held[keys[one]].add)(slots[worker])
+            index.apply(slots[worker], [keys[one] | (REMOVED if one < 0 else 0)])
+            assert len(index.sets) <= 3
+            for key in keys:
+                assert set(slots_of(index.holders(key))) <= held[key]
+        for slot in slots:
+            index.apply(slot, [key | REMOVED for key in keys])
+        assert len(index) == len(index.sets) == 0
+
+
 def test_a_full_index_is_coarse_and_gets_fine_again() -> None:
-    index = PrefixIndex(SHARDS * 4)
+    index = PrefixIndex(1_024)
     slot = index.join()
     draw = random.Random(1)
     prompts = [[draw.getrandbits(64) for _ in range(1_024)] for _ in range(8)]
     for hashes in prompts:
         index.apply(slot, names(hashes))
-    assert len(index) <= SHARDS * 4
+    assert len(index) <= 1_024
     assert index.coarseness > 1
     for hashes in prompts:  # only multiples of what it is coarse by are sure to be there
         found = reach(index, list(prompt_keys(hashes, 1).keys), slot) * prompt_keys(hashes, 1).tokens
