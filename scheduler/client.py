@@ -50,6 +50,7 @@ class Placement:
     source: pb.Worker | None = None
     source_tokens: int = 0
     waits: bool = False  # the first token is held back: the decode worker cannot go on at once
+    moved: bool = False  # by another of several schedulers than the one that the request belongs to
     alone: bool = False  # chosen here, from a snapshot
     scheduler: str = ""  # the address of the one that chose it
     scheduler_s: float = 0.0  # that it took
@@ -72,6 +73,7 @@ class SchedulerClient:
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
         self.reporter = Reporter(self.report)
+        self._memory_asked = False  # whether the last placement was asked of one that had lost its store
         self.process: pb.Process | None = None  # this router, as snapshots are asked for
 
     async def __aenter__(self) -> Self:
@@ -91,6 +93,14 @@ class SchedulerClient:
     def answering(self) -> bool:
         """Whether a scheduler answered the last call to it."""
         return self._schedulers.answering
+
+    def home(self, key: str) -> str:
+        """Return the address of the scheduler that serves a key now: the id of a worker, router or request."""
+        return self._schedulers.pick(key).address
+
+    def others(self, address: str) -> list[str]:
+        """Return the addresses of the other schedulers that answer."""
+        return self._schedulers.others(address)
 
     async def place(
         self,
@@ -114,8 +124,13 @@ class SchedulerClient:
         far. Epochs of one request count up from 1. `vllm_version`, `model_fingerprint` and `adapter` say
         which workers will do, where not all. `waited_s` is the request's age: the eldest comes first where
         all is full, of the lowest `priority`. `room` is the part of each limit that it may fill.
-        Raises NoCapacity with code and retry_after_s.
+        Of several schedulers the one is asked that the request belongs to; one that lost its store only
+        where no other has it. Raises NoCapacity with code and retry_after_s.
         """
+        scheduler = self._schedulers.pick(request_id)
+        if scheduler.rest and not self._memory_asked:
+            self.reporter.tell_again()  # its memory may lack what others booked in the store's last moment
+        self._memory_asked = bool(scheduler.rest)
         request = pb.PlaceRequest(
             request_id=request_id,
             router_id=self._router_id,
@@ -131,10 +146,14 @@ class SchedulerClient:
             adapter=pb.Adapter(**adapter._asdict()) if adapter else None,
             priority=priority,
             room=room,
+            with_store=self.schedulers > 1 and not scheduler.rest,
         )
-        reply: pb.PlaceReply = await self._schedulers.call("Place", request, PLACE_TIMEOUT_S)
+        reply: pb.PlaceReply = await self._schedulers.ask(scheduler, "Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
             no = reply.rejection
+            if no.code == pb.Rejection.CODE_STORE_AWAY:
+                scheduler.lost_store()
+                raise SchedulerUnavailable(f"scheduler at {scheduler.address}: {no.message}")
             raise NoCapacity(no.code, no.message, no.retry_after_s, settling=no.settling)
         placed = reply.placement
         placement = Placement(
@@ -145,7 +164,8 @@ class SchedulerClient:
             source=placed.source if placed.HasField("source") else None,
             source_tokens=placed.source_tokens,
             waits=placed.waits,
-            scheduler=self._schedulers.last,
+            moved=scheduler is not self._schedulers.owner(request_id),
+            scheduler=scheduler.address,
             scheduler_s=reply.took_s,
         )
         booking = Booking(
@@ -214,7 +234,9 @@ class SchedulerClient:
         request = pb.SnapshotRequest(
             router_id=self._router_id, load=load, process=self.process, feed=feed, revision=revision
         )
-        snapshot: pb.SnapshotReply = await self._schedulers.call("Snapshot", request, SNAPSHOT_TIMEOUT_S)
+        snapshot: pb.SnapshotReply = await self._schedulers.call(
+            "Snapshot", request, SNAPSHOT_TIMEOUT_S, self._router_id
+        )
         self.standby.learn(snapshot, reached)
         self.reporter.saw_generation(snapshot.generation)
         return snapshot.log_level
@@ -222,7 +244,9 @@ class SchedulerClient:
     async def report(self, request: pb.ReportRequest) -> pb.ReportReply:
         """Send one batch. Routers use `reporter` instead."""
         request.router_id = self._router_id
-        reply: pb.ReportReply = await self._schedulers.call("Report", request, CALL_TIMEOUT_S)
+        reply: pb.ReportReply = await self._schedulers.call(
+            "Report", request, CALL_TIMEOUT_S, self._router_id
+        )
         return reply
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> pb.RegisterReply:
@@ -231,7 +255,9 @@ class SchedulerClient:
         Raises Refused when it does not fit into the deployment, StaleWorker for an older epoch.
         """
         request = pb.RegisterRequest(identity=identity, state=state)
-        reply: pb.RegisterReply = await self._schedulers.call("Register", request, CALL_TIMEOUT_S)
+        reply: pb.RegisterReply = await self._schedulers.call(
+            "Register", request, CALL_TIMEOUT_S, identity.worker_id
+        )
         if reply.epoch:
             raise StaleWorker(identity.worker_id, identity.epoch, reply.epoch)
         if reply.refusal:
@@ -245,21 +271,47 @@ class SchedulerClient:
         load: pb.WorkerLoad,
         epoch: int = 0,
         blocks: pb.BlockOperations | None = None,
+        scheduler: str = "",
     ) -> pb.HeartbeatReply:
-        """Send one heartbeat."""
+        """Send one heartbeat, to the worker's `home` unless the address of a scheduler is given."""
         request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch, blocks=blocks)
-        reply: pb.HeartbeatReply = await self._schedulers.call("Heartbeat", request, HEARTBEAT_TIMEOUT_S)
+        asked = self._schedulers.at(scheduler) if scheduler else self._schedulers.pick(worker_id)
+        reply: pb.HeartbeatReply = await self._schedulers.ask(
+            asked, "Heartbeat", request, HEARTBEAT_TIMEOUT_S
+        )
         return reply
+
+    async def tell_blocks(
+        self, worker_id: str, blocks: pb.BlockOperations, scheduler: str
+    ) -> pb.BlocksKnown:
+        """Tell one more scheduler, by its address, what the worker's cache holds; return what it knows."""
+        request = pb.HeartbeatRequest(worker_id=worker_id, blocks=blocks, blocks_alone=True)
+        asked = self._schedulers.at(scheduler)
+        reply: pb.HeartbeatReply = await self._schedulers.ask(
+            asked, "Heartbeat", request, HEARTBEAT_TIMEOUT_S
+        )
+        return reply.blocks
 
     async def deregister(self, worker_id: str, epoch: int = 0) -> None:
         """Tell the scheduler that a worker leaves."""
         request = pb.DeregisterRequest(worker_id=worker_id, epoch=epoch)
-        await self._schedulers.call("Deregister", request, CALL_TIMEOUT_S)
+        await self._schedulers.call("Deregister", request, CALL_TIMEOUT_S, worker_id)
 
     async def describe(self) -> pb.Description:
-        """Return all that a scheduler knows, for operators."""
-        reply: pb.Description = await self._schedulers.call("Describe", pb.DescribeRequest(), CALL_TIMEOUT_S)
-        return reply
+        """Return all that the schedulers know, for operators: of what they share, what one with its store says."""
+        replies: dict[str, pb.Description] = await self._schedulers.each(
+            "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S
+        )
+        found = pb.Description()
+        found.CopyFrom(min(replies.values(), key=lambda reply: bool(reply.store_problem)))
+        routers = {one.router_id: one for reply in replies.values() for one in reply.routers}
+        del found.routers[:], found.schedulers[:]
+        found.routers.extend(routers[key] for key in sorted(routers))
+        for address, reply in replies.items():
+            for one in reply.schedulers:
+                one.address = address
+                found.schedulers.append(one)
+        return found
 
     async def drain(self, worker_id: str) -> pb.DrainReply:
         """Ask a worker to drain; a unique beginning of its id is enough. The reply may name a problem."""
@@ -285,8 +337,10 @@ class SchedulerClient:
     async def set_log_level(self, process: str, level: str) -> pb.SetLogLevelReply:
         """Have processes log from `level` on. The reply names them, or a problem."""
         request = pb.SetLogLevelRequest(process=process, level=level)
-        reply: pb.SetLogLevelReply = await self._schedulers.call("SetLogLevel", request, CALL_TIMEOUT_S)
-        return reply
+        asked = await self._schedulers.each("SetLogLevel", request, CALL_TIMEOUT_S)
+        replies: list[pb.SetLogLevelReply] = list(asked.values())
+        named = dict.fromkeys(process for reply in replies for process in reply.processes)
+        return pb.SetLogLevelReply(processes=named) if named else replies[0]
 
     async def inspect(self, worker_id: str = "") -> pb.InspectReply:
         """Ask a worker, without an id the scheduler, for its machine and versions.

@@ -36,7 +36,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "REVISION": ("revision", "STRING count of the changes of requests"),
     "CHANGES": ("changes", "ZSET request id by its last change's count; those of EPOCHS"),
     "TURNS": ("turns", "HASH job of one scheduler at a time -> the time until which no other does it"),
-    "TOLD": ("told", "HASH KIND:ID -> the last message of a router, fleet or process, serialized"),
+    "TOLD": ("told", "HASH KIND:ID -> the last message of a router, fleet, process, or of turns"),
     "TOLD_LEASES": ("told:leases", "ZSET key of TOLD by the time at which it is forgotten"),
     "DECIDER": ("decider", "HASH who, fence, until: the scheduler that decides on numbers of workers"),
     "ORDERS": ("orders", "HASH fleet:ID -> what shall run in its places, serialized"),

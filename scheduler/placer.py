@@ -34,7 +34,7 @@ MAX_TRIES = 4  # bookings tried for one placement
 
 
 class Placer:
-    """Places on behalf of one scheduler process. Several may share a store."""
+    """Places on behalf of one scheduler process. Several share a store, and decide at once."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Placer:
         self._view: FleetView | None = None
         self._read_at = 0.0  # on the clock, before `_view` was asked for
         self._reading = asyncio.Lock()
-        self._turns = RouterTurns(clock)
+        self.turns = RouterTurns(clock)
 
     async def place(self, need: Need) -> Assignment | NoChoice:
         """Choose workers and book them, or say why not."""
@@ -72,17 +72,19 @@ class Placer:
             need = replace(need, match=Match(self._prefixes, need.prefix, need.prompt_tokens))
         for _ in range(MAX_TRIES):
             view = await self.view(oldest)
+            if need.with_store and self._store.problem:
+                return _away(self._store)
             choice = self._policy.choose(view, need)
             if isinstance(choice, NoChoice):
                 if self._read_at >= asked_at:
                     if choice.code == pb.Rejection.CODE_FULL:
-                        self._turns.refused(need)
+                        self.turns.refused(need)
                     return choice
                 oldest = asked_at  # an old view is no ground for a rejection
                 continue
             wanted = claim(need, choice.prefill, choice.decode, self._limits, choice.source)
-            if elder := self._turns.elder(need, set(wanted.booking.worker_ids)):
-                self._turns.refused(need)
+            if elder := self.turns.elder(need, set(wanted.booking.worker_ids)):
+                self.turns.refused(need)
                 return NoChoice(pb.Rejection.CODE_FULL, f"a request of router {elder} goes first")
             result = await self._store.reserve(wanted, self._lease_s)
             if result.expired:
@@ -90,11 +92,13 @@ class Placer:
             if result.outcome is ReserveOutcome.BOOKED:
                 waits = waits_for_slot(choice.decode)
                 self._remember(wanted.booking)
-                self._turns.placed(need)
+                self.turns.placed(need)
                 held = _held(need, wanted.booking.prompt_worker_id)
                 return Assignment(choice.prefill, choice.decode, wanted.booking, held, waits, choice.source)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)
+            if result.outcome is ReserveOutcome.AWAY:
+                return _away(self._store)
             oldest = self._clock()
         return NoChoice(
             pb.Rejection.CODE_FULL,
@@ -135,3 +139,7 @@ def _stale(need: Need, result: ReserveResult) -> NoChoice:
         f"epoch {attempt.epoch} of request {attempt.request_id} is not above {result.detail}, placed before"
     )
     return NoChoice(pb.Rejection.CODE_STALE_EPOCH, message)
+
+
+def _away(store: Store) -> NoChoice:
+    return NoChoice(pb.Rejection.CODE_STORE_AWAY, f"it has lost its store: {store.problem}")

@@ -104,9 +104,13 @@ class Reporter:
         """Note the generation of the state that answers; with a new one, report again all that is held."""
         if generation and self._generation and generation != self._generation:
             log.warning("the scheduler's bookings may be lost: reporting %d again", self.held)
-            for known in self._held.values():
-                self._add(known_to_wire(known))
+            self.tell_again()
         self._generation = generation or self._generation
+
+    def tell_again(self) -> None:
+        """Report all that is held, to a scheduler that may not know it."""
+        for known in self._held.values():
+            self._add(known_to_wire(known))
 
     async def close(self) -> None:
         """Send what is queued, within `CLOSE_S`, and stop renewing."""

@@ -188,7 +188,8 @@ class SchedulerSettings(_Section):
     address: Address = Field(
         "127.0.0.1:7400",
         min_length=1,
-        description="host:port on which it listens. Others may name several schedulers, separated by commas.",
+        description="host:port on which it listens. Others may name several schedulers, separated by commas: "
+        "they share the requests.",
     )
     store: str = Field(
         "memory",
@@ -280,7 +281,7 @@ class SchedulerSettings(_Section):
         if "," in self.address and self.store == "memory":
             raise ConfigError(
                 f"scheduler.address names several schedulers ({self.address}) and scheduler.store is memory: "
-                "each would know only its own workers; set scheduler.store to the Redis that they share, or "
+                "each would book the same room again; set scheduler.store to the Redis that they share, or "
                 "name one scheduler"
             )
 

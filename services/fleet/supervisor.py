@@ -34,7 +34,7 @@ from baton.services.fleet.parts import Kind, Parts, Say
 from baton.services.fleet.places import Places
 from baton.services.fleet.ports import check_port
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
-from baton.services.fleet.watch import Ordered, watch
+from baton.services.fleet.watch import Ordered, scheduler_names, watch
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
@@ -43,11 +43,12 @@ STILL_WAITING_S = 10.0
 
 @dataclass(frozen=True)
 class Fleet:
-    """The number of workers of each role."""
+    """The number of workers of each role, and of schedulers."""
 
     prefill: int
     decode: int
     mixed: int
+    schedulers: int = 1
 
     @property
     def roles(self) -> list[str]:
@@ -68,7 +69,8 @@ class Fleet:
 
     def __str__(self) -> str:
         counts = (("prefill", self.prefill), ("decode", self.decode), ("mixed", self.mixed))
-        return " + ".join(f"{count} {role}" for role, count in counts if count)
+        workers = " + ".join(f"{count} {role}" for role, count in counts if count)
+        return f"{workers}, {self.schedulers} schedulers" if self.schedulers > 1 else workers
 
 
 class Observer(Protocol):
@@ -116,9 +118,12 @@ def supervise(
     it does not exist; "" stands for a new temporary folder.
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
+    listens = scheduler_addresses(settings, fleet.schedulers)
+    settings.scheduler.address = ",".join(listens)
     _check(settings, fleet)
     check_port("router.port", settings.router.host, settings.router.port)
-    check_port("scheduler.address", *_scheduler_address(settings))
+    for address in listens:
+        check_port("scheduler.address", *addresses.split(address))
     folder = log_folder(log_dir)
     began = time.monotonic()
 
@@ -135,7 +140,7 @@ def supervise(
     # One pipe for the watcher and its successors: its messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
     peers = settings.model_copy(deep=True)  # for the scheduler's clients: it may listen on all addresses
-    peers.scheduler.address = addresses.from_here(settings.scheduler.address)
+    peers.scheduler.address = ",".join(map(addresses.from_here, listens))
     if peers.handoff.enabled is None:
         peers.handoff.enabled = fleet.hands_over
     health = f"{settings.router.url}/health"
@@ -149,7 +154,9 @@ def supervise(
 
     try:
         parts.add("watcher", Kind.WATCHER, lambda: _watch(peers, health, theirs, orders))
-        parts.add("scheduler", Kind.SCHEDULER, lambda: children.scheduler(settings))
+        for number, name in enumerate(scheduler_names(len(listens))):
+            own = _of_scheduler(settings, listens, number)
+            parts.add(name, Kind.SCHEDULER, partial(children.scheduler, own))
         if not Path(settings.engine.model).exists():
             say("model", "there is no such folder: it is fetched from Hugging Face")
         say("engine", "importing vLLM; the first time takes longest")
@@ -218,11 +225,32 @@ def _wait(
     parts.reap()
 
 
-def _scheduler_address(settings: Settings) -> tuple[str, int]:
+def scheduler_addresses(settings: Settings, number: int) -> list[str]:
+    """Return where so many schedulers listen: the addresses given, or the given one and the ports after it.
+
+    Raises ConfigError.
+    """
+    given = [one.strip() for one in settings.scheduler.address.split(",")]
     try:
-        return addresses.split(settings.scheduler.address)
+        host, port = addresses.split(given[0])
     except ValueError as error:
         raise ConfigError(f"scheduler.address: {error}") from None
+    if len(given) == number:
+        return given
+    if len(given) > 1:
+        raise ConfigError(
+            f"scheduler.address names {len(given)} schedulers and --schedulers is {number}: name as many, or "
+            "only the first one"
+        )
+    return [addresses.join(host, port + one) for one in range(number)]
+
+
+def _of_scheduler(settings: Settings, listens: Sequence[str], number: int) -> Settings:
+    """Return the settings of one of several schedulers; fixed ports of metrics follow each other."""
+    own = settings.model_copy(deep=True)
+    own.scheduler.address = listens[number]
+    own.scheduler.metrics_port += number if own.scheduler.metrics_port else 0
+    return own
 
 
 def log_folder(given: str) -> Path:
