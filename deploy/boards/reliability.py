@@ -83,8 +83,9 @@ BOARD = Board(
                     (f"sum(increase({_S}_store_losses_total[$__rate_interval]))", "store"),
                 ),
                 lines(
-                    "Placed by routers alone",
-                    (rate(f"{_R}_placements_without_scheduler_total"), "placements"),
+                    "Placed by routers alone, or by another scheduler",
+                    (rate(f"{_R}_placements_without_scheduler_total"), "alone"),
+                    (rate(f"{_R}_placements_moved_total"), "by another of several"),
                     unit="ops",
                 ),
             ),

@@ -218,7 +218,7 @@ def test_a_store_that_is_none() -> None:
         ("router --model {model} --scheduler nope", "scheduler.address: value 'nope'"),
         ("scheduler --store redis://h:port", "scheduler.store is not a Redis URL: it must look like"),
         *(
-            (f"{part} --scheduler a:7400,b:7400", "each would know only its own workers; set")
+            (f"{part} --scheduler a:7400,b:7400", "each would book the same room again; set")
             for part in (
                 "up --model {model}",
                 "scheduler",
