@@ -84,7 +84,9 @@ def sharing(result: Result) -> list[Block]:
         for name, rates in result["arms"].items()
         for rate, figures in rates.items()
     ]
-    command = f"--rates {' '.join(next(iter(result['arms'].values())))} --schedulers {' '.join(result['arms'])}"
+    command = (
+        f"--rates {' '.join(next(iter(result['arms'].values())))} --schedulers {' '.join(result['arms'])}"
+    )
     return [
         "## Schedulers that share the requests\n",
         f"As the scheduler over Redis, with {result['workers']} workers and one scheduler or several on the same cores; each "

@@ -1,9 +1,9 @@
 """The CPU time of schedulers' processes while requests are placed, prefilled and finished at a rate.
 
 A real `baton scheduler`, or several that share the requests, over a real Redis, and two routers' clients
-(bench/scheduler_client.py): each is a process of its own. Requests come evenly, whatever happens to earlier ones. The scheduler and its Redis
-remember a request for a minute after its end: the measurement begins after that, or in the middle of a
-shorter run.
+(bench/scheduler_client.py): each is a process of its own. Requests come evenly, whatever happens to earlier
+ones. Schedulers and Redis remember a request for a minute after its end: the measurement begins after that,
+or in the middle of a shorter run.
 
 Each process's share of a core is measured, what the machine had left, and how late the clients woke up: a
 latency that a client made by itself is no latency of the scheduler. A run in which the scheduler lost its
@@ -91,9 +91,7 @@ def _measure(
             time.sleep(min(1.0, left))
             load.append(os.getloadavg()[0])
         took_s = time.monotonic() - since
-        *own, redis_cores = (
-            (_cpu_s(one) - was) / took_s for one, was in zip(processes, before, strict=True)
-        )
+        *own, redis_cores = ((_cpu_s(one) - was) / took_s for one, was in zip(processes, before, strict=True))
         idle = (_idle_s() - idle) / took_s
         rss_mib = max(one.memory_info().rss for one in processes[:-1]) / 2**20
         for client in clients:

@@ -95,7 +95,7 @@ class SchedulerClient:
         return self._schedulers.answering
 
     def home(self, key: str) -> str:
-        """Return the address of the scheduler that serves a key now: the id of a worker, router or request."""
+        """Return the address of the scheduler that serves a key now: a worker's, router's or request's id."""
         return self._schedulers.pick(key).address
 
     def others(self, address: str) -> list[str]:
@@ -128,7 +128,8 @@ class SchedulerClient:
         where no other has it. Raises NoCapacity with code and retry_after_s.
         """
         scheduler = self._schedulers.pick(request_id)
-        if scheduler.rest and not self._memory_asked:
+        shares = self.schedulers > 1
+        if shares and scheduler.rest and not self._memory_asked:
             self.reporter.tell_again()  # its memory may lack what others booked in the store's last moment
         self._memory_asked = bool(scheduler.rest)
         request = pb.PlaceRequest(
@@ -146,7 +147,7 @@ class SchedulerClient:
             adapter=pb.Adapter(**adapter._asdict()) if adapter else None,
             priority=priority,
             room=room,
-            with_store=self.schedulers > 1 and not scheduler.rest,
+            with_store=shares and not scheduler.rest,
         )
         reply: pb.PlaceReply = await self._schedulers.ask(scheduler, "Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
@@ -271,6 +272,7 @@ class SchedulerClient:
         load: pb.WorkerLoad,
         epoch: int = 0,
         blocks: pb.BlockOperations | None = None,
+        *,
         scheduler: str = "",
     ) -> pb.HeartbeatReply:
         """Send one heartbeat, to the worker's `home` unless the address of a scheduler is given."""
@@ -281,9 +283,7 @@ class SchedulerClient:
         )
         return reply
 
-    async def tell_blocks(
-        self, worker_id: str, blocks: pb.BlockOperations, scheduler: str
-    ) -> pb.BlocksKnown:
+    async def tell_blocks(self, worker_id: str, blocks: pb.BlockOperations, scheduler: str) -> pb.BlocksKnown:
         """Tell one more scheduler, by its address, what the worker's cache holds; return what it knows."""
         request = pb.HeartbeatRequest(worker_id=worker_id, blocks=blocks, blocks_alone=True)
         asked = self._schedulers.at(scheduler)
@@ -298,7 +298,10 @@ class SchedulerClient:
         await self._schedulers.call("Deregister", request, CALL_TIMEOUT_S, worker_id)
 
     async def describe(self) -> pb.Description:
-        """Return all that the schedulers know, for operators: of what they share, what one with its store says."""
+        """Return all that the schedulers know, for operators.
+
+        What they share is told by one that has its store.
+        """
         replies: dict[str, pb.Description] = await self._schedulers.each(
             "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S
         )

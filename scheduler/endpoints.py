@@ -23,7 +23,7 @@ from baton.security.names import Role
 CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
 MISSED = 2  # answers in a row until a scheduler counts as dead
 # Good checks in a row until a scheduler that had lost its store gets calls again. Others over the same store
-# have it again up to a second and a half later: one of them decides from memory meanwhile, and nobody else may.
+# have it again up to a second and a half later: one of them decides from memory meanwhile, and no other may.
 REST_CHECKS = 3
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
@@ -120,7 +120,8 @@ class Endpoints:
 
     A key, such as a request's id, belongs to the scheduler whose hash with it is highest, of those that serve
     (rendezvous hashing; Thaler and Ravishankar, 1998). So all clients agree without a word, the keys of one
-    that is gone spread over the others, and no other key moves. What has no key goes to the first that serves.
+    that is gone spread over the others, and no other key moves. Without a key the first one that serves is
+    called.
 
     A scheduler that lacks its store says so, by gRPC's health service or in its answer, and gets no calls
     while another one serves. Where none does, the first of the list that answers gets all calls, from all
@@ -147,8 +148,7 @@ class Endpoints:
         """Return the scheduler to call for a key. Costs a hash for each of several, some 2 us."""
         if len(self._all) == 1:
             return self._all[0]
-        for endpoint in self._all:
-            endpoint.check_if_due()
+        self._check()
         answering = [one for one in self._all if one.answering]
         with_store = [one for one in answering if not one.rest]
         if best := [one for one in with_store if not one.suspected] or with_store:
@@ -198,6 +198,7 @@ class Endpoints:
 
         Raises as `call` does where none did.
         """
+        self._check()
         asked = [one for one in self._all if one.answering] or [self.pick()]
         calls = (self.ask(one, method, request, timeout_s) for one in asked)
         replies = await asyncio.gather(*calls, return_exceptions=True)
@@ -216,7 +217,15 @@ class Endpoints:
         for endpoint in self._all:
             await endpoint.close()
 
+    def _check(self) -> None:
+        """Check each of several that was not checked for a while, in the background."""
+        if len(self._all) > 1:
+            for endpoint in self._all:
+                endpoint.check_if_due()
+
 
 def owner(among: Sequence[Endpoint], key: str) -> Endpoint:
     """Return the one of these schedulers that a key belongs to."""
-    return max(among, key=lambda one: hashlib.blake2b(f"{one.address} {key}".encode(), digest_size=8).digest())
+    return max(
+        among, key=lambda one: hashlib.blake2b(f"{one.address} {key}".encode(), digest_size=8).digest()
+    )

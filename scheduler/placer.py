@@ -72,9 +72,9 @@ class Placer:
             need = replace(need, match=Match(self._prefixes, need.prefix, need.prompt_tokens))
         for _ in range(MAX_TRIES):
             view = await self.view(oldest)
-            if need.with_store and self._store.problem:
-                return _away(self._store)
             choice = self._policy.choose(view, need)
+            if need.with_store and self._store.problem:
+                choice = self._away()
             if isinstance(choice, NoChoice):
                 if self._read_at >= asked_at:
                     if choice.code == pb.Rejection.CODE_FULL:
@@ -95,10 +95,8 @@ class Placer:
                 self.turns.placed(need)
                 held = _held(need, wanted.booking.prompt_worker_id)
                 return Assignment(choice.prefill, choice.decode, wanted.booking, held, waits, choice.source)
-            if result.outcome is ReserveOutcome.STALE:
-                return _stale(need, result)
-            if result.outcome is ReserveOutcome.AWAY:
-                return _away(self._store)
+            if result.outcome in (ReserveOutcome.STALE, ReserveOutcome.AWAY):
+                return self._refusal(need, result)
             oldest = self._clock()
         return NoChoice(
             pb.Rejection.CODE_FULL,
@@ -118,6 +116,17 @@ class Placer:
                     self._on_expired(self._view.expired)
             return self._view
 
+    def _refusal(self, need: Need, result: ReserveResult) -> NoChoice:
+        """Return what another try would not change."""
+        if result.outcome is ReserveOutcome.AWAY:
+            return self._away()
+        one = need.attempt
+        message = f"epoch {one.epoch} of request {one.request_id} is not above {result.detail}, placed before"
+        return NoChoice(pb.Rejection.CODE_STALE_EPOCH, message)
+
+    def _away(self) -> NoChoice:
+        return NoChoice(pb.Rejection.CODE_STORE_AWAY, f"it has lost its store: {self._store.problem}")
+
     def _remember(self, booked: Booking) -> None:
         """Count our own booking in the view for the next placement. A newer view has it twice: harmless."""
         if self._view is None:
@@ -131,15 +140,3 @@ class Placer:
 def _held(need: Need, worker_id: str) -> int | None:
     known = need.match is not None and need.match.knows(worker_id)
     return need.prompt_tokens - need.tokens_for(worker_id) if known else None
-
-
-def _stale(need: Need, result: ReserveResult) -> NoChoice:
-    attempt = need.attempt
-    message = (
-        f"epoch {attempt.epoch} of request {attempt.request_id} is not above {result.detail}, placed before"
-    )
-    return NoChoice(pb.Rejection.CODE_STALE_EPOCH, message)
-
-
-def _away(store: Store) -> NoChoice:
-    return NoChoice(pb.Rejection.CODE_STORE_AWAY, f"it has lost its store: {store.problem}")

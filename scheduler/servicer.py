@@ -36,7 +36,6 @@ from baton.scheduler.types import (
     RouterReport,
     SchedulerOptions,
     WorkerRecord,
-    attempt_from_wire,
     attempt_to_wire,
     booked_to_wire,
     name_of,

@@ -59,7 +59,9 @@ class WorkerSession:
         self._heartbeat_s = 0.0  # the scheduler says it when the worker registers
         self.held: bool | None = None  # None: not known yet
         self.blocks: BlockLogs | None = None  # of a worker whose engine tells what its cache holds
-        self._told_at: dict[str, float] = {}  # by scheduler: time.monotonic() of the last word about the cache
+        self._told_at: dict[
+            str, float
+        ] = {}  # by scheduler: time.monotonic() of the last word about the cache
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.draining = asyncio.Event()
@@ -207,7 +209,7 @@ class WorkerSession:
         known = self.blocks.to(scheduler) if self.blocks is not None else None
         blocks = known.message() if known is not None else None
         reply = await self._client.heartbeat(
-            self.worker_id, self._state, self._load(), epoch, blocks, scheduler
+            self.worker_id, self._state, self._load(), epoch, blocks, scheduler=scheduler
         )
         if known is not None and reply.HasField("blocks"):
             known.heard(reply.blocks)

@@ -11,7 +11,8 @@ Several schedulers share their routers' requests. Each tells the others through 
 which ones wait with it; a second is the tolerance between two requests' ages anyway.
 
 The cost is one entry a router with waiting requests, and a look at each of them for a placement meanwhile.
-Among S schedulers it is S times that, and two small calls to the store a second and scheduler while any waits.
+Among S schedulers it is S times that, and for each of them two calls of the store a second, or four while any
+request waits with it.
 """
 
 from __future__ import annotations

@@ -273,14 +273,19 @@ class SchedulerSettings(_Section):
             )
         return self
 
-    def check_shared(self) -> None:
-        """Raise ConfigError for several schedulers without a shared store.
+    def check_shared(self, schedulers: int = 1) -> None:
+        """Raise ConfigError for several schedulers, named or to be started, without a shared store.
 
         To be called by processes of the deployment; an operator's command needs the addresses alone.
         """
-        if "," in self.address and self.store == "memory":
+        if self.store != "memory":
+            return
+        several = f"--schedulers is {schedulers}" if schedulers > 1 else ""
+        if "," in self.address:
+            several = f"scheduler.address names several schedulers ({self.address})"
+        if several:
             raise ConfigError(
-                f"scheduler.address names several schedulers ({self.address}) and scheduler.store is memory: "
+                f"{several} and scheduler.store is memory: "
                 "each would book the same room again; set scheduler.store to the Redis that they share, or "
                 "name one scheduler"
             )

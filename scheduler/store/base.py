@@ -31,7 +31,6 @@ from baton.scheduler.types import (
     held,
 )
 
-
 TOLD_KINDS = ("router", "fleet", "process", "turns")
 
 

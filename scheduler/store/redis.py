@@ -200,7 +200,9 @@ class RedisStore(Store):
         for key, message in wire.pairs(messages):
             kind, _, who = key.partition(":")
             by_kind[kind][who] = message
-        return Told(by_kind["router"], by_kind["fleet"], _by_fleet(orders), by_kind["process"], by_kind["turns"])
+        return Told(
+            by_kind["router"], by_kind["fleet"], _by_fleet(orders), by_kind["process"], by_kind["turns"]
+        )
 
     async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
         flat = [part for fleet, raw in orders.items() for part in (f"fleet:{fleet}", raw)]

@@ -63,6 +63,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @with_settings("engine", "router", "scheduler", "handoff", "security", "autoscale", "slo", "ops")
 def up(
     settings: Settings,
+    *,
     prefill: Annotated[
         int | None, typer.Option(help="Number of prefill workers. [default: 1 unless --mixed]", min=0)
     ] = None,

@@ -92,21 +92,30 @@ class Observer(Protocol):
         """Note that no process is left."""
 
 
-def _check(settings: Settings, fleet: Fleet) -> None:
-    """Check what can be checked before a process is started. Raises ConfigError and StartError."""
+def _check(settings: Settings, fleet: Fleet) -> list[str]:
+    """Check what can be checked before a process is started; set and return the schedulers' addresses.
+
+    Raises ConfigError and StartError.
+    """
     fleet.check()
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
     check_model(settings.engine)
     check_names(settings.router)
     validation.check(settings.engine)
-    settings.scheduler.check_shared()
+    settings.scheduler.check_shared(fleet.schedulers)
     credentials.check(settings)
     identities.check(settings)
     if settings.security.folder:
         raise ConfigError("security.folder is of one process: leave it out where several are started")
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
+    listens = scheduler_addresses(settings, fleet.schedulers)
+    settings.scheduler.address = ",".join(listens)
+    check_port("router.port", settings.router.host, settings.router.port)
+    for address in listens:
+        check_port("scheduler.address", *addresses.split(address))
+    return listens
 
 
 def supervise(
@@ -118,12 +127,7 @@ def supervise(
     it does not exist; "" stands for a new temporary folder.
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
-    listens = scheduler_addresses(settings, fleet.schedulers)
-    settings.scheduler.address = ",".join(listens)
-    _check(settings, fleet)
-    check_port("router.port", settings.router.host, settings.router.port)
-    for address in listens:
-        check_port("scheduler.address", *addresses.split(address))
+    listens = _check(settings, fleet)
     folder = log_folder(log_dir)
     began = time.monotonic()
 
@@ -154,9 +158,7 @@ def supervise(
 
     try:
         parts.add("watcher", Kind.WATCHER, lambda: _watch(peers, health, theirs, orders))
-        for number, name in enumerate(scheduler_names(len(listens))):
-            own = _of_scheduler(settings, listens, number)
-            parts.add(name, Kind.SCHEDULER, partial(children.scheduler, own))
+        _start_schedulers(parts, settings, listens)
         if not Path(settings.engine.model).exists():
             say("model", "there is no such folder: it is fetched from Hugging Face")
         say("engine", "importing vLLM; the first time takes longest")
@@ -245,12 +247,13 @@ def scheduler_addresses(settings: Settings, number: int) -> list[str]:
     return [addresses.join(host, port + one) for one in range(number)]
 
 
-def _of_scheduler(settings: Settings, listens: Sequence[str], number: int) -> Settings:
-    """Return the settings of one of several schedulers; fixed ports of metrics follow each other."""
-    own = settings.model_copy(deep=True)
-    own.scheduler.address = listens[number]
-    own.scheduler.metrics_port += number if own.scheduler.metrics_port else 0
-    return own
+def _start_schedulers(parts: Parts, settings: Settings, listens: Sequence[str]) -> None:
+    """Start a scheduler at each address; fixed ports of their metrics follow each other."""
+    for number, name in enumerate(scheduler_names(len(listens))):
+        own = settings.model_copy(deep=True)
+        own.scheduler.address = listens[number]
+        own.scheduler.metrics_port += number if own.scheduler.metrics_port else 0
+        parts.add(name, Kind.SCHEDULER, partial(children.scheduler, own))
 
 
 def log_folder(given: str) -> Path:

@@ -126,8 +126,9 @@ def test_without_router_or_scheduler_nothing_can_serve(fleet: Fleet, name: str) 
 
 def test_one_of_several_schedulers_can_be_given_up(fleet: Fleet) -> None:
     pair(fleet)
-    one, other = next(part for part in fleet.parts.members if part.name == "scheduler"), fleet.add(
-        "scheduler-1", Kind.SCHEDULER
+    one, other = (
+        next(part for part in fleet.parts.members if part.name == "scheduler"),
+        fleet.add("scheduler-1", Kind.SCHEDULER),
     )
     for _ in range(3):
         fleet.kill(one)
