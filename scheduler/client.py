@@ -11,6 +11,7 @@ caller knows whether it may be (a placement is tried again with the next epoch).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from baton.scheduler.policy import NoChoice
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.standby import Standby
+from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import Adapter, Attempt, Booking, Known, Need, PolicyOptions, worker_to_wire
 
 PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
@@ -32,6 +34,7 @@ SNAPSHOT_TIMEOUT_S = 1.0
 HEARTBEAT_TIMEOUT_S = 1.5  # the next one, perhaps to another scheduler, must still find the lease
 INSPECT_TIMEOUT_S = 10.0  # the scheduler asks the worker twice
 TRY_TIMEOUT_S = 30.0
+RETELL_S = 1.0
 ALONE_RETRY_S = 1.0  # when asking again may help, while no scheduler answers
 
 
@@ -73,7 +76,7 @@ class SchedulerClient:
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
         self.reporter = Reporter(self.report)
-        self._memory_asked = False  # whether the last placement was asked of one that had lost its store
+        self._retelling: asyncio.Task[None] | None = None  # since placements are asked of memory
         self.process: pb.Process | None = None  # this router, as snapshots are asked for
 
     async def __aenter__(self) -> Self:
@@ -128,10 +131,11 @@ class SchedulerClient:
         where no other has it. Raises NoCapacity with code and retry_after_s.
         """
         scheduler = self._schedulers.pick(request_id)
-        shares = self.schedulers > 1
-        if shares and scheduler.rest and not self._memory_asked:
-            self.reporter.tell_again()  # its memory may lack what others booked in the store's last moment
-        self._memory_asked = bool(scheduler.rest)
+        with_store = self.schedulers > 1 and not scheduler.rest
+        if with_store:
+            self._retelling = None
+        elif self.schedulers > 1:
+            await self._retold()
         request = pb.PlaceRequest(
             request_id=request_id,
             router_id=self._router_id,
@@ -147,7 +151,7 @@ class SchedulerClient:
             adapter=pb.Adapter(**adapter._asdict()) if adapter else None,
             priority=priority,
             room=room,
-            with_store=shares and not scheduler.rest,
+            with_store=with_store,
         )
         reply: pb.PlaceReply = await self._schedulers.ask(scheduler, "Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
@@ -379,8 +383,20 @@ class SchedulerClient:
         reply: pb.OrdersReply = await self._schedulers.call("Orders", request, CALL_TIMEOUT_S)
         return reply
 
+    async def _retold(self) -> None:
+        """Tell a scheduler without its store what this router holds, once, before it is asked to place.
+
+        Its memory may lack what others booked in the store's last moment. Waits for a second at most.
+        """
+        if self._retelling is None:
+            self.reporter.tell_again()
+            self._retelling = spawn(self.reporter.told(RETELL_S), "scheduler-retelling")
+        await asyncio.wait({self._retelling})
+
     async def close(self) -> None:
         """Send what is still to be reported, within a second, say goodbye, and hang up."""
+        if self._retelling:
+            await stop(self._retelling)
         await self.reporter.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)

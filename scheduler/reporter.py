@@ -48,6 +48,7 @@ class Reporter:
         self._flushed_at = 0.0  # time.monotonic()
         self._generation = ""  # of the scheduler's state
         self._wake = asyncio.Event()
+        self._sent = asyncio.Event()  # set for a moment, when nothing is queued any more
         self._task: asyncio.Task[None] | None = None
         self.dropped = 0  # events that were never reported
         self.on_released: Callable[[], None] = lambda: None  # the scheduler knows that reservations ended
@@ -112,6 +113,13 @@ class Reporter:
         for known in self._held.values():
             self._add(known_to_wire(known))
 
+    async def told(self, within_s: float) -> None:
+        """Wait until all that is queued was sent, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                if self._events:
+                    await self._sent.wait()
+
     async def close(self) -> None:
         """Send what is queued, within `CLOSE_S`, and stop renewing."""
         self._held.clear()
@@ -171,6 +179,8 @@ class Reporter:
                 self._events.popleft()
             if request.prefilled or request.finished or request.shared:
                 self.on_released()
+        self._sent.set()
+        self._sent.clear()
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - KEEP_S
