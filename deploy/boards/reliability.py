@@ -83,10 +83,15 @@ BOARD = Board(
                     (f"sum(increase({_S}_store_losses_total[$__rate_interval]))", "store"),
                 ),
                 lines(
-                    "Placed by routers alone, or by another scheduler",
-                    (rate(f"{_R}_placements_without_scheduler_total"), "alone"),
-                    (rate(f"{_R}_placements_moved_total"), "by another of several"),
+                    "Placed by routers alone",
+                    (rate(f"{_R}_placements_without_scheduler_total"), "placements"),
                     unit="ops",
+                ),
+                lines(
+                    "Placed by another of several schedulers",
+                    (rate(f"{_R}_placements_moved_total"), "placements"),
+                    unit="ops",
+                    about="The one that a request belongs to did not answer, or had lost its store.",
                 ),
             ),
         ),
