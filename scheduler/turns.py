@@ -122,7 +122,7 @@ def _head(waiting: _Waiting, now: float) -> pb.PlaceRequest:
 
 
 class SharedTurns:
-    """What waits with one scheduler, told to the others over their store, and theirs."""
+    """The requests that wait with one scheduler, told to the others over their store, and theirs."""
 
     def __init__(self, store: Store, turns: RouterTurns) -> None:
         self._store = store
