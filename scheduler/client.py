@@ -31,7 +31,7 @@ from baton.scheduler.types import Adapter, Attempt, Booking, Known, Need, Policy
 
 PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
 SNAPSHOT_TIMEOUT_S = 1.0
-REPORT_TIMEOUT_S = 2.0  # what is over keeps its room until it is told: the next try may find another scheduler
+REPORT_TIMEOUT_S = 2.0  # what is over keeps its room until it is told, perhaps to another scheduler
 HEARTBEAT_TIMEOUT_S = 1.5  # the next one, perhaps to another scheduler, must still find the lease
 INSPECT_TIMEOUT_S = 10.0  # the scheduler asks the worker twice
 TRY_TIMEOUT_S = 30.0
