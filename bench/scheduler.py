@@ -2,11 +2,12 @@
 
     python -m bench scheduler [--stores memory redis] [--workers 8]
     python -m bench scheduler --rates 100 500 1000 [--hold 300] [--against FOLDER]
+    python -m bench scheduler --rates 500 1000 --schedulers 1 2 [--hold 30]
 
 Scheduler and routers share one process and its core here, so the figures are a lower bound. The run fails,
 and reports nothing, when a placement was refused or a reservation is left over. With `--rates` it measures
 what share of a core the scheduler's own process takes over Redis (bench/scheduler_cpu.py), and nothing else;
-`--against` another checkout in turns.
+`--against` another checkout in turns, `--schedulers` so many that share the requests.
 """
 
 from __future__ import annotations
@@ -44,9 +45,15 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--hold", type=float, default=300.0, help="seconds that each rate is held")
     parser.add_argument("--against", type=Path, help="another checkout, measured in turns")
+    parser.add_argument(
+        "--schedulers", type=int, nargs="+", help="with --rates: so many share the requests, in turns"
+    )
     options = parser.parse_args(arguments)
+    if options.schedulers and not options.rates:
+        parser.error("--schedulers needs --rates: several are measured as processes, at given rates")
     if options.rates:
-        save("scheduler-cpu", {"workers": options.workers, "hold_s": options.hold, "arms": shares(options)})
+        name = "scheduler-sharing" if options.schedulers else "scheduler-cpu"
+        save(name, {"workers": options.workers, "hold_s": options.hold, "arms": shares(options)})
         return
     results = {}
     for store in options.stores:
@@ -61,13 +68,17 @@ def main(arguments: list[str]) -> None:
 
 
 def shares(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """Measure each checkout at each rate."""
-    arms = {"here": ROOT, **({"against": options.against.resolve()} if options.against else {})}
+    """Measure each checkout, or each number of schedulers, at each rate."""
     workers = [_identity(number) for number in range(options.workers)]
+    arms = {"here": (ROOT, 1)}
+    if options.against:
+        arms["against"] = (options.against.resolve(), 1)
+    if options.schedulers:
+        arms = {str(number): (ROOT, number) for number in options.schedulers}
     found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in arms}
     for rate in options.rates:
-        for name, code in arms.items():
-            figures = scheduler_cpu.measure(rate, options.hold, workers, code)
+        for name, (code, schedulers) in arms.items():
+            figures = scheduler_cpu.measure(rate, options.hold, workers, code, schedulers)
             found[name][str(rate)] = figures
             print(name, ", ".join(f"{key} {value:g}" for key, value in figures.items()), flush=True)
     return found

@@ -1,9 +1,9 @@
-"""The CPU time of a scheduler's process while requests are placed, prefilled and finished at a rate.
+"""The CPU time of schedulers' processes while requests are placed, prefilled and finished at a rate.
 
-A real `baton scheduler` over a real Redis, and two routers' clients (bench/scheduler_client.py): each is a
-process of its own. Requests come evenly, whatever happens to earlier ones. The scheduler and its Redis
-remember a request for a minute after its end: the measurement begins after that, or in the middle of a
-shorter run.
+A real `baton scheduler`, or several that share the requests, over a real Redis, and two routers' clients
+(bench/scheduler_client.py): each is a process of its own. Requests come evenly, whatever happens to earlier
+ones. Schedulers and Redis remember a request for a minute after its end: the measurement begins after that,
+or in the middle of a shorter run.
 
 Each process's share of a core is measured, what the machine had left, and how late the clients woke up: a
 latency that a client made by itself is no latency of the scheduler. A run in which the scheduler lost its
@@ -48,27 +48,36 @@ async def register(address: str, workers: list[pb.WorkerIdentity]) -> None:
 
 
 def measure(
-    rate: int, hold_s: float, workers: list[pb.WorkerIdentity], code: Path = ROOT
+    rate: int, hold_s: float, workers: list[pb.WorkerIdentity], code: Path = ROOT, schedulers: int = 1
 ) -> dict[str, float]:
-    """Measure the scheduler of the checkout `code` under this load. SystemExit where it lost its store."""
-    redis_port, port = free_port(), free_port()
-    address = f"127.0.0.1:{port}"
+    """Measure schedulers of the checkout `code` under this load. SystemExit where one lost its store.
+
+    Of several, the cores and the memory are those of the busiest and the largest.
+    """
+    redis_port = free_port()
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(schedulers)]
     with tempfile.TemporaryDirectory() as folder, redis_server(redis_port) as redis:
-        log = Path(folder) / "scheduler.log"
-        with _scheduler(code, address, f"redis://127.0.0.1:{redis_port}/0", log) as own:
+        logs = [Path(folder) / f"scheduler-{number}.log" for number in range(schedulers)]
+        with ExitStack() as stack:
+            own = [
+                stack.enter_context(_scheduler(code, address, f"redis://127.0.0.1:{redis_port}/0", log))
+                for address, log in zip(addresses, logs, strict=True)
+            ]
+            address = ",".join(addresses)
             asyncio.run(register(address, workers))
-            pids = {"scheduler": own, "redis": redis.pid}
-            figures = _measure(rate, hold_s, address, pids, Path(folder))
-        losses = [line for line in log.read_text().splitlines() if AWAY in line]
+            figures = _measure(rate, hold_s, address, own, redis.pid, Path(folder))
+        losses = [line for log in logs for line in log.read_text().splitlines() if AWAY in line]
         if losses:
             raise SystemExit(f"the store was lost {len(losses)} times: {figures}\n" + "\n".join(losses[:5]))
     return figures
 
 
-def _measure(rate: int, hold_s: float, address: str, pids: dict[str, int], folder: Path) -> dict[str, float]:
+def _measure(
+    rate: int, hold_s: float, address: str, schedulers: list[int], redis: int, folder: Path
+) -> dict[str, float]:
     begin = time.monotonic() + IMPORT_S
     since, until = begin + min(EPOCH_KEEP_MS / 1_000, hold_s / 2), begin + hold_s
-    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    processes = [psutil.Process(pid) for pid in (*schedulers, redis)]
     with ExitStack() as stack:
         answers = [folder / f"router-{number}" for number in range(CLIENTS)]
         clients = [
@@ -76,21 +85,22 @@ def _measure(rate: int, hold_s: float, address: str, pids: dict[str, int], folde
             for answer in answers
         ]
         time.sleep(since - time.monotonic())
-        before, idle = {name: _cpu_s(one) for name, one in processes.items()}, _idle_s()
+        before, idle = [_cpu_s(one) for one in processes], _idle_s()
         load: list[float] = []
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(1.0, left))
             load.append(os.getloadavg()[0])
         took_s = time.monotonic() - since
-        cores = {f"{name}_cores": (_cpu_s(one) - before[name]) / took_s for name, one in processes.items()}
+        *own, redis_cores = ((_cpu_s(one) - was) / took_s for one, was in zip(processes, before, strict=True))
         idle = (_idle_s() - idle) / took_s
-        rss_mib = processes["scheduler"].memory_info().rss / 2**20
+        rss_mib = max(one.memory_info().rss for one in processes[:-1]) / 2**20
         for client in clients:
             if client.wait(END_S):
                 raise SystemExit(f"a client ended with {client.returncode}: no figure means anything")
     told = [json.loads(answer.read_text()) for answer in answers]
     return _figures(rate, until - since, told) | {
-        **{name: round(share, 3) for name, share in cores.items()},
+        "scheduler_cores": round(max(own), 3),
+        "redis_cores": round(redis_cores, 3),
         "clients_cores": round(sum(one["cpu_s"] for one in told) / (until - since), 3),
         "idle_cores": round(idle, 3),
         "load_most": round(max(load), 1),

@@ -206,18 +206,20 @@ class RegisterReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "state", "load", "epoch", "blocks")
+    __slots__ = ("worker_id", "state", "load", "epoch", "blocks", "blocks_alone")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_ALONE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: WorkerState
     load: WorkerLoad
     epoch: int
     blocks: BlockOperations
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., epoch: _Optional[int] = ..., blocks: _Optional[_Union[BlockOperations, _Mapping]] = ...) -> None: ...
+    blocks_alone: bool
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., epoch: _Optional[int] = ..., blocks: _Optional[_Union[BlockOperations, _Mapping]] = ..., blocks_alone: _Optional[bool] = ...) -> None: ...
 
 class BlockOperations(_message.Message):
     __slots__ = ("instance", "first", "operations")
@@ -266,7 +268,7 @@ class DeregisterReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude_workers", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens", "priority", "room", "adapter")
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude_workers", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens", "priority", "room", "adapter", "with_store")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +283,7 @@ class PlaceRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    WITH_STORE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     router_id: str
     epoch: int
@@ -295,7 +298,14 @@ class PlaceRequest(_message.Message):
     priority: int
     room: float
     adapter: Adapter
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., room: _Optional[float] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+    with_store: bool
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., room: _Optional[float] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., with_store: _Optional[bool] = ...) -> None: ...
+
+class Turns(_message.Message):
+    __slots__ = ("heads",)
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    heads: _containers.RepeatedCompositeFieldContainer[PlaceRequest]
+    def __init__(self, heads: _Optional[_Iterable[_Union[PlaceRequest, _Mapping]]] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "fingerprint")
@@ -350,11 +360,13 @@ class Rejection(_message.Message):
         CODE_FULL: _ClassVar[Rejection.Code]
         CODE_TOO_LARGE: _ClassVar[Rejection.Code]
         CODE_STALE_EPOCH: _ClassVar[Rejection.Code]
+        CODE_STORE_AWAY: _ClassVar[Rejection.Code]
     CODE_UNSPECIFIED: Rejection.Code
     CODE_NO_WORKERS: Rejection.Code
     CODE_FULL: Rejection.Code
     CODE_TOO_LARGE: Rejection.Code
     CODE_STALE_EPOCH: Rejection.Code
+    CODE_STORE_AWAY: Rejection.Code
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
@@ -586,7 +598,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("topic", "store", "workers", "attempts", "handoffs", "store_problem", "drained", "routers", "processes")
+    __slots__ = ("topic", "store", "workers", "attempts", "handoffs", "store_problem", "drained", "routers", "processes", "schedulers")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -596,6 +608,7 @@ class Description(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULERS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     store: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
@@ -605,7 +618,18 @@ class Description(_message.Message):
     drained: _containers.RepeatedScalarFieldContainer[str]
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
     processes: _containers.RepeatedCompositeFieldContainer[Process]
-    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ..., store_problem: _Optional[str] = ..., drained: _Optional[_Iterable[str]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
+    schedulers: _containers.RepeatedCompositeFieldContainer[SchedulerStatus]
+    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ..., store_problem: _Optional[str] = ..., drained: _Optional[_Iterable[str]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., schedulers: _Optional[_Iterable[_Union[SchedulerStatus, _Mapping]]] = ...) -> None: ...
+
+class SchedulerStatus(_message.Message):
+    __slots__ = ("address", "placements", "store_problem")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    STORE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    placements: int
+    store_problem: str
+    def __init__(self, address: _Optional[str] = ..., placements: _Optional[int] = ..., store_problem: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
     __slots__ = ("router_id", "heard_age_s", "load")

@@ -166,6 +166,7 @@ def claim(
         max_prompt_tokens=max_prompt_tokens(need, limits),
         max_requests=max_requests(decode.capacity, limits, need.room),
         max_blocks=max_blocks(need, decode.capacity),
+        with_store=need.with_store,
     )
 
 

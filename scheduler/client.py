@@ -11,6 +11,7 @@ caller knows whether it may be (a placement is tried again with the next epoch).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -26,12 +27,15 @@ from baton.scheduler.policy import NoChoice
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.standby import Standby
+from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import Adapter, Attempt, Booking, Known, Need, PolicyOptions, worker_to_wire
 
 SNAPSHOT_TIMEOUT_S = 1.0
+REPORT_TIMEOUT_S = 2.0  # what is over keeps its room until it is told, perhaps to another scheduler
 HEARTBEAT_TIMEOUT_S = 1.5  # the next one, perhaps to another scheduler, must still find the lease
 INSPECT_TIMEOUT_S = 10.0  # the scheduler asks the worker twice
 TRY_TIMEOUT_S = 30.0
+RETELL_S = 1.0
 ALONE_RETRY_S = 1.0  # when asking again may help, while no scheduler answers
 
 
@@ -50,6 +54,7 @@ class Placement:
     source: pb.Worker | None = None
     source_tokens: int = 0
     waits: bool = False  # the first token is held back: the decode worker cannot go on at once
+    moved: bool = False  # by another of several schedulers than the one that the request belongs to
     alone: bool = False  # chosen here, from a snapshot
     scheduler: str = ""  # the address of the one that chose it
     scheduler_s: float = 0.0  # that it took
@@ -72,7 +77,10 @@ class SchedulerClient:
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
         self.reporter = Reporter(self.report)
-        self._place_calls = PlaceCalls(self._schedulers, self._give_back)
+        self._place_calls = {
+            one.address: PlaceCalls(self._schedulers, one, self._give_back) for one in self._schedulers
+        }
+        self._retelling: asyncio.Task[None] | None = None  # since placements are asked of memory
         self.process: pb.Process | None = None  # this router, as snapshots are asked for
 
     async def __aenter__(self) -> Self:
@@ -92,6 +100,14 @@ class SchedulerClient:
     def answering(self) -> bool:
         """Whether a scheduler answered the last call to it."""
         return self._schedulers.answering
+
+    def home(self, key: str) -> str:
+        """Return the address of the scheduler that serves a key now: a worker's, router's or request's id."""
+        return self._schedulers.pick(key).address
+
+    def others(self, address: str) -> list[str]:
+        """Return the addresses of the other schedulers that answer."""
+        return self._schedulers.others(address)
 
     async def place(
         self,
@@ -115,8 +131,15 @@ class SchedulerClient:
         far. Epochs of one request count up from 1. `vllm_version`, `model_fingerprint` and `adapter` say
         which workers will do, where not all. `waited_s` is the request's age: the eldest comes first where
         all is full, of the lowest `priority`. `room` is the part of each limit that it may fill.
-        Raises NoCapacity with code and retry_after_s.
+        Of several schedulers the one is asked that the request belongs to; one that lost its store only
+        where no other has it. Raises NoCapacity with code and retry_after_s.
         """
+        scheduler = self._schedulers.pick(request_id)
+        with_store = self.schedulers > 1 and not scheduler.rest
+        if with_store:
+            self._retelling = None
+        elif self.schedulers > 1:
+            await self._retold()
         request = pb.PlaceRequest(
             request_id=request_id,
             router_id=self._router_id,
@@ -132,12 +155,16 @@ class SchedulerClient:
             adapter=pb.Adapter(**adapter._asdict()) if adapter else None,
             priority=priority,
             room=room,
+            with_store=with_store,
         )
-        reply, scheduler = await self._place_calls.ask(request)
+        reply = await self._place_calls[scheduler.address].ask(request)
         if reply.HasField("refusal"):
             raise Refused(reply.refusal)
         if reply.HasField("rejection"):
             no = reply.rejection
+            if no.code == pb.Rejection.CODE_STORE_AWAY:
+                scheduler.lost_store()
+                raise SchedulerUnavailable(f"scheduler at {scheduler.address}: {no.message}")
             raise NoCapacity(no.code, no.message, no.retry_after_s, settling=no.settling)
         placed = reply.placement
         placement = Placement(
@@ -148,7 +175,8 @@ class SchedulerClient:
             source=placed.source if placed.HasField("source") else None,
             source_tokens=placed.source_tokens,
             waits=placed.waits,
-            scheduler=scheduler,
+            moved=scheduler is not self._schedulers.owner(request_id),
+            scheduler=scheduler.address,
             scheduler_s=reply.took_s,
         )
         booking = Booking(
@@ -217,7 +245,9 @@ class SchedulerClient:
         request = pb.SnapshotRequest(
             router_id=self._router_id, load=load, process=self.process, feed=feed, revision=revision
         )
-        snapshot: pb.SnapshotReply = await self._schedulers.call("Snapshot", request, SNAPSHOT_TIMEOUT_S)
+        snapshot: pb.SnapshotReply = await self._schedulers.call(
+            "Snapshot", request, SNAPSHOT_TIMEOUT_S, self._router_id
+        )
         self.standby.learn(snapshot, reached)
         self.reporter.saw_generation(snapshot.generation)
         return snapshot.log_level
@@ -225,7 +255,9 @@ class SchedulerClient:
     async def report(self, request: pb.ReportRequest) -> pb.ReportReply:
         """Send one batch. Routers use `reporter` instead."""
         request.router_id = self._router_id
-        reply: pb.ReportReply = await self._schedulers.call("Report", request, CALL_TIMEOUT_S)
+        reply: pb.ReportReply = await self._schedulers.call(
+            "Report", request, REPORT_TIMEOUT_S, self._router_id
+        )
         return reply
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> pb.RegisterReply:
@@ -234,7 +266,9 @@ class SchedulerClient:
         Raises Refused when it does not fit into the deployment, StaleWorker for an older epoch.
         """
         request = pb.RegisterRequest(identity=identity, state=state)
-        reply: pb.RegisterReply = await self._schedulers.call("Register", request, CALL_TIMEOUT_S)
+        reply: pb.RegisterReply = await self._schedulers.call(
+            "Register", request, CALL_TIMEOUT_S, identity.worker_id
+        )
         if reply.epoch:
             raise StaleWorker(identity.worker_id, identity.epoch, reply.epoch)
         if reply.refusal:
@@ -248,21 +282,49 @@ class SchedulerClient:
         load: pb.WorkerLoad,
         epoch: int = 0,
         blocks: pb.BlockOperations | None = None,
+        *,
+        scheduler: str = "",
     ) -> pb.HeartbeatReply:
-        """Send one heartbeat."""
+        """Send one heartbeat, to the worker's `home` unless the address of a scheduler is given."""
         request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch, blocks=blocks)
-        reply: pb.HeartbeatReply = await self._schedulers.call("Heartbeat", request, HEARTBEAT_TIMEOUT_S)
+        asked = self._schedulers.at(scheduler) if scheduler else self._schedulers.pick(worker_id)
+        reply: pb.HeartbeatReply = await self._schedulers.ask(
+            asked, "Heartbeat", request, HEARTBEAT_TIMEOUT_S
+        )
         return reply
+
+    async def tell_blocks(self, worker_id: str, blocks: pb.BlockOperations, scheduler: str) -> pb.BlocksKnown:
+        """Tell one more scheduler, by its address, what the worker's cache holds; return what it knows."""
+        request = pb.HeartbeatRequest(worker_id=worker_id, blocks=blocks, blocks_alone=True)
+        asked = self._schedulers.at(scheduler)
+        reply: pb.HeartbeatReply = await self._schedulers.ask(
+            asked, "Heartbeat", request, HEARTBEAT_TIMEOUT_S
+        )
+        return reply.blocks
 
     async def deregister(self, worker_id: str, epoch: int = 0) -> None:
         """Tell the scheduler that a worker leaves."""
         request = pb.DeregisterRequest(worker_id=worker_id, epoch=epoch)
-        await self._schedulers.call("Deregister", request, CALL_TIMEOUT_S)
+        await self._schedulers.call("Deregister", request, CALL_TIMEOUT_S, worker_id)
 
     async def describe(self) -> pb.Description:
-        """Return all that a scheduler knows, for operators."""
-        reply: pb.Description = await self._schedulers.call("Describe", pb.DescribeRequest(), CALL_TIMEOUT_S)
-        return reply
+        """Return all that the schedulers know, for operators.
+
+        What they share is told by one that has its store.
+        """
+        replies: dict[str, pb.Description] = await self._schedulers.each(
+            "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S
+        )
+        found = pb.Description()
+        found.CopyFrom(min(replies.values(), key=lambda reply: bool(reply.store_problem)))
+        routers = {one.router_id: one for reply in replies.values() for one in reply.routers}
+        del found.routers[:], found.schedulers[:]
+        found.routers.extend(routers[key] for key in sorted(routers))
+        for address, reply in replies.items():
+            for one in reply.schedulers:
+                one.address = address
+                found.schedulers.append(one)
+        return found
 
     async def drain(self, worker_id: str) -> pb.DrainReply:
         """Ask a worker to drain; a unique beginning of its id is enough. The reply may name a problem."""
@@ -288,8 +350,10 @@ class SchedulerClient:
     async def set_log_level(self, process: str, level: str) -> pb.SetLogLevelReply:
         """Have processes log from `level` on. The reply names them, or a problem."""
         request = pb.SetLogLevelRequest(process=process, level=level)
-        reply: pb.SetLogLevelReply = await self._schedulers.call("SetLogLevel", request, CALL_TIMEOUT_S)
-        return reply
+        asked = await self._schedulers.each("SetLogLevel", request, CALL_TIMEOUT_S)
+        replies: list[pb.SetLogLevelReply] = list(asked.values())
+        named = dict.fromkeys(process for reply in replies for process in reply.processes)
+        return pb.SetLogLevelReply(processes=named) if named else replies[0]
 
     async def inspect(self, worker_id: str = "") -> pb.InspectReply:
         """Ask a worker, without an id the scheduler, for its machine and versions.
@@ -325,9 +389,22 @@ class SchedulerClient:
         reply: pb.OrdersReply = await self._schedulers.call("Orders", request, CALL_TIMEOUT_S)
         return reply
 
+    async def _retold(self) -> None:
+        """Tell a scheduler without its store what this router holds, once, before it is asked to place.
+
+        Its memory may lack what others booked in the store's last moment. Waits for a second at most.
+        """
+        if self._retelling is None:
+            self.reporter.tell_again()
+            self._retelling = spawn(self.reporter.told(RETELL_S), "scheduler-retelling")
+        await asyncio.wait({self._retelling})
+
     async def close(self) -> None:
         """Send what is still to be reported, within a second, say goodbye, and hang up."""
-        await self._place_calls.close()
+        for calls in self._place_calls.values():
+            await calls.close()
+        if self._retelling:
+            await stop(self._retelling)
         await self.reporter.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)

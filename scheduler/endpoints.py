@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -20,10 +22,9 @@ from baton.security.names import Role
 
 CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
 MISSED = 2  # answers in a row until a scheduler counts as dead
-# Checks in a row until a scheduler that says that it does not serve is passed over, and until one that serves
-# again is preferred again. Others over the same store lose it, and have it again, up to a second and a half
-# later: then no client need move, and the scheduler that was asked meanwhile knows what happened meanwhile.
-IDLE_CHECKS = 3
+# Good checks in a row until a scheduler that had lost its store gets calls again. Others over the same store
+# have it again up to a second and a half later: one of them decides from memory meanwhile, and no other may.
+REST_CHECKS = 3
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 # What gRPC puts before the reason: "failed to connect to all addresses; last error: UNKNOWN: ipv4:ADDRESS: ".
@@ -38,7 +39,9 @@ def _in_short(details: str) -> str:
     return f"{meant}: {reason}" if (meant := tls_problem(reason)) else reason
 
 
-class _Endpoint:
+class Endpoint:
+    """One scheduler, as far as this process knows."""
+
     def __init__(self, address: str) -> None:
         self.address = address
         self._line = Line(address, Role.SCHEDULER)
@@ -49,7 +52,7 @@ class _Endpoint:
         self.asked_at = 0.0  # time.monotonic(), of the last call or check
         self._missed = 0  # answers in a row
         self._missed_at = 0.0  # time.monotonic(), of the last one
-        self.idle = 0  # checks in which it said that it does not serve, less those since; at most IDLE_CHECKS
+        self.rest = 0  # good checks that are left until it counts as serving again
         self._checked_at = 0.0  # time.monotonic()
         self._check: asyncio.Task[None] | None = None
 
@@ -61,14 +64,13 @@ class _Endpoint:
             self._stub = rpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         return self._stub
 
-    @property
-    def well(self) -> bool:
-        """Whether it answers and serves, as far as is known."""
-        return self.answering and not self.suspected and not self.idle
-
     def answered(self) -> None:
         """Note that a call was answered."""
         self.answering, self.suspected, self._missed = True, False, 0
+
+    def lost_store(self) -> None:
+        """Note that it says that it has lost its store."""
+        self.rest = REST_CHECKS
 
     def failed(self, error: grpc.aio.AioRpcError, began: float) -> None:
         """Note that a call or a check, which began at `began`, had no answer."""
@@ -107,42 +109,75 @@ class _Endpoint:
             return
         # Its calls may be missed all the same: only an answered one makes `_missed` zero again.
         self.answering, self.suspected = True, False
-        serves = reply.status == health_pb2.HealthCheckResponse.SERVING
-        self.idle = max(0, self.idle - 1) if serves else min(IDLE_CHECKS, self.idle + 1)
+        if reply.status == health_pb2.HealthCheckResponse.SERVING:
+            self.rest = max(0, self.rest - 1)
+        else:
+            self.lost_store()
 
 
 class Endpoints:
-    """Schedulers that share a store: the first of the list that answers, and serves, gets the calls.
+    """Schedulers that share a store, and the calls: each call goes to the one that its key belongs to.
 
-    All clients use the same order, so that all are served by the same one where possible: also while that one
-    works from its memory it knows of all bookings and all workers. One that lacks its store says by gRPC's
-    health service that it does not serve: it is passed over for one that does, and called where none does.
+    A key, such as a request's id, belongs to the scheduler whose hash with it is highest, of those that serve
+    (rendezvous hashing; Thaler and Ravishankar, 1998). So all clients agree without a word, the keys of one
+    that is gone spread over the others, and no other key moves. Without a key the first one that serves is
+    called.
 
-    No scheduler is taken for dead by one missed answer: a machine stands still for a second now and then. The
-    first one starts a check; the next one in a row counts. A refused connection counts at once.
+    A scheduler that lacks its store says so, by gRPC's health service or in its answer, and gets no calls
+    while another one serves. Where none does, the first of the list that answers gets all calls, from all
+    clients: it works from its memory, and has to know everything.
+
+    No scheduler is taken for dead by one missed answer: a machine stands still for a second now and then. But
+    its keys move at once, until it answers a check. A refused connection counts as a death at once. Each of
+    several is checked about once a second.
     """
 
     def __init__(self, addresses: str) -> None:
         """Take `addresses`: host:port, or several with commas between them. Connects on first use."""
-        self._all = [_Endpoint(address.strip()) for address in addresses.split(",")]
-        self._last = self._all[0]  # the last one that was called
+        self._all = [Endpoint(address.strip()) for address in addresses.split(",")]
 
     def __len__(self) -> int:
         return len(self._all)
 
-    @property
-    def last(self) -> str:
-        """The address of the one that was called last."""
-        return self._last.address
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._all)
 
     @property
     def answering(self) -> bool:
         """Whether there is one that is not known to be dead."""
         return any(endpoint.answering for endpoint in self._all)
 
-    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+    def pick(self, key: str = "") -> Endpoint:
+        """Return the scheduler to call for a key. Costs a hash for each of several, some 2 us."""
+        if len(self._all) == 1:
+            return self._all[0]
+        self._check()
+        answering = [one for one in self._all if one.answering]
+        with_store = [one for one in answering if not one.rest]
+        if best := [one for one in with_store if not one.suspected] or with_store:
+            return owner(best, key) if key else best[0]
+        if best := [one for one in answering if not one.suspected] or answering:
+            return best[0]
+        return min(self._all, key=lambda endpoint: endpoint.asked_at)
+
+    def owner(self, key: str) -> Endpoint:
+        """Return the scheduler that a key belongs to while all serve."""
+        return owner(self._all, key)
+
+    def at(self, address: str) -> Endpoint:
+        """Return the scheduler at an address of the list."""
+        return next(one for one in self._all if one.address == address)
+
+    def others(self, address: str) -> list[str]:
+        """Return the addresses of those that answer, without this one."""
+        return [one.address for one in self._all if one.answering and one.address != address]
+
+    async def call(self, method: str, request: Any, timeout_s: float, key: str = "") -> Any:
         """Call one scheduler, once. Raises SchedulerUnavailable; Refused for a wrong or forbidden call."""
-        endpoint = self._pick()
+        return await self.ask(self.pick(key), method, request, timeout_s)
+
+    async def ask(self, endpoint: Endpoint, method: str, request: Any, timeout_s: float) -> Any:
+        """Call this scheduler, once. Raises as `call` does."""
         began = endpoint.asked_at = time.monotonic()
         try:
             reply = await getattr(endpoint.stub, method)(request, timeout=timeout_s)
@@ -161,22 +196,39 @@ class Endpoints:
         endpoint.answered()
         return reply
 
+    async def each(self, method: str, request: Any, timeout_s: float) -> dict[str, Any]:
+        """Call all that are not known to be dead, side by side; return the answers there were, by address.
+
+        Raises as `call` does where none did.
+        """
+        self._check()
+        asked = [one for one in self._all if one.answering] or [self.pick()]
+        calls = (self.ask(one, method, request, timeout_s) for one in asked)
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        problems = [one for one in replies if isinstance(one, BaseException)]
+        for problem in problems:
+            if len(problems) == len(replies) or not isinstance(problem, SchedulerUnavailable):
+                raise problem
+        return {
+            one.address: reply
+            for one, reply in zip(asked, replies, strict=True)
+            if not isinstance(reply, BaseException)
+        }
+
     async def close(self) -> None:
         """Hang up."""
         for endpoint in self._all:
             await endpoint.close()
 
-    def _pick(self) -> _Endpoint:
-        """Return the first that is well; else one that answers; else the one not called for longest."""
+    def _check(self) -> None:
+        """Check each of several that was not checked for a while, in the background."""
         if len(self._all) > 1:
-            first = self._all[0]
-            for endpoint in [first] if first.well else self._all:
+            for endpoint in self._all:
                 endpoint.check_if_due()
-        answering = [one for one in self._all if one.answering]
-        heard = [one for one in answering if not one.suspected] or answering
-        # The one that was called last may say a few times that it does not serve.
-        best = [one for one in heard if one.idle < (IDLE_CHECKS if one is self._last else 1)] or heard
-        if not best:
-            return min(self._all, key=lambda endpoint: endpoint.asked_at)
-        self._last = best[0]
-        return best[0]
+
+
+def owner(among: Sequence[Endpoint], key: str) -> Endpoint:
+    """Return the one of these schedulers that a key belongs to."""
+    return max(
+        among, key=lambda one: hashlib.blake2b(f"{one.address} {key}".encode(), digest_size=8).digest()
+    )

@@ -41,7 +41,7 @@ KEYS: dict[str, tuple[str, str]] = {
         "ZSET worker id by WORKER_REVISION at the last change of it, or of what is booked there",
     ),
     "TURNS": ("turns", "HASH job of one scheduler at a time -> the time until which no other does it"),
-    "TOLD": ("told", "HASH KIND:ID -> the last message of a router, fleet or process, serialized"),
+    "TOLD": ("told", "HASH KIND:ID -> the last message of a router, fleet, process, or of turns"),
     "TOLD_LEASES": ("told:leases", "ZSET key of TOLD by the time at which it is forgotten"),
     "DECIDER": ("decider", "HASH who, fence, until: the scheduler that decides on numbers of workers"),
     "ORDERS": ("orders", "HASH fleet:ID -> what shall run in its places, serialized"),

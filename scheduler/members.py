@@ -61,6 +61,11 @@ class Members:
         others = [one for key, one in sorted(self._known.items()) if not self._mine or key != self._mine.id]
         return [self._mine, *others] if self._mine else others
 
+    @property
+    def schedulers(self) -> int:
+        """The number of schedulers, as far as is known."""
+        return sum(one.kind == "scheduler" for one in self.known)
+
     def introduce(self, mine: pb.Process) -> None:
         """Tell of this process, from the next `tend` on."""
         self._mine = mine

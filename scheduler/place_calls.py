@@ -1,8 +1,8 @@
-"""A client's placements, several in a call: who asks while a call is under way goes with the next.
+"""A client's placements by a scheduler, several in a call: who asks while a call is under way goes with the next.
 
 A call costs client and scheduler more than a placement does. At low rates each goes at once, in a call of its
 own; the more there are, the more of them share one. A call that is not answered soon holds up nobody: the
-next one follows it after `BEHIND_S`, perhaps to another scheduler.
+next one follows it after `BEHIND_S`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.endpoints import Endpoints
+from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.tasks import spawn, stop
 
@@ -25,26 +25,26 @@ MOST = 64  # placements in a call
 @dataclass(frozen=True, slots=True)
 class _Asked:
     request: pb.PlaceRequest
-    answer: asyncio.Future[tuple[pb.PlaceReply, str]]
+    answer: asyncio.Future[pb.PlaceReply]
 
 
 class PlaceCalls:
-    """The placements of one client. For one event loop."""
+    """The placements that one client asks of one scheduler. For one event loop."""
 
-    def __init__(self, schedulers: Endpoints, on_unwanted: Callable[[pb.Placement], None]) -> None:
-        """Ask `schedulers`; `on_unwanted` gets placements of callers that had left when they came."""
+    def __init__(
+        self, schedulers: Endpoints, scheduler: Endpoint, on_unwanted: Callable[[pb.Placement], None]
+    ) -> None:
+        """Ask `scheduler`; `on_unwanted` gets placements of callers that had left when they came."""
         self._schedulers = schedulers
+        self._scheduler = scheduler
         self._on_unwanted = on_unwanted
         self._waiting: deque[_Asked] = deque()
         self._calls: set[asyncio.Task[None]] = set()
         self._last: asyncio.Task[None] | None = None  # the call that others wait for
         self._timer: asyncio.TimerHandle | None = None  # until they do not wait any longer
 
-    async def ask(self, request: pb.PlaceRequest) -> tuple[pb.PlaceReply, str]:
-        """Return the reply, and the address of the scheduler that it is from.
-
-        Raises SchedulerUnavailable, and Refused for a call that is not allowed.
-        """
+    async def ask(self, request: pb.PlaceRequest) -> pb.PlaceReply:
+        """Return the reply. Raises SchedulerUnavailable, and Refused for a call that is not allowed."""
         loop = asyncio.get_running_loop()
         asked = _Asked(request, loop.create_future())
         self._waiting.append(asked)
@@ -56,7 +56,7 @@ class PlaceCalls:
             return await asked.answer
         except asyncio.CancelledError:
             if not (asked.answer.cancelled() or asked.answer.exception()):  # it came at the same moment
-                self._unwanted(asked.answer.result()[0])
+                self._unwanted(asked.answer.result())
             raise
 
     async def close(self) -> None:
@@ -92,11 +92,12 @@ class PlaceCalls:
     async def _call(self, batch: Sequence[_Asked]) -> None:
         requests = pb.PlaceRequests(requests=[asked.request for asked in batch])
         try:
-            found: pb.PlaceReplies = await self._schedulers.call("PlaceAll", requests, PLACE_TIMEOUT_S)
-            address = self._schedulers.last
+            found: pb.PlaceReplies = await self._schedulers.ask(
+                self._scheduler, "PlaceAll", requests, PLACE_TIMEOUT_S
+            )
             for asked, reply in zip(batch, found.replies, strict=True):
                 if not asked.answer.done():
-                    asked.answer.set_result((reply, address))
+                    asked.answer.set_result(reply)
                 else:
                     self._unwanted(reply)
         except (SchedulerUnavailable, Refused) as error:

@@ -36,7 +36,7 @@ MAX_TRIES = 4  # bookings tried for one placement
 
 
 class Placer:
-    """Places on behalf of one scheduler process. Several may share a store."""
+    """Places on behalf of one scheduler process. Several share a store, and decide at once."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Placer:
         self._view: FleetView | None = None
         self._read_at = 0.0  # on the clock, before `_view` was asked for
         self._reading = asyncio.Lock()
-        self._turns = RouterTurns(clock)
+        self.turns = RouterTurns(clock)
 
     async def place(self, need: Need) -> Assignment | NoChoice:
         """Choose workers and book them, or say why not."""
@@ -75,16 +75,18 @@ class Placer:
         for _ in range(MAX_TRIES):
             view = await self.view(oldest)
             choice = self._policy.choose(view, need)
+            if need.with_store and self._store.problem:
+                choice = self._away()
             if isinstance(choice, NoChoice):
                 if self._read_at >= asked_at:
                     if choice.code == pb.Rejection.CODE_FULL:
-                        self._turns.refused(need)
+                        self.turns.refused(need)
                     return choice
                 oldest = asked_at  # an old view is no ground for a rejection
                 continue
             wanted = claim(need, choice.prefill, choice.decode, self._limits, choice.source)
-            if elder := self._turns.elder(need, set(wanted.booking.worker_ids)):
-                self._turns.refused(need)
+            if elder := self.turns.elder(need, set(wanted.booking.worker_ids)):
+                self.turns.refused(need)
                 return NoChoice(pb.Rejection.CODE_FULL, f"a request of router {elder} goes first")
             waits = waits_for_slot(choice.decode)
             noted = _note(wanted.booking, view)
@@ -92,12 +94,12 @@ class Placer:
             if result.expired:
                 self._on_expired(result.expired)
             if result.outcome is ReserveOutcome.BOOKED:
-                self._turns.placed(need)
+                self.turns.placed(need)
                 held = _held(need, wanted.booking.prompt_worker_id)
                 return Assignment(choice.prefill, choice.decode, wanted.booking, held, waits, choice.source)
             _take_back(noted)
-            if result.outcome is ReserveOutcome.STALE:
-                return _stale(need, result)
+            if result.outcome in (ReserveOutcome.STALE, ReserveOutcome.AWAY):
+                return self._refusal(need, result)
             oldest = self._clock()
         return NoChoice(
             pb.Rejection.CODE_FULL,
@@ -116,6 +118,17 @@ class Placer:
                 if self._view.expired:
                     self._on_expired(self._view.expired)
             return self._view
+
+    def _refusal(self, need: Need, result: ReserveResult) -> NoChoice:
+        """Return what another try would not change."""
+        if result.outcome is ReserveOutcome.AWAY:
+            return self._away()
+        one = need.attempt
+        message = f"epoch {one.epoch} of request {one.request_id} is not above {result.detail}, placed before"
+        return NoChoice(pb.Rejection.CODE_STALE_EPOCH, message)
+
+    def _away(self) -> NoChoice:
+        return NoChoice(pb.Rejection.CODE_STORE_AWAY, f"it has lost its store: {self._store.problem}")
 
 
 def _note(booked: Booking, view: FleetView) -> list[tuple[WorkerRecord, Reserved, Reserved]]:
@@ -141,11 +154,3 @@ def _take_back(noted: list[tuple[WorkerRecord, Reserved, Reserved]]) -> None:
 def _held(need: Need, worker_id: str) -> int | None:
     known = need.match is not None and need.match.knows(worker_id)
     return need.prompt_tokens - need.tokens_for(worker_id) if known else None
-
-
-def _stale(need: Need, result: ReserveResult) -> NoChoice:
-    attempt = need.attempt
-    message = (
-        f"epoch {attempt.epoch} of request {attempt.request_id} is not above {result.detail}, placed before"
-    )
-    return NoChoice(pb.Rejection.CODE_STALE_EPOCH, message)

@@ -48,6 +48,7 @@ class Reporter:
         self._flushed_at = 0.0  # time.monotonic()
         self._generation = ""  # of the scheduler's state
         self._wake = asyncio.Event()
+        self._sent = asyncio.Event()  # set for a moment, when nothing is queued any more
         self._task: asyncio.Task[None] | None = None
         self.dropped = 0  # events that were never reported
         self.on_released: Callable[[], None] = lambda: None  # the scheduler knows that reservations ended
@@ -104,9 +105,20 @@ class Reporter:
         """Note the generation of the state that answers; with a new one, report again all that is held."""
         if generation and self._generation and generation != self._generation:
             log.warning("the scheduler's bookings may be lost: reporting %d again", self.held)
-            for known in self._held.values():
-                self._add(known_to_wire(known))
+            self.tell_again()
         self._generation = generation or self._generation
+
+    def tell_again(self) -> None:
+        """Report all that is held, to a scheduler that may not know it."""
+        for known in self._held.values():
+            self._add(known_to_wire(known))
+
+    async def told(self, within_s: float) -> None:
+        """Wait until all that is queued was sent, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                if self._events:
+                    await self._sent.wait()
 
     async def close(self) -> None:
         """Send what is queued, within `CLOSE_S`, and stop renewing."""
@@ -169,6 +181,8 @@ class Reporter:
                 self._events.popleft()
             if request.prefilled or request.finished or request.shared:
                 self.on_released()
+        self._sent.set()
+        self._sent.clear()
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - KEEP_S

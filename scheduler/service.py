@@ -39,6 +39,7 @@ from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import open_store
+from baton.scheduler.turns import SharedTurns
 from baton.scheduler.types import SchedulerOptions
 
 WATCH_S = 0.5  # s; how often the store is tended and swept
@@ -74,6 +75,7 @@ class SchedulerServer:
         self._placer = Placer(
             self._store, policy, options, options.placement_lease_s, expired, prefixes=self._prefixes
         )
+        self._turns = SharedTurns(self._store, self._placer.turns)
         self._settling = Settling(options.worker_lease_s)
         autoscales = goals is not None and goals.mode != "off"
         self.members = Members(self._store)
@@ -147,6 +149,8 @@ class SchedulerServer:
             self._settling.tick()
             await self._store.tend()
             await self.members.tend()
+            if self.members.schedulers > 1:
+                await self._turns.tend()
             await self._look()
             await self._knowledge.tend()
 

@@ -1,6 +1,6 @@
 """The gRPC service for routers, workers and operators, on top of the store.
 
-Nothing of the state is kept here: a restarted scheduler, or a second one beside it, answers the same.
+Nothing of the state is kept here: a restarted scheduler, or one of several beside it, answers the same.
 """
 
 from __future__ import annotations
@@ -26,22 +26,20 @@ from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.peers import PEERS_AGE_S, Peers
 from baton.scheduler.placer import Placer
-from baton.scheduler.prefixes.keys import PromptKeys
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.processes import SCHEDULER, Processes
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
-    Adapter,
     FleetView,
     Need,
     RouterReport,
     SchedulerOptions,
     WorkerRecord,
-    attempt_from_wire,
     attempt_to_wire,
     booked_to_wire,
     name_of,
+    need_from_wire,
     worker_to_wire,
 )
 
@@ -52,6 +50,7 @@ RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_FULL: 1.0,
     pb.Rejection.CODE_TOO_LARGE: 0.0,
     pb.Rejection.CODE_STALE_EPOCH: 0.0,
+    pb.Rejection.CODE_STORE_AWAY: 1.0,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -82,6 +81,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._prefixes = prefixes
         self._autoscales = autoscales
         self._processes = Processes()
+        self._placed = 0
         self._peers = Peers()
         self._feed = FleetFeed(options.worker_lease_s)
 
@@ -96,7 +96,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
 
     async def _place(self, request: pb.PlaceRequest) -> pb.PlaceReply:
         try:
-            need = _need(request)
+            need = need_from_wire(request)
         except ValueError as error:
             return pb.PlaceReply(refusal=str(error))
         began = time.perf_counter()
@@ -107,6 +107,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         if isinstance(outcome, Assignment):
             self._metrics.placements.labels("pair" if outcome.prefill else "alone").inc()
             self._metrics.prefixes.placed(outcome)
+            self._placed += 1
             return pb.PlaceReply(placement=self._placement(need, outcome), took_s=took_s)
         self._metrics.rejected(outcome.code)
         if outcome.code == pb.Rejection.CODE_STALE_EPOCH:
@@ -177,6 +178,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
         return pb.RegisterReply(refusal=refusal, heartbeat_s=self._options.heartbeat_s, lease_s=lease_s)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
+        if request.blocks_alone:
+            return pb.HeartbeatReply(blocks=self._prefixes.hear(request.worker_id, request.blocks))
         if request.state == pb.WORKER_STATE_UNSPECIFIED:
             await _refuse(context, f"worker {request.worker_id!r} sent no state")
         heard = await self._store.heartbeat(
@@ -221,6 +224,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             drained=sorted(view.drained),
             routers=self._processes.routers(),
             processes=self._members.known,
+            schedulers=[pb.SchedulerStatus(placements=self._placed, store_problem=self._store.problem)],
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
@@ -308,26 +312,6 @@ class SchedulerServicer(rpc.SchedulerServicer):
 async def _refuse(context: Context, why: str) -> NoReturn:
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
     raise AssertionError("abort raises")
-
-
-def _need(request: pb.PlaceRequest) -> Need:
-    """Return the need of a request. Raises ValueError for one that makes no sense."""
-    return Need(
-        attempt=attempt_from_wire(pb.Attempt(request_id=request.request_id, epoch=request.epoch)),
-        router_id=request.router_id,
-        prompt_tokens=request.prompt_tokens,
-        max_new_tokens=request.max_new_tokens,
-        prefix=PromptKeys(tuple(request.prefix_keys), request.key_tokens),
-        exclude=frozenset(request.exclude_workers),
-        vllm_version=request.vllm_version,
-        model_fingerprint=request.model_fingerprint,
-        waited_s=request.waited_s,
-        adapter=Adapter(request.adapter.name, request.adapter.fingerprint)
-        if request.HasField("adapter")
-        else None,
-        priority=request.priority,
-        room=request.room or 1.0,
-    )
 
 
 def _problem_of(request: pb.RegisterRequest) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable, StaleWorker
-from baton.scheduler.prefixes.log import BlockLog
+from baton.scheduler.prefixes.log import BlockLogs
 from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import name_of
 
 HURRY_S = 0.1  # s to the next heartbeat while the scheduler lacks much of what the worker's cache holds
+BLOCKS_S = 3.0  # s; the longest silence about an unchanged cache: schedulers forget after ten
 RETRY_S = 0.5  # s between tries to register at start
 CLOSE_S = 1.0  # s; for deregistering
 EPOCH_TRIES = 3  # registrations in a row that may meet a later epoch
@@ -30,6 +31,10 @@ class WorkerSession:
     `draining` is set when an operator asks for it, or by `drain`; from then on nothing new is placed here. A
     worker whose name was drained before it began does not drain: it stays, and nothing is placed on it until
     an operator undoes that (`held`).
+
+    One of several schedulers gets all of it, and keeps it in their store. What the cache holds each of them
+    hears for itself: the others in calls of their own, when there is something new, at most one for each
+    heartbeat (more while they lack much).
     """
 
     def __init__(
@@ -53,9 +58,12 @@ class WorkerSession:
         self._registered = False
         self._heartbeat_s = 0.0  # the scheduler says it when the worker registers
         self.held: bool | None = None  # None: not known yet
-        self.blocks: BlockLog | None = None  # of a worker whose engine tells what its cache holds
+        self.blocks: BlockLogs | None = None  # of a worker whose engine tells what its cache holds
+        self._told_at: dict[
+            str, float
+        ] = {}  # by scheduler: time.monotonic() of the last word about the cache
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.draining = asyncio.Event()
 
     @property
@@ -88,7 +96,9 @@ class WorkerSession:
                 await asyncio.sleep(RETRY_S)
         with contextlib.suppress(SchedulerUnavailable):
             await self._heartbeat()  # it must know whether it is held before anybody asks it to drain
-        self._task = spawn(self._beat(), "scheduler-heartbeats")
+        self._tasks = [spawn(self._beat(), "scheduler-heartbeats")]
+        if self._client.schedulers > 1:
+            self._tasks.append(spawn(self._tell_others(), "scheduler-blocks"))
 
     async def ready(self, capacity: pb.Capacity) -> None:
         """Take requests, as the engine is loaded. Raises Refused.
@@ -121,9 +131,9 @@ class WorkerSession:
 
     async def close(self) -> None:
         """Leave. Does not raise when the scheduler is away: the registration runs out by itself."""
-        if self._task:
-            await stop(self._task)
-            self._task = None
+        for task in self._tasks:
+            await stop(task)
+        self._tasks = []
         if self._registered:
             with contextlib.suppress(SchedulerError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
@@ -133,8 +143,7 @@ class WorkerSession:
     async def _beat(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                behind = self.blocks is not None and self.blocks.behind
-                async with asyncio.timeout(min(HURRY_S, self._heartbeat_s) if behind else self._heartbeat_s):
+                async with asyncio.timeout(self._pause_s(self._client.home(self.worker_id))):
                     await self._wake.wait()
             self._wake.clear()
             try:
@@ -145,6 +154,31 @@ class WorkerSession:
                 log.warning("the scheduler refuses this worker: %s", error)
             except SchedulerUnavailable as error:
                 log.debug("no heartbeat: %s", error)
+
+    async def _tell_others(self) -> None:
+        """Tell all schedulers but the one that gets the heartbeats what the cache holds, for ever."""
+        while True:
+            others = self._client.others(self._client.home(self.worker_id))
+            await asyncio.gather(*(self._tell_blocks(one) for one in others))
+            await asyncio.sleep(min(map(self._pause_s, others), default=self._heartbeat_s))
+
+    def _pause_s(self, scheduler: str) -> float:
+        """Return the seconds until this scheduler hears of the cache again."""
+        behind = self.blocks is not None and self.blocks.to(scheduler).behind
+        return min(HURRY_S, self._heartbeat_s) if behind else self._heartbeat_s
+
+    async def _tell_blocks(self, scheduler: str) -> None:
+        log_of_it = self.blocks.to(scheduler) if self.blocks is not None else None
+        silent_s = time.monotonic() - self._told_at.get(scheduler, -BLOCKS_S)
+        if log_of_it is None or not (log_of_it.news or silent_s >= BLOCKS_S):
+            return
+        try:
+            known = await self._client.tell_blocks(self.worker_id, log_of_it.message(), scheduler)
+        except (SchedulerUnavailable, Refused) as error:
+            log.debug("not told what the cache holds: %s", error)
+            return
+        self._told_at[scheduler] = time.monotonic()
+        log_of_it.heard(known)
 
     async def _register_anew(self) -> None:
         self._registered = False
@@ -171,10 +205,14 @@ class WorkerSession:
 
     async def _heartbeat(self) -> None:
         epoch, began = self._identity.epoch, time.monotonic()
-        blocks = self.blocks.message() if self.blocks is not None else None
-        reply = await self._client.heartbeat(self.worker_id, self._state, self._load(), epoch, blocks)
-        if self.blocks is not None and reply.HasField("blocks"):
-            self.blocks.heard(reply.blocks)
+        scheduler = self._client.home(self.worker_id)
+        known = self.blocks.to(scheduler) if self.blocks is not None else None
+        blocks = known.message() if known is not None else None
+        reply = await self._client.heartbeat(
+            self.worker_id, self._state, self._load(), epoch, blocks, scheduler=scheduler
+        )
+        if known is not None and reply.HasField("blocks"):
+            known.heard(reply.blocks)
         if epoch != self._identity.epoch:
             return  # a registration overtook it: the answer is out of date
         if not reply.known:

@@ -7,16 +7,24 @@ Each router keeps its own queue, and asks at once when a reservation of its own 
 between routers one with many running requests would take every place that comes free, while the requests
 of one with none, which only asks now and then, would wait until their time is over.
 
+Several schedulers share their routers' requests. Each tells the others through their store, twice a second,
+which ones wait with it; a second is the tolerance between two requests' ages anyway.
+
 The cost is one entry a router with waiting requests, and a look at each of them for a placement meanwhile.
+Among S schedulers it is S times that, and for each of them two calls of the store a second, or four while any
+request waits with it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.scheduler.types import Need
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.store import Store
+from baton.scheduler.types import Need, need_from_wire
 
 TOLERANCE_S = 1.0  # s; a younger request takes a place that would stand empty until the elder asks again
 HEARD_S = 1.5  # s; routers ask once a second at least (RETRY_S of services/router/waiting.py)
@@ -51,6 +59,7 @@ class RouterTurns:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}
+        self._elsewhere: list[_Waiting] = []  # with other schedulers
 
     def refused(self, need: Need) -> None:
         """Note that `need` found no room: its router will ask again."""
@@ -63,15 +72,69 @@ class RouterTurns:
 
     def elder(self, need: Need, worker_ids: set[str]) -> str:
         """Return the router whose request goes first and could take those workers; "" if none."""
-        if not self._waiting:
+        if not (self._waiting or self._elsewhere):
             return ""
         now = self._clock()
+        self._forget(now)
         since = now - need.waited_s - TOLERANCE_S
-        for router_id, other in list(self._waiting.items()):
-            if other.heard < now - HEARD_S:
-                del self._waiting[router_id]
-            elif router_id == need.router_id or not other.goes_before(need, since):
+        for other in (*self._waiting.values(), *self._elsewhere):
+            if other.need.router_id == need.router_id or not other.goes_before(need, since):
                 continue
-            elif other.could_take(need, worker_ids):
-                return router_id
+            if other.could_take(need, worker_ids):
+                return other.need.router_id
         return ""
+
+    def told(self) -> pb.Turns:
+        """Return what waits here, for other schedulers."""
+        now = self._clock()
+        self._forget(now)
+        return pb.Turns(heads=[_head(one, now) for one in self._waiting.values()])
+
+    def hear(self, others: Sequence[pb.Turns]) -> None:
+        """Learn what waits with all other schedulers, in place of what was heard before."""
+        now = self._clock()
+        heads = [need_from_wire(head) for one in others for head in one.heads]
+        self._elsewhere = [_Waiting(need, now - need.waited_s, now) for need in heads]
+
+    def _forget(self, now: float) -> None:
+        oldest = now - HEARD_S
+        for router_id in [key for key, one in self._waiting.items() if one.heard < oldest]:
+            del self._waiting[router_id]
+        if self._elsewhere and self._elsewhere[0].heard < oldest:
+            self._elsewhere = []
+
+
+def _head(waiting: _Waiting, now: float) -> pb.PlaceRequest:
+    """Return what other schedulers need to know of a request: its age, and the workers that would do."""
+    need = waiting.need
+    return pb.PlaceRequest(
+        request_id=need.attempt.request_id,
+        router_id=need.router_id,
+        epoch=need.attempt.epoch,
+        prompt_tokens=need.prompt_tokens,
+        exclude_workers=need.exclude,
+        vllm_version=need.vllm_version,
+        model_fingerprint=need.model_fingerprint,
+        waited_s=now - waiting.since,
+        adapter=pb.Adapter(**need.adapter._asdict()) if need.adapter else None,
+        priority=need.priority,
+    )
+
+
+class SharedTurns:
+    """The requests that wait with one scheduler, told to the others over their store, and theirs."""
+
+    def __init__(self, store: Store, turns: RouterTurns) -> None:
+        self._store = store
+        self._turns = turns
+        self._id = uuid.uuid4().hex
+        self._told = False  # whether the others may know of anything
+
+    async def tend(self) -> None:
+        """Tell and hear. To be called about twice a second where there are several schedulers."""
+        mine = self._turns.told()
+        if mine.heads or self._told:
+            await self._store.tell("turns", self._id, mine.SerializeToString(), HEARD_S)
+            self._told = bool(mine.heads)
+        theirs = (await self._store.told()).turns
+        self._turns.hear([pb.Turns.FromString(raw) for who, raw in theirs.items() if who != self._id])

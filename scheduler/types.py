@@ -112,6 +112,7 @@ class Need:
     priority: int = 0  # of its class: a lower one goes first
     room: float = 1.0  # the part of each limit that it may fill
     match: Match | None = None  # None: nothing is known of what workers hold
+    with_store: bool = False  # place it only where the store decides: another scheduler may have it
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -265,6 +266,7 @@ class Claim:
     max_prompt_tokens: int  # on the worker that runs the prompt; one with nothing queued takes any
     max_requests: int  # on the decode worker
     max_blocks: int  # on the decode worker
+    with_store: bool = False  # as in `Need`
 
     def __post_init__(self) -> None:
         if self.booking.blocks > self.max_blocks:
@@ -282,6 +284,7 @@ class ReserveOutcome(Enum):
     STALE = "stale"  # an attempt with this or a later epoch was placed; detail: that epoch
     GONE = "gone"  # a worker died, drains or never registered; detail: its id
     FULL = "full"  # a limit would be passed; detail: the worker's id
+    AWAY = "away"  # the store is, and memory was not to decide; no script answers so
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +403,7 @@ class Told:
     fleets: Mapping[str, bytes] = field(default_factory=dict)
     orders: Mapping[str, bytes] = field(default_factory=dict)  # by fleet
     processes: Mapping[str, bytes] = field(default_factory=dict)  # routers and schedulers: where they are
+    turns: Mapping[str, bytes] = field(default_factory=dict)  # by scheduler: what waits for room (turns.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +439,27 @@ def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
 def attempt_from_wire(message: pb.Attempt) -> Attempt:
     """Take an attempt from the wire. Raises ValueError when the id or the epoch is missing."""
     return Attempt(message.request_id, message.epoch)
+
+
+def need_from_wire(request: pb.PlaceRequest) -> Need:
+    """Take a request's need from the wire. Raises ValueError for one that makes no sense."""
+    return Need(
+        attempt=Attempt(request.request_id, request.epoch),
+        router_id=request.router_id,
+        prompt_tokens=request.prompt_tokens,
+        max_new_tokens=request.max_new_tokens,
+        prefix=PromptKeys(tuple(request.prefix_keys), request.key_tokens),
+        exclude=frozenset(request.exclude_workers),
+        vllm_version=request.vllm_version,
+        model_fingerprint=request.model_fingerprint,
+        waited_s=request.waited_s,
+        adapter=Adapter(request.adapter.name, request.adapter.fingerprint)
+        if request.HasField("adapter")
+        else None,
+        priority=request.priority,
+        room=request.room or 1.0,
+        with_store=request.with_store,
+    )
 
 
 def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:

@@ -188,7 +188,8 @@ class SchedulerSettings(_Section):
     address: Address = Field(
         "127.0.0.1:7400",
         min_length=1,
-        description="host:port on which it listens. Others may name several schedulers, separated by commas.",
+        description="host:port on which it listens. Others may name several schedulers, separated by commas: "
+        "they share the requests.",
     )
     store: str = Field(
         "memory",
@@ -272,15 +273,20 @@ class SchedulerSettings(_Section):
             )
         return self
 
-    def check_shared(self) -> None:
-        """Raise ConfigError for several schedulers without a shared store.
+    def check_shared(self, schedulers: int = 1) -> None:
+        """Raise ConfigError for several schedulers, named or to be started, without a shared store.
 
         To be called by processes of the deployment; an operator's command needs the addresses alone.
         """
-        if "," in self.address and self.store == "memory":
+        if self.store != "memory":
+            return
+        several = f"--schedulers is {schedulers}" if schedulers > 1 else ""
+        if "," in self.address:
+            several = f"scheduler.address names several schedulers ({self.address})"
+        if several:
             raise ConfigError(
-                f"scheduler.address names several schedulers ({self.address}) and scheduler.store is memory: "
-                "each would know only its own workers; set scheduler.store to the Redis that they share, or "
+                f"{several} and scheduler.store is memory: "
+                "each would book the same room again; set scheduler.store to the Redis that they share, or "
                 "name one scheduler"
             )
 

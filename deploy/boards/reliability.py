@@ -87,6 +87,12 @@ BOARD = Board(
                     (rate(f"{_R}_placements_without_scheduler_total"), "placements"),
                     unit="ops",
                 ),
+                lines(
+                    "Placed by another of several schedulers",
+                    (rate(f"{_R}_placements_moved_total"), "placements"),
+                    unit="ops",
+                    about="The one that a request belongs to did not answer, or had lost its store.",
+                ),
             ),
         ),
         Row(

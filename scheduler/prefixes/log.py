@@ -4,6 +4,8 @@ The operations since a moment are kept, at most `MOST`, until the scheduler says
 does not have what is needed to go on (another scheduler, one that was restarted, too many operations while
 none answered) the log begins again: with a later `instance`, and everything that the cache holds as its
 first operations. So a snapshot is nothing but a log from its beginning, and comes in pieces like any other.
+
+Each of several schedulers has a log of its own (`BlockLogs`): what one has lost costs the others nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ class Change:
 
 
 class BlockLog:
-    """The log of one worker's cache. Used in one event loop."""
+    """The log of one worker's cache, for one scheduler. Used in one event loop."""
 
-    def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, now_ns: Callable[[], int] = time.time_ns, held: set[int] | None = None) -> None:
+        """Begin a log; `held` is shared with the logs for other schedulers, and kept by their owner."""
         self._now_ns = now_ns
-        self._held: set[int] = set()
+        self._held = set() if held is None else held
         self._instance = now_ns()
         self._first = 0  # the number of the first operation that is kept
-        self._operations: list[int] = []
+        self._operations: list[int] = list(self._held)
         self._lost = False  # operations were dropped: it must begin again
 
     def __len__(self) -> int:
@@ -48,18 +51,21 @@ class BlockLog:
         """Whether the scheduler lacks more than one message can carry."""
         return self._lost or len(self._operations) > PIECE
 
+    @property
+    def news(self) -> bool:
+        """Whether there is anything that the scheduler lacks, as far as is known."""
+        return self._lost or bool(self._operations)
+
     def take(self, change: Change) -> None:
-        """Note what changed."""
-        if change.cleared:
-            self._held.clear()
+        """Note what changed in a cache that has this log alone."""
+        self.note(_applied(self._held, change), cleared=change.cleared)
+
+    def note(self, operations: Sequence[int], *, cleared: bool) -> None:
+        """Note operations that `held` has seen already."""
+        if cleared:
             self._begin_again()
-        removed = [key for key in change.removed if key in self._held]
-        self._held.difference_update(removed)
-        stored = [key for key in dict.fromkeys(change.stored) if key not in self._held]
-        self._held.update(stored)
-        if not self._lost:
-            self._operations += [key | REMOVED for key in removed]
-            self._operations += stored
+        elif not self._lost:
+            self._operations += operations
             if len(self._operations) > max(MOST, 2 * len(self._held)):
                 self._operations, self._lost = [], True
 
@@ -87,3 +93,40 @@ class BlockLog:
         self._first = 0
         self._operations = list(self._held)
         self._lost = False
+
+
+class BlockLogs:
+    """The logs of one worker's cache, one for each scheduler. Used in one event loop.
+
+    The names of the cache's blocks are kept once. A log that nobody takes, as of a scheduler that is dead,
+    is dropped when it grows too long, and begins again.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._now_ns = now_ns
+        self._held: set[int] = set()
+        self._logs: dict[str, BlockLog] = {}
+
+    def to(self, scheduler: str) -> BlockLog:
+        """Return the log for the scheduler at this address; it begins when it is first asked for."""
+        log = self._logs.get(scheduler)
+        if log is None:
+            log = self._logs[scheduler] = BlockLog(self._now_ns, self._held)
+        return log
+
+    def take(self, change: Change) -> None:
+        """Note what changed."""
+        operations = _applied(self._held, change)
+        for log in self._logs.values():
+            log.note(operations, cleared=change.cleared)
+
+
+def _applied(held: set[int], change: Change) -> list[int]:
+    """Change `held`, and return the operations that do so after it was cleared, if it was."""
+    if change.cleared:
+        held.clear()
+    removed = [key for key in change.removed if key in held]
+    held.difference_update(removed)
+    stored = [key for key in dict.fromkeys(change.stored) if key not in held]
+    held.update(stored)
+    return [key | REMOVED for key in removed] + stored

@@ -31,6 +31,8 @@ from baton.scheduler.types import (
     held,
 )
 
+TOLD_KINDS = ("router", "fleet", "process", "turns")
+
 
 class Store(ABC):
     """A topic's state.
@@ -53,6 +55,9 @@ class Store(ABC):
     @abstractmethod
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         """Book `claim` if its epoch is new, its workers take requests and its limits hold; or do nothing.
+
+        So any number of schedulers may decide at once, also one that stood still: what is full or late is
+        found here.
 
         Sweeps first. A live attempt at the same request with an older epoch is released on the way, whatever
         the outcome, unless this one is STALE. Called once per placement, rarely twice.
@@ -107,7 +112,7 @@ class Store(ABC):
 
     @abstractmethod
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
-        """Keep the last message of a `router`, `fleet` or `process` for `lease_s`; return a fleet's orders.
+        """Keep the last message of one of `TOLD_KINDS` for `lease_s`; return a fleet's orders.
 
         Called about once a second for each of them.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.keys import HANDOFFS_KEPT
-from baton.scheduler.store.base import Store
+from baton.scheduler.store.base import TOLD_KINDS, Store
 from baton.scheduler.store.ledger import KEEP_S, Ledger, Live, Past, forget
 from baton.scheduler.types import (
     Attempt,
@@ -222,10 +222,10 @@ class MemoryStore(Store):
     async def told(self) -> Told:
         now = self._clock()
         self._told = {key: one for key, one in self._told.items() if one[0] > now}
-        by_kind: dict[str, dict[str, bytes]] = {"router": {}, "fleet": {}, "process": {}}
+        by_kind: dict[str, dict[str, bytes]] = {kind: {} for kind in TOLD_KINDS}
         for (kind, who), (_, message) in self._told.items():
             by_kind[kind][who] = message
-        return Told(by_kind["router"], by_kind["fleet"], self._orders, by_kind["process"])
+        return Told(by_kind["router"], by_kind["fleet"], self._orders, by_kind["process"], by_kind["turns"])
 
     async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
         if fence != self._leader[1] or self._leader[2] <= self._clock():

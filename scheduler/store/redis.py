@@ -30,7 +30,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StaleWorker, StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store import redis_wire as wire
-from baton.scheduler.store.base import Store
+from baton.scheduler.store.base import TOLD_KINDS, Store
 from baton.scheduler.store.redis_calls import ScriptCalls
 from baton.scheduler.store.redis_fleet import RedisFleet
 from baton.scheduler.store_url import without_password
@@ -203,11 +203,13 @@ class RedisStore(Store):
 
     async def told(self) -> Told:
         messages, orders = await self._run("told")
-        by_kind: dict[str, dict[str, bytes]] = {"router": {}, "fleet": {}, "process": {}}
+        by_kind: dict[str, dict[str, bytes]] = {kind: {} for kind in TOLD_KINDS}
         for key, message in wire.pairs(messages):
             kind, _, who = key.partition(":")
             by_kind[kind][who] = message
-        return Told(by_kind["router"], by_kind["fleet"], _by_fleet(orders), by_kind["process"])
+        return Told(
+            by_kind["router"], by_kind["fleet"], _by_fleet(orders), by_kind["process"], by_kind["turns"]
+        )
 
     async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
         flat = [part for fleet, raw in orders.items() for part in (f"fleet:{fleet}", raw)]

@@ -5,6 +5,7 @@ twice a second with the changes since, which other schedulers made. When a call 
 following includes a write, as a full store can still be read. Memory is written back, with what is over by
 now, before the shared store decides again: when that takes a small write quickly. A store that has lost
 nothing, as one that only stood still for a second, gets what happened since; another one all that is known.
+A claim that wants the store (`Claim.with_store`) is never decided by memory: another scheduler may have it.
 A store that came back empty without having been missed is known by its generation, and filled the same way.
 
 The start does without a store that is away, too: workers register again, and routers report what they hold.
@@ -101,6 +102,8 @@ class ResilientStore(Store):
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         known = self._memory.holds(claim.booking)
         result = await self._ask(lambda: self._shared.reserve(claim, lease_s))
+        if result is None and claim.with_store:
+            return ReserveResult(ReserveOutcome.AWAY)
         if result is None:
             mine = await self._memory.reserve(claim, lease_s)
             # Booked there, and followed from there, while this call's reply was lost.

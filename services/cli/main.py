@@ -63,6 +63,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @with_settings("engine", "router", "scheduler", "handoff", "security", "autoscale", "slo", "ops")
 def up(
     settings: Settings,
+    *,
     prefill: Annotated[
         int | None, typer.Option(help="Number of prefill workers. [default: 1 unless --mixed]", min=0)
     ] = None,
@@ -72,6 +73,14 @@ def up(
     mixed: Annotated[
         int, typer.Option(help="Number of mixed workers, which do both: the aggregated mode.", min=0)
     ] = 0,
+    schedulers: Annotated[
+        int,
+        typer.Option(
+            help="Number of schedulers, which share the requests; several need scheduler.store to be Redis. "
+            "They listen on the ports from scheduler.address on, or where that names as many.",
+            min=1,
+        ),
+    ] = 1,
     log_dir: Annotated[str, typer.Option(help="Folder for the processes' logs.", metavar="FOLDER")] = "",
 ) -> None:
     """Run a deployment on this machine: scheduler, workers, router. Ctrl-C ends it."""
@@ -83,6 +92,7 @@ def up(
         prefill=alone if prefill is None else prefill,
         decode=alone if decode is None else decode,
         mixed=mixed,
+        schedulers=schedulers,
     )
     run_up(settings, fleet, log_dir)
 

@@ -99,6 +99,12 @@ def render(description: pb.Description, width: int) -> Group:
         f"model {', '.join(models) or '(no worker)'}, topic {description.topic}, store {description.store}, "
         f"{in_flight} requests in flight\n"
     )
+    if len(description.schedulers) > 1:
+        shares = (
+            f"{one.address} {one.placements}{' WITHOUT ITS STORE' if one.store_problem else ''}"
+            for one in description.schedulers
+        )
+        head += f"placements by scheduler, since each began: {', '.join(shares)}\n"
     if description.store_problem:
         head += f"THE STORE IS UNREACHABLE, serving from memory: {description.store_problem}\n"
     there = {name_of(worker.identity) for worker in description.workers}
@@ -126,7 +132,7 @@ def describe(address: str) -> pb.Description:
 
 
 def _ask(address: str, question: Callable[[SchedulerClient], Awaitable[T]]) -> T:
-    """Ask the first of the schedulers that answers. Raises SchedulerUnavailable where none does."""
+    """Ask the schedulers, until one answers. Raises SchedulerUnavailable where none does."""
 
     async def ask() -> T:
         async with SchedulerClient(address) as client:

@@ -70,7 +70,7 @@ class _Terminal:
 def _banner(settings: Settings) -> str:
     model = served_model_name(settings.engine)
     url = settings.router.url
-    scheduler = from_here(settings.scheduler.address) + operator_flags(settings)
+    scheduler = ",".join(map(from_here, settings.scheduler.address.split(","))) + operator_flags(settings)
     header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     page = f"  page:     http://{from_here(settings.ops.listen)}/ops\n" if settings.ops.listen else ""
     return f"""

@@ -239,7 +239,8 @@ class Parts:
         if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
             return "no worker is left"
         gone = {part.kind for part in self.members if part.given_up}
-        if gone & {Kind.ROUTER, Kind.SCHEDULER}:
+        left = {part.kind for part in self.members if not part.given_up}
+        if (gone - left) & {Kind.ROUTER, Kind.SCHEDULER}:
             return "nothing can serve without it"
         if Kind.WATCHER in gone and not all(part.proven for part in self.members):
             return "nothing can tell when the others are ready"

@@ -34,7 +34,7 @@ from baton.services.fleet.parts import Kind, Parts, Say
 from baton.services.fleet.places import Places
 from baton.services.fleet.ports import check_port
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
-from baton.services.fleet.watch import Ordered, watch
+from baton.services.fleet.watch import Ordered, scheduler_names, watch
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
@@ -43,11 +43,12 @@ STILL_WAITING_S = 10.0
 
 @dataclass(frozen=True)
 class Fleet:
-    """The number of workers of each role."""
+    """The number of workers of each role, and of schedulers."""
 
     prefill: int
     decode: int
     mixed: int
+    schedulers: int = 1
 
     @property
     def roles(self) -> list[str]:
@@ -68,7 +69,8 @@ class Fleet:
 
     def __str__(self) -> str:
         counts = (("prefill", self.prefill), ("decode", self.decode), ("mixed", self.mixed))
-        return " + ".join(f"{count} {role}" for role, count in counts if count)
+        workers = " + ".join(f"{count} {role}" for role, count in counts if count)
+        return f"{workers}, {self.schedulers} schedulers" if self.schedulers > 1 else workers
 
 
 class Observer(Protocol):
@@ -90,21 +92,30 @@ class Observer(Protocol):
         """Note that no process is left."""
 
 
-def _check(settings: Settings, fleet: Fleet) -> None:
-    """Check what can be checked before a process is started. Raises ConfigError and StartError."""
+def _check(settings: Settings, fleet: Fleet) -> list[str]:
+    """Check what can be checked before a process is started; set and return the schedulers' addresses.
+
+    Raises ConfigError and StartError.
+    """
     fleet.check()
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
     check_model(settings.engine)
     check_names(settings.router)
     validation.check(settings.engine)
-    settings.scheduler.check_shared()
+    settings.scheduler.check_shared(fleet.schedulers)
     credentials.check(settings)
     identities.check(settings)
     if settings.security.folder:
         raise ConfigError("security.folder is of one process: leave it out where several are started")
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
+    listens = scheduler_addresses(settings, fleet.schedulers)
+    settings.scheduler.address = ",".join(listens)
+    check_port("router.port", settings.router.host, settings.router.port)
+    for address in listens:
+        check_port("scheduler.address", *addresses.split(address))
+    return listens
 
 
 def supervise(
@@ -116,9 +127,7 @@ def supervise(
     it does not exist; "" stands for a new temporary folder.
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
-    _check(settings, fleet)
-    check_port("router.port", settings.router.host, settings.router.port)
-    check_port("scheduler.address", *_scheduler_address(settings))
+    listens = _check(settings, fleet)
     folder = log_folder(log_dir)
     began = time.monotonic()
 
@@ -135,7 +144,7 @@ def supervise(
     # One pipe for the watcher and its successors: its messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
     peers = settings.model_copy(deep=True)  # for the scheduler's clients: it may listen on all addresses
-    peers.scheduler.address = addresses.from_here(settings.scheduler.address)
+    peers.scheduler.address = ",".join(map(addresses.from_here, listens))
     if peers.handoff.enabled is None:
         peers.handoff.enabled = fleet.hands_over
     health = f"{settings.router.url}/health"
@@ -149,7 +158,7 @@ def supervise(
 
     try:
         parts.add("watcher", Kind.WATCHER, lambda: _watch(peers, health, theirs, orders))
-        parts.add("scheduler", Kind.SCHEDULER, lambda: children.scheduler(settings))
+        _start_schedulers(parts, settings, listens)
         if not Path(settings.engine.model).exists():
             say("model", "there is no such folder: it is fetched from Hugging Face")
         say("engine", "importing vLLM; the first time takes longest")
@@ -218,11 +227,33 @@ def _wait(
     parts.reap()
 
 
-def _scheduler_address(settings: Settings) -> tuple[str, int]:
+def scheduler_addresses(settings: Settings, number: int) -> list[str]:
+    """Return where so many schedulers listen: the addresses given, or the given one and the ports after it.
+
+    Raises ConfigError.
+    """
+    given = [one.strip() for one in settings.scheduler.address.split(",")]
     try:
-        return addresses.split(settings.scheduler.address)
+        host, port = addresses.split(given[0])
     except ValueError as error:
         raise ConfigError(f"scheduler.address: {error}") from None
+    if len(given) == number:
+        return given
+    if len(given) > 1:
+        raise ConfigError(
+            f"scheduler.address names {len(given)} schedulers and --schedulers is {number}: name as many, or "
+            "only the first one"
+        )
+    return [addresses.join(host, port + one) for one in range(number)]
+
+
+def _start_schedulers(parts: Parts, settings: Settings, listens: Sequence[str]) -> None:
+    """Start a scheduler at each address; fixed ports of their metrics follow each other."""
+    for number, name in enumerate(scheduler_names(len(listens))):
+        own = settings.model_copy(deep=True)
+        own.scheduler.address = listens[number]
+        own.scheduler.metrics_port += number if own.scheduler.metrics_port else 0
+        parts.add(name, Kind.SCHEDULER, partial(children.scheduler, own))
 
 
 def log_folder(given: str) -> Path:

@@ -44,6 +44,11 @@ class Ordered:
     roles: dict[str, str]  # place -> the role with which its worker starts
 
 
+def scheduler_names(number: int) -> list[str]:
+    """Return the names of so many schedulers' parts, in the order of their addresses."""
+    return ["scheduler"] if number == 1 else [f"scheduler-{one}" for one in range(number)]
+
+
 def watch(scheduler: str, health_url: str, events: Connection, places: Sequence[str] = ()) -> None:
     """Send every ready part to `events`, in full at each poll, until this process is stopped.
 
@@ -76,8 +81,11 @@ async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
         description = await client.describe()
     except SchedulerError:
         return []
-    away = description.store_problem and f", UNREACHABLE, serving from memory: {description.store_problem}"
-    found = [Seen("scheduler", f"store {description.store}{away}", at)]
+    found = []
+    names = dict(zip(client.address.split(","), scheduler_names(client.schedulers), strict=True))
+    for one in description.schedulers:
+        away = one.store_problem and f", UNREACHABLE, serving from memory: {one.store_problem}"
+        found.append(Seen(names[one.address], f"store {description.store}{away}", at))
     for worker in description.workers:
         capacity = worker.identity.capacity
         loaded = worker.identity.HasField("capacity")

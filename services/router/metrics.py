@@ -53,6 +53,11 @@ class RouterMetrics:
             ["kind"],
             registry=registry,
         )
+        self._moved = Counter(
+            "baton_router_placements_moved_total",
+            "Placements by another of several schedulers than the one that the request belongs to",
+            registry=registry,
+        )
         self._without_scheduler = Counter(
             "baton_router_placements_without_scheduler_total",
             "Placements made by the router itself from its last snapshot, while no scheduler answered",
@@ -216,6 +221,7 @@ class RouterMetrics:
     def placed(self, placement: Placement, took_s: float) -> None:
         """Count a placement."""
         self._placements.labels("pair" if placement.prefill else "alone").inc()
+        self._moved.inc(placement.moved)
         self._without_scheduler.inc(placement.alone)
         self._place.observe(took_s)
 

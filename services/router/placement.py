@@ -85,11 +85,15 @@ class Placements:
     async def _place_by_scheduler(
         self, state: RequestState, exclude: set[str], service: ServiceClass
     ) -> Placement:
-        """Try each scheduler once. Raises NoCapacity, Refused, SchedulerUnavailable."""
+        """Try each scheduler once, and of several one again: where none has its store, it places without.
+
+        Raises NoCapacity, Refused, SchedulerUnavailable.
+        """
         client = self._client
-        if not client.answering and client.standby.workers:
-            raise SchedulerUnavailable("no scheduler answers")  # its return is not waited for here
-        for others in reversed(range(client.schedulers)):
+        tries = client.schedulers + (client.schedulers > 1)
+        for others in reversed(range(tries)):
+            if not client.answering and client.standby.workers:
+                raise SchedulerUnavailable("no scheduler answers")  # its return is not waited for here
             state.epoch += 1  # each epoch is used once, even without a reply: it may have been booked
             try:
                 return await client.place(

@@ -26,7 +26,7 @@ from baton.protos.worker_pb2 import (
     Start,
 )
 from baton.protos.worker_pb2 import Begun as BegunMessage
-from baton.scheduler.prefixes.log import BlockLog
+from baton.scheduler.prefixes.log import BlockLogs
 from baton.services.engine import outputs, requests
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.build import EngineInfo
@@ -61,7 +61,7 @@ class Dispatcher:
         """Begin closed. `drafting` counts drafts; None where none are made."""
         self.load = EngineLoad()
         self.counts = Counts()  # since the engine began
-        self.blocks = BlockLog()  # of its prefix cache
+        self.blocks = BlockLogs()  # of its prefix cache
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.become(role, max_requests)
         self._host = host

@@ -19,13 +19,13 @@ def test_a_run_in_which_the_scheduler_loses_its_store_fails(monkeypatch: pytest.
     measure = scheduler_cpu._measure
 
     def disturbed(
-        rate: int, hold_s: float, address: str, pids: dict[str, int], folder: Path
+        rate: int, hold_s: float, address: str, schedulers: list[int], redis: int, folder: Path
     ) -> dict[str, float]:
-        stop = Timer(0.5, os.kill, (pids["redis"], signal.SIGSTOP))
-        go_on = Timer(0.5 + 2 * CALL_TIMEOUT_S, os.kill, (pids["redis"], signal.SIGCONT))
+        stop = Timer(0.5, os.kill, (redis, signal.SIGSTOP))
+        go_on = Timer(0.5 + 2 * CALL_TIMEOUT_S, os.kill, (redis, signal.SIGCONT))
         for timer in (stop, go_on):
             timer.start()
-        return measure(rate, hold_s, address, pids, folder)
+        return measure(rate, hold_s, address, schedulers, redis, folder)
 
     monkeypatch.setattr(scheduler_cpu, "_measure", disturbed)
     monkeypatch.setattr(scheduler_cpu, "IMPORT_S", 2.0)

@@ -218,7 +218,7 @@ def test_a_store_that_is_none() -> None:
         ("router --model {model} --scheduler nope", "scheduler.address: value 'nope'"),
         ("scheduler --store redis://h:port", "scheduler.store is not a Redis URL: it must look like"),
         *(
-            (f"{part} --scheduler a:7400,b:7400", "each would know only its own workers; set")
+            (f"{part} --scheduler a:7400,b:7400", "each would book the same room again; set")
             for part in (
                 "up --model {model}",
                 "scheduler",
@@ -226,6 +226,7 @@ def test_a_store_that_is_none() -> None:
                 "router --model {model}",
             )
         ),
+        ("up --model {model} --schedulers 2", "--schedulers is 2 and scheduler.store is memory: each would"),
         ("status --scheduler 127.0.0.1:9,127.0.0.1:8", "does not answer"),
         ("scheduler --worker-lease-s 1 --heartbeat-s 1", "is less than two heartbeat_s"),
         ("prefill --model {model} --listen nope", "worker.listen: value 'nope'"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import sys
 from asyncio.subprocess import Process
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.rpc import aio_channel
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.endpoints import Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.types import Attempt
 from baton.security.names import Role
 from harness.scheduling import Options, RedisServer, free_port, until
 from harness.support import PATIENCE
@@ -122,22 +124,32 @@ async def health(address: str, service: str) -> str:
         return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
 
 
-async def test_one_without_its_store_is_passed_over_for_one_with(
+NAMES = [f"request-{number}" for number in range(40)]
+
+
+def homes(client: SchedulerClient) -> set[str]:
+    """Return the schedulers that requests go to; looking is what makes a client check them."""
+    return {client.home(name) for name in NAMES}
+
+
+async def all_at(client: SchedulerClient, *wanted: str) -> None:
+    async def there() -> bool:
+        return homes(client) == set(wanted)
+
+    await until(there, 15)
+
+
+async def test_the_requests_of_one_without_its_store_go_to_one_with(
     own_redis: RedisServer, redis_server: RedisServer, topic: str
 ) -> None:
-    """And asked where no other serves either: then the first of the list has to know everything."""
     first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
     second = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
     async with (
-        SchedulerServer(first) as one,
+        SchedulerServer(first),
         SchedulerServer(second) as other,
         SchedulerClient(f"{first.address},{second.address}", router_id="router") as client,
     ):
-
-        async def asks(server: SchedulerServer) -> bool:
-            return (await client.describe()).store == server.store_name
-
-        assert await asks(one)
+        assert homes(client) == {first.address, second.address}
         own_redis.stop()
 
         async def says_so() -> bool:
@@ -145,30 +157,29 @@ async def test_one_without_its_store_is_passed_over_for_one_with(
 
         await until(says_so)
         assert await health(first.address, PROCESS) == "SERVING"  # nobody shall restart it
-        assert await asks(one)  # others may lose it in the next moment
-        await until(lambda: asks(other), 15)
+        await all_at(client, second.address)
+        assert client.home("") == second.address  # operators' calls, too
+        assert (await client.describe()).store == other.store_name
         own_redis.start()
-        await until(lambda: asks(one), 15)
-        client.reporter.finished(Attempt("r", 1), "stop")  # a report counts as a call
+        await all_at(client, first.address, second.address)
 
 
-async def test_where_all_lost_their_store_nobody_moves(own_redis: RedisServer, topic: str) -> None:
+async def test_where_all_lost_their_store_the_first_gets_all(own_redis: RedisServer, topic: str) -> None:
     first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    second = Options(f"127.0.0.1:{free_port()}", own_redis.url, f"{topic}-2")  # told apart by it
+    second = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
     async with (
         SchedulerServer(first),
         SchedulerServer(second),
         SchedulerClient(f"{first.address},{second.address}", router_id="router") as client,
     ):
-        assert (await client.describe()).topic == topic
         own_redis.stop()
+        await all_at(client, first.address)
         loop = asyncio.get_running_loop()
         began = loop.time()
 
         async def long_after() -> bool:
-            """Asked all the while, until every check that could move it was made."""
-            assert (await client.describe()).topic == topic
-            return loop.time() - began > 4
+            assert homes(client) == {first.address}
+            return loop.time() - began > 2.5
 
         await until(long_after, 30)
 
@@ -176,13 +187,13 @@ async def test_where_all_lost_their_store_nobody_moves(own_redis: RedisServer, t
 async def test_who_is_back_with_its_store_first_is_not_run_to_at_once(
     own_redis: RedisServer, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers and bookings of the time without it are known to the one that was asked, which is back soon."""
+    """Bookings of the time without it are known to the one that was asked, which has it back soon."""
     monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
     monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
     others_redis = RedisServer(tmp_path)
     others_redis.start()
     first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    second = Options(f"127.0.0.1:{free_port()}", others_redis.url, f"{topic}-2")  # told apart by it
+    second = Options(f"127.0.0.1:{free_port()}", others_redis.url, topic)
     async with (
         SchedulerServer(first),
         SchedulerServer(second),
@@ -190,23 +201,57 @@ async def test_who_is_back_with_its_store_first_is_not_run_to_at_once(
     ):
         loop = asyncio.get_running_loop()
 
-        async def the_first_is_asked(seconds: float) -> None:
-            until_s = loop.time() + seconds
-            while loop.time() < until_s:
-                assert (await client.describe()).topic == topic
-                await asyncio.sleep(0.01)
-
         async def serves(address: str) -> bool:
             return await health(address, SERVICE) == "SERVING"
 
         own_redis.stop()
         others_redis.stop()
-        await the_first_is_asked(1.5)  # long enough for every check that could move it
+        await all_at(client, first.address)
         assert not await serves(first.address)
         others_redis.start()
         await until(lambda: serves(second.address))
-        await the_first_is_asked(0.4)  # a check has told that the second one serves
+        until_s = loop.time() + 0.4  # a check has told that the second one serves
+        while loop.time() < until_s:
+            assert homes(client) == {first.address}
+            await asyncio.sleep(0.01)
         own_redis.start()
-        await until(lambda: serves(first.address))
-        await the_first_is_asked(1.5)
+        await all_at(client, first.address, second.address)
     others_redis.stop()
+
+
+async def test_keys_spread_evenly_and_only_those_of_one_that_is_gone_move() -> None:
+    draw = random.Random(1)
+    for count in (2, 3, 5, 8):
+        endpoints = [Endpoint(f"10.0.0.{number}:7400") for number in range(count)]
+        keys = [f"{draw.getrandbits(64):x}" for _ in range(4_000)]
+        before = {key: owner(endpoints, key) for key in keys}
+        shares = Counter(one.address for one in before.values())
+        mean = len(keys) / count
+        assert all(abs(shares[one.address] - mean) < 5 * mean**0.5 for one in endpoints)
+        gone = draw.choice(endpoints)
+        left = [one for one in endpoints if one is not gone]
+        draw.shuffle(left)  # a list in another order is the same list
+        moved = {key: owner(left, key) for key in keys if owner(left, key) is not before[key]}
+        assert all(before[key] is gone for key in moved)
+        assert len(moved) == shares[gone.address]
+        taken = Counter(one.address for one in moved.values())
+        assert all(taken[one.address] > len(moved) / len(left) / 2 for one in left)
+        for one in endpoints:
+            await one.close()
+
+
+async def test_the_requests_of_one_that_hangs_move_and_come_back(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
+    async with (
+        SchedulerServer(Options()) as server,
+        SchedulerClient(f"{elsewhere.address},{server.address}", router_id="router") as client,
+    ):
+        assert homes(client) == {elsewhere.address, server.address}
+        mine = {name for name in NAMES if client.home(name) == server.address}
+        elsewhere.stand_still()
+        await all_at(client, server.address)
+        elsewhere.go_on()
+        await all_at(client, elsewhere.address, server.address)
+        assert {name for name in NAMES if client.home(name) == server.address} == mine

@@ -11,7 +11,7 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import place_calls
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.endpoints import Endpoints
+from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.place_calls import MOST, PlaceCalls
 from baton.scheduler.service import SchedulerServer
@@ -28,10 +28,10 @@ class Line(Endpoints):
         self.held.set()
         self.answered: Callable[[], object] = lambda: None
 
-    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+    async def ask(self, endpoint: Endpoint, method: str, request: Any, timeout_s: float) -> Any:
         self.sizes.append(len(request.requests))
         await self.held.wait()
-        reply = await super().call(method, request, timeout_s)
+        reply = await super().ask(endpoint, method, request, timeout_s)
         self.answered()
         return reply
 
@@ -61,11 +61,10 @@ async def booked(operator: SchedulerClient) -> list[str]:
 async def test_those_that_wait_share_a_call_and_each_gets_its_own_answer(
     line: Line, operator: SchedulerClient
 ) -> None:
-    calls = PlaceCalls(line, lambda _: None)
+    calls = PlaceCalls(line, line.pick(), lambda _: None)
     names = [f"r{number}" for number in range(MOST + 9)]
     found = await asyncio.gather(*(calls.ask(asked(name)) for name in names))
-    assert [reply.placement.request_id for reply, _ in found] == names
-    assert {address for _, address in found} == {operator.address}
+    assert [reply.placement.request_id for reply in found] == names
     assert line.sizes[0] == 1  # nothing to wait for
     assert sum(line.sizes) == len(names)
     assert max(line.sizes) <= MOST
@@ -90,7 +89,7 @@ async def test_a_malformed_one_spoils_no_other(operator: SchedulerClient) -> Non
 
 
 async def test_a_call_without_an_answer_holds_nobody_up(line: Line) -> None:
-    calls = PlaceCalls(line, lambda _: None)
+    calls = PlaceCalls(line, line.pick(), lambda _: None)
     line.held.clear()
     stuck = asyncio.create_task(calls.ask(asked("stuck")))
 
@@ -100,7 +99,7 @@ async def test_a_call_without_an_answer_holds_nobody_up(line: Line) -> None:
     await until(called)
     line.held = asyncio.Event()
     line.held.set()
-    reply, _ = await calls.ask(asked("next"))
+    reply = await calls.ask(asked("next"))
     assert reply.placement.request_id == "next"
     assert not stuck.done()
     await calls.close()
@@ -111,7 +110,7 @@ async def test_a_call_without_an_answer_holds_nobody_up(line: Line) -> None:
 async def test_a_placement_whose_caller_left_is_given_back(operator: SchedulerClient) -> None:
     async with SchedulerClient(operator.address, router_id="router") as router:
         given_back: list[str] = []
-        router._place_calls._on_unwanted = lambda placed: (
+        router._place_calls[operator.address]._on_unwanted = lambda placed: (
             given_back.append(placed.request_id),
             router._give_back(placed),
         )
@@ -128,7 +127,7 @@ async def test_a_placement_whose_caller_left_is_given_back(operator: SchedulerCl
 
 async def test_a_caller_that_leaves_as_the_answer_comes_gives_it_back(line: Line) -> None:
     given_back: list[str] = []
-    calls = PlaceCalls(line, lambda placed: given_back.append(placed.request_id))
+    calls = PlaceCalls(line, line.pick(), lambda placed: given_back.append(placed.request_id))
     leaves = asyncio.create_task(calls.ask(asked("leaves")))
     line.answered = lambda: asyncio.get_running_loop().call_soon(leaves.cancel)
     with pytest.raises(asyncio.CancelledError):
@@ -141,7 +140,7 @@ async def test_who_left_before_the_call_is_not_placed(
     line: Line, operator: SchedulerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place_calls, "BEHIND_S", 60.0)
-    calls = PlaceCalls(line, lambda _: None)
+    calls = PlaceCalls(line, line.pick(), lambda _: None)
     line.held.clear()
     first, left, stays = (asyncio.create_task(calls.ask(asked(name))) for name in ("first", "left", "stays"))
 

@@ -587,44 +587,6 @@ async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client
         await until(gone)
 
 
-async def test_several_schedulers_stand_in_for_each_other(redis_server: RedisServer, topic: str) -> None:
-    first = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    second = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    both = f"{first.address},{second.address}"
-    async with SchedulerServer(second) as standing, SchedulerClient(both, router_id="router") as client:
-        session = WorkerSession(client, identity("m"), pb.WorkerLoad)
-        async with SchedulerServer(first) as preferred:
-            await session.start(2)
-            await session.ready(capacity())
-            await client.place("a", 1, prompt_tokens=1, max_new_tokens=1)
-            assert figure(preferred, "placements_total", kind="alone") == 1
-
-        async def placed(request_id: str) -> bool:
-            try:
-                await client.place(request_id, 1, prompt_tokens=1, max_new_tokens=1)
-            except SchedulerUnavailable:
-                return False
-            return True
-
-        async def at_the_second() -> bool:
-            return await placed("b")
-
-        await until(at_the_second)
-        assert figure(standing, "placements_total", kind="alone") == 1
-        assert len((await client.describe()).attempts) == 2
-        async with SchedulerServer(first) as preferred:
-            names = iter(range(1_000))
-
-            async def at_the_first_again() -> bool:
-                name = f"c{next(names)}"
-                assert await placed(name)
-                client.reporter.finished(Attempt(name, 1), "stop")
-                return figure(preferred, "placements_total", kind="alone") > 0
-
-            await until(at_the_first_again, 10)
-            await session.close()
-
-
 async def test_workers_register_again_with_a_scheduler_that_forgot_them() -> None:
     address = f"127.0.0.1:{free_port()}"
     options = Options(address=address, heartbeat_s=0.05)

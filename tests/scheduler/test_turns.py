@@ -78,3 +78,31 @@ def test_the_class_counts_before_the_age(turns: RouterTurns) -> None:
     turns.refused(asks("a", 60.0, priority=10))
     assert turns.elder(asks("b", 0.0), WORKERS) == ""
     assert turns.elder(asks("b", 0.0, priority=10), WORKERS) == "a"
+
+
+def test_other_schedulers_queues_count_as_long_as_they_are_told(turns: RouterTurns, clock: Clock) -> None:
+    """All that decides a turn comes along: age, class, and the workers that would do."""
+    elsewhere = RouterTurns(clock)
+    adapter = Adapter("a", "f1")
+    elsewhere.refused(asks("a", 5.0, priority=1, exclude=frozenset({"x"}), adapter=adapter))
+    clock.now += 0.5
+    turns.hear([elsewhere.told()])
+    mine = asks("b", 3.0, priority=1, adapter=adapter)
+    assert turns.elder(mine, WORKERS) == "a"
+    assert turns.elder(mine, {"x"}) == ""
+    assert turns.elder(replace(mine, adapter=None), WORKERS) == ""
+    assert turns.elder(replace(mine, priority=0), WORKERS) == ""
+    assert turns.elder(replace(mine, waited_s=5.0), WORKERS) == ""  # 5.5 s by now, within the tolerance
+    assert turns.elder(replace(mine, router_id="a"), WORKERS) == ""
+    assert not turns.told().heads  # what others told is not told again
+    elsewhere.placed(asks("a"))
+    turns.hear([elsewhere.told()])
+    assert turns.elder(mine, WORKERS) == ""
+
+
+def test_a_scheduler_that_tells_no_more_is_not_waited_for(turns: RouterTurns, clock: Clock) -> None:
+    elsewhere = RouterTurns(clock)
+    elsewhere.refused(asks("a", 5.0))
+    turns.hear([elsewhere.told()])
+    clock.now += HEARD_S + 0.1
+    assert turns.elder(asks("b"), WORKERS) == ""

@@ -1,4 +1,4 @@
--- Keep the last message of a router, a fleet or a process.
+-- Keep the last message of a router, a fleet, a process, or of a scheduler about turns.
 -- ARGV: 1 KIND:ID, 2 message, 3 for so many ms
 -- Reply: the orders for it, or empty
 

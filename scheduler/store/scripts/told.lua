@@ -1,4 +1,4 @@
--- What routers, fleets and processes told within their leases, and the orders.
+-- What routers, fleets, processes and schedulers told within their leases, and the orders.
 -- ARGV: none
 -- Reply: {messages, orders}, both flat (KIND:ID, message; fleet:ID, orders)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes import log as log_module
 from baton.scheduler.prefixes.index import PrefixIndex, slots_of
 from baton.scheduler.prefixes.ledger import SILENT_S, PrefixLedger
-from baton.scheduler.prefixes.log import BlockLog, Change
+from baton.scheduler.prefixes.log import BlockLog, BlockLogs, Change
 
 PLENTY = 1 << 20
 
@@ -160,3 +161,46 @@ def test_a_log_that_nobody_hears_stays_small() -> None:
     ledger = a_ledger()
     deliver(ledger, log)
     assert len(ledger.index) == 1_500
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(2, 12))
+def test_each_scheduler_is_told_all_whatever_becomes_of_others(seed: int, most: int) -> None:
+    """One that hears nothing for long, or begins again, neither holds up the others nor begins them anew."""
+    draw = random.Random(seed)
+    before = log_module.MOST
+    log_module.MOST = most
+    try:
+        numbers = itertools.count()
+        logs, cache = BlockLogs(lambda: next(numbers)), set[int]()
+        ledgers = {name: a_ledger() for name in ("a", "b", "c")}
+        for _ in range(40):
+            stored = {draw.randrange(64) for _ in range(draw.randrange(6))}
+            removed = {draw.randrange(64) for _ in range(draw.randrange(4))} - stored
+            cleared = draw.random() < 0.05
+            cache = ((set() if cleared else cache) - removed) | stored
+            logs.take(Change(cleared, sorted(removed), sorted(stored)))
+            deliver(ledgers["a"], logs.to("a"))
+            assert held(ledgers["a"], "w") == cache
+            if draw.random() < 0.1:
+                ledgers["b"] = a_ledger()
+            if draw.random() < 0.3:
+                deliver(ledgers["b"], logs.to("b"))
+        for name, ledger in ledgers.items():  # "c" hears only now
+            deliver(ledger, logs.to(name))
+            assert held(ledger, "w") == cache
+            assert not logs.to(name).news
+    finally:
+        log_module.MOST = before
+
+
+def test_one_that_is_restarted_costs_the_others_nothing() -> None:
+    numbers = itertools.count()
+    logs, one, other = BlockLogs(lambda: next(numbers)), a_ledger(), a_ledger()
+    logs.take(Change(stored=[1, 2, 3]))
+    deliver(one, logs.to("one"))
+    deliver(other, logs.to("other"))
+    deliver(fresh := a_ledger(), logs.to("other"))
+    logs.take(Change(removed=[1]))
+    deliver(one, logs.to("one"))
+    assert (held(one, "w"), one.begun, held(fresh, "w")) == ({2, 3}, 1, {1, 2, 3})

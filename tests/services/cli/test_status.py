@@ -54,6 +54,16 @@ def test_each_worker_that_drafts_has_a_line() -> None:
     assert "prefill-1" not in of
 
 
+def test_each_of_several_schedulers_is_told() -> None:
+    told = [
+        pb.SchedulerStatus(address="a:7400", placements=12),
+        pb.SchedulerStatus(address="b:7400", placements=7, store_problem="redis is down"),
+    ]
+    lines = printed(pb.Description(topic="t", store="redis://r", schedulers=told), 160)
+    assert "placements by scheduler, since each began: a:7400 12, b:7400 7 WITHOUT ITS STORE" in lines
+    assert not any("by scheduler" in line for line in printed(pb.Description(schedulers=told[:1]), 160))
+
+
 def test_without_speculation_there_is_no_such_table() -> None:
     assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 

@@ -124,6 +124,21 @@ def test_without_router_or_scheduler_nothing_can_serve(fleet: Fleet, name: str) 
         fleet.kill(part)
 
 
+def test_one_of_several_schedulers_can_be_given_up(fleet: Fleet) -> None:
+    pair(fleet)
+    one, other = (
+        next(part for part in fleet.parts.members if part.name == "scheduler"),
+        fleet.add("scheduler-1", Kind.SCHEDULER),
+    )
+    for _ in range(3):
+        fleet.kill(one)
+    assert "given up, the others go on serving" in fleet.said[-1]
+    for _ in range(2):
+        fleet.kill(other)
+    with pytest.raises(StartError, match="nothing can serve without it"):
+        fleet.kill(other)
+
+
 def test_the_watcher_is_restarted_and_given_up(fleet: Fleet) -> None:
     pair(fleet)
     watcher = fleet.parts.members[0]
