@@ -1,4 +1,4 @@
-"""A client's placements by a scheduler, several in a call: who asks while a call is under way goes with the next.
+"""The placements that a client asks of one scheduler: who asks during a call goes with the next, with others.
 
 A call costs client and scheduler more than a placement does. At low rates each goes at once, in a call of its
 own; the more there are, the more of them share one. A call that is not answered soon holds up nobody: the

@@ -33,7 +33,7 @@ REMOVED = 1 << 63  # set in an operation that takes a block away
 MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, those that are yet to be swept included
 _NUMBER = (1 << NUMBER_BITS) - 1  # of an entry
 _NAME_BITS = 64 - NUMBER_BITS
-_NAME = (1 << _NAME_BITS) - 1  # of an operation
+NAME = (1 << _NAME_BITS) - 1  # of an operation
 _LEVELS = 0xF  # of a name
 _SHARD = 512  # entries of a full one, at most; more where `_MOST_SHARDS` do not suffice
 _MOST_SHARDS = 1 << 16  # the name's 60 bits without those of an entry
@@ -106,7 +106,7 @@ class PrefixIndex:
         count = 0
         for operation in operations:
             number = operation >> _NAME_BITS & mask
-            shard, name = shards[number], operation & _NAME
+            shard, name = shards[number], operation & NAME
             place = bisect_left(shard, name << NUMBER_BITS)
             there = place < len(shard) and shard[place] >> NUMBER_BITS == name
             if operation & REMOVED:
@@ -126,7 +126,7 @@ class PrefixIndex:
 
     def holders(self, key: int) -> int:
         """Return the bits of the workers that hold a block."""
-        shard, name = self._shards[key >> _NAME_BITS & self._mask], key & _NAME
+        shard, name = self._shards[key >> _NAME_BITS & self._mask], key & NAME
         place = bisect_left(shard, name << NUMBER_BITS)
         if place < len(shard) and (entry := shard[place]) >> NUMBER_BITS == name:
             return self.sets.bits(entry & _NUMBER) & self._alive

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.scheduler.prefixes import sets
-from baton.scheduler.prefixes.index import REMOVED, PrefixIndex, slots_of
+from baton.scheduler.prefixes.index import NAME, REMOVED, PrefixIndex, slots_of
 from baton.scheduler.prefixes.keys import MOST_KEYS, key_of, level_of, prompt_keys
 
 PLENTY = 1 << 20
@@ -163,8 +163,11 @@ def test_an_index_of_any_size_finds_what_it_keeps(most: int, operations: list[tu
     index = PrefixIndex(most)
     slots = [index.join() for _ in range(5)]
     held: dict[int, set[int]] = {}
+    named: dict[int, int] = {}
     for worker, block_hash, what in operations:
         key = key_of(block_hash, 1)
+        if named.setdefault(key & NAME, key) != key:
+            continue  # an index of one shard has one entry for both
         (held.setdefault(key, set()).add if what else held.get(key, set()).discard)(slots[worker])
         index.apply(slots[worker], [key if what else key | REMOVED])
     assert len(index) <= max(most, index.shards)
