@@ -188,6 +188,6 @@ def operator_flags(settings: Settings) -> str:
     own = settings.security
     if not own.tls:
         return ""
-    topic = settings.scheduler.topic
+    topic = settings.deployment
     flags = {"--security-ca": own.ca if not own.join else "", "--security-join": own.join, "--topic": topic}
     return " --secure" + "".join(f" {flag} {value}" for flag, value in flags.items() if value)
