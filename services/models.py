@@ -136,5 +136,5 @@ def _tell_apart(models: Iterable[Model], what: str, values: Callable[[Model], It
         for value in values(one):
             if (other := owner.setdefault(value, one.name)) != one.name:
                 raise ConfigError(
-                    f"models: {other!r} and {one.name!r} have both {value!r} as {what}: give them different ones"
+                    f"models: {other!r} and {one.name!r} both have {value!r} as {what}: give each its own"
                 )

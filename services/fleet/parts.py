@@ -238,9 +238,10 @@ class Parts:
             return ""
         if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
             return "no worker is left"
-        gone = {part.kind for part in self.members if part.given_up}
-        if gone & {Kind.ROUTER, Kind.SCHEDULER}:
-            return "nothing can serve without it"
-        if Kind.WATCHER in gone and not all(part.proven for part in self.members):
+        for kind in (Kind.ROUTER, Kind.SCHEDULER):  # of schedulers there is one for each model
+            if all(part.given_up for part in self.members if part.kind is kind):
+                return "nothing can serve without it"
+        watchers = [part for part in self.members if part.kind is Kind.WATCHER]
+        if any(part.given_up for part in watchers) and not all(part.proven for part in self.members):
             return "nothing can tell when the others are ready"
         return ""

@@ -20,18 +20,20 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.fleet.parts import Kind, Parts
 from baton.services.fleet.signals import wake_on_signals
 from baton.services.leave import leave, leave_on_signals
-from baton.services.models import Model
+from baton.services.models import Model, models_of
 from baton.services.router import app
 
 log = logging.getLogger(__name__)
 _DIVIDED = ("max_waiting", "max_connections", "journal_mib")  # counts that are those of the whole router
 
 
-def run_routers(settings: Settings, models: Sequence[Model]) -> None:
-    """Serve OpenAI's API for these models until SIGTERM or SIGINT, in router.processes processes.
+def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> None:
+    """Serve OpenAI's API for `models`, those of the settings if None, in router.processes processes.
 
-    Raises what `run_router` does, and StartError when no process is left: each died too often.
+    Until SIGTERM or SIGINT. Raises what `run_router` does, and StartError when no process is left: each died
+    too often.
     """
+    models = models or models_of(settings)
     if settings.router.processes == 1:
         app.run_router(settings, models)
         return

@@ -13,13 +13,14 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 from baton import addresses
 from baton.security.names import Role
@@ -31,10 +32,11 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import children
 from baton.services.fleet.goals import goals_of
 from baton.services.fleet.parts import Kind, Parts, Say
-from baton.services.fleet.places import Places
+from baton.services.fleet.places import Places, Plan, places_of
 from baton.services.fleet.ports import check_port
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
-from baton.services.fleet.watch import Ordered, watch
+from baton.services.fleet.watch import Ordered, Watched, watch
+from baton.services.models import Model, models_of
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
@@ -48,6 +50,12 @@ class Fleet:
     prefill: int
     decode: int
     mixed: int
+
+    @classmethod
+    def of(cls, prefill: int | None, decode: int | None, mixed: int) -> Fleet:
+        """Return a fleet with one prefill and one decode worker where no numbers were given."""
+        alone = 0 if mixed else 1
+        return cls(alone if prefill is None else prefill, alone if decode is None else decode, mixed)
 
     @property
     def roles(self) -> list[str]:
@@ -71,6 +79,32 @@ class Fleet:
         return " + ".join(f"{count} {role}" for role, count in counts if count)
 
 
+@dataclass(frozen=True)
+class Started:
+    """A model of the deployment, and its workers."""
+
+    model: Model
+    fleet: Fleet
+
+
+def started(settings: Settings, fleet: Fleet | None) -> list[Started]:
+    """Return the models to start. `fleet` is the command's; with several models the configuration has it.
+
+    Raises ConfigError.
+    """
+    if settings.models and fleet is not None:
+        raise ConfigError(
+            "the configuration has several models: set the numbers of workers there, as models.NAME.prefill, "
+            "decode and mixed"
+        )
+    return [
+        Started(one, Fleet.of(one.entry.prefill, one.entry.decode, one.entry.mixed))
+        if one.entry is not None
+        else Started(one, fleet or Fleet.of(None, None, 0))
+        for one in models_of(settings)
+    ]
+
+
 class Observer(Protocol):
     """Receiver of a deployment's events, called in the supervisor's process in the order of the methods."""
 
@@ -90,8 +124,22 @@ class Observer(Protocol):
         """Note that no process is left."""
 
 
-def _check(settings: Settings, fleet: Fleet) -> None:
+def _check(settings: Settings, whole: Sequence[Started]) -> None:
     """Check what can be checked before a process is started. Raises ConfigError and StartError."""
+    for one in whole:
+        try:
+            _check_model(one.model.settings, one.fleet)
+        except (ConfigError, StartError) as error:
+            if one.model.entry is None:
+                raise
+            raise type(error)(f"models.{one.model.name}: {error}") from None
+    credentials.check(settings)
+    if settings.security.folder:
+        raise ConfigError("security.folder is of one process: leave it out where several are started")
+
+
+def _check_model(settings: Settings, fleet: Fleet) -> None:
+    """Check one model. Raises ConfigError and StartError."""
     fleet.check()
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
@@ -99,26 +147,27 @@ def _check(settings: Settings, fleet: Fleet) -> None:
     check_names(settings.router)
     validation.check(settings.engine)
     settings.scheduler.check_shared()
-    credentials.check(settings)
     identities.check(settings)
-    if settings.security.folder:
-        raise ConfigError("security.folder is of one process: leave it out where several are started")
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
 
 
 def supervise(
-    settings: Settings, fleet: Fleet, log_dir: str, observer: Observer, owner: int | None = None
+    settings: Settings, fleet: Fleet | None, log_dir: str, observer: Observer, owner: int | None = None
 ) -> None:
     """Run a deployment until SIGINT, SIGTERM or the owner's death; return when all of it is stopped.
+
+    Its workers are `fleet`, or those that the configuration names.
 
     `owner` is a pidfd: the death of its process ends the deployment as a signal does. `log_dir` is created if
     it does not exist; "" stands for a new temporary folder.
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
-    _check(settings, fleet)
+    whole = started(settings, fleet)
+    _check(settings, whole)
     check_port("router.port", settings.router.host, settings.router.port)
-    check_port("scheduler.address", *_scheduler_address(settings))
+    for one in whole:
+        check_port("scheduler.address", *_scheduler_address(one.model.settings))
     folder = log_folder(log_dir)
     began = time.monotonic()
 
@@ -134,13 +183,20 @@ def supervise(
     observer.begun(folder)
     # One pipe for the watcher and its successors: its messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
-    peers = settings.model_copy(deep=True)  # for the scheduler's clients: it may listen on all addresses
-    peers.scheduler.address = addresses.from_here(settings.scheduler.address)
-    if peers.handoff.enabled is None:
-        peers.handoff.enabled = fleet.hands_over
-    health = f"{settings.router.url}/health"
-    places = Places(peers, fleet.roles, partial(children.worker, peers))
-    orders = places.names if settings.autoscale.mode == "on" else []
+    peers = [_peers(one) for one in whole]  # for the schedulers' clients
+    plans = [
+        Plan(peer.settings, one.fleet.roles, peer.prefix) for peer, one in zip(peers, whole, strict=True)
+    ]
+    found = places_of(plans, lambda own: partial(children.worker, own))
+    places = {one.prefix: each for one, each in zip(plans, found, strict=True)}
+    watched = [
+        Watched(
+            peer.settings.scheduler.address,
+            peer.prefix,
+            places[peer.prefix].names if peer.settings.autoscale.mode == "on" else (),
+        )
+        for peer in peers
+    ]
 
     def end() -> None:
         drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
@@ -148,19 +204,26 @@ def supervise(
         parts.stop(drain_s)
 
     try:
-        parts.add("watcher", Kind.WATCHER, lambda: _watch(peers, health, theirs, orders))
-        parts.add("scheduler", Kind.SCHEDULER, lambda: children.scheduler(settings))
-        if not Path(settings.engine.model).exists():
-            say("model", "there is no such folder: it is fetched from Hugging Face")
+        parts.add("watcher", Kind.WATCHER, lambda: _watch(settings, peers, watched, theirs))
+        for one in whole:
+            own = one.model
+            parts.add(f"{own.prefix}scheduler", Kind.SCHEDULER, partial(children.scheduler, own.settings))
+            if not Path(own.settings.engine.model).exists():
+                say(
+                    "model",
+                    f"there is no folder {own.settings.engine.model}: it is fetched from Hugging Face",
+                )
         say("engine", "importing vLLM; the first time takes longest")
         with left_on_signals(stops, end, observer.ended):
             children.preload(settings, "up")
             # Arguments that vLLM refuses are refused here, before a model is loaded.
-            engine_args(settings.engine)
-            frontend_namespace(settings.engine, settings.router)
+            for peer in peers:
+                engine_args(peer.settings.engine)
+                frontend_namespace(peer.settings.engine, peer.settings.router)
         say("engine", "vLLM imported")
-        places.start(parts)
-        parts.add("router", Kind.ROUTER, lambda: children.router(peers))
+        for each in places.values():
+            each.start(parts)
+        parts.add("router", Kind.ROUTER, lambda: children.router(settings, peers))
         say("processes", "started; the engines load the model")
         _until_ready(parts, places, say, ours, stops)
         observer.ready()
@@ -173,13 +236,35 @@ def supervise(
     observer.ended()
 
 
-def _watch(settings: Settings, health: str, events: Connection, places: Sequence[str]) -> None:
+def _peers(one: Started) -> Model:
+    """Return the model as its scheduler's clients see it: the scheduler may listen on all addresses."""
+
+    def seen(settings: Settings) -> Settings:
+        peers = settings.model_copy(deep=True)
+        peers.scheduler.address = addresses.from_here(settings.scheduler.address)
+        if peers.handoff.enabled is None:
+            peers.handoff.enabled = one.fleet.hands_over
+        return peers
+
+    return one.model.with_settings(seen)
+
+
+def _watch(
+    settings: Settings, models: Sequence[Model], watched: Sequence[Watched], events: Connection
+) -> None:
     identities.take_on(settings, Role.OPERATOR)
-    watch(settings.scheduler.address, health, events, places)
+    health = f"{settings.router.url}/health"
+    # The router is ready when each of its models is, and each is asked for: together one would do.
+    names = [f"?model={quote(one.name, safe='')}" for one in models] if len(models) > 1 else [""]
+    watch(watched, settings.router.url, [health + name for name in names], events)
 
 
 def _until_ready(
-    parts: Parts, places: Places, say: Say, events: Connection, stops: list[socket.socket | int]
+    parts: Parts,
+    places: Mapping[str, Places],
+    say: Say,
+    events: Connection,
+    stops: list[socket.socket | int],
 ) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     spoke, waited_for = time.monotonic(), parts.waiting_for
@@ -199,7 +284,7 @@ def _until_ready(
 
 def _wait(
     parts: Parts,
-    places: Places,
+    places: Mapping[str, Places],
     events: Connection,
     stops: list[socket.socket | int],
     at_most_s: float | None = None,
@@ -212,7 +297,7 @@ def _wait(
     if events in readable:
         event = events.recv()
         if isinstance(event, Ordered):
-            places.obey(event, parts)
+            places[event.prefix].obey(event, parts)
         else:
             parts.note(event)
     parts.reap()

@@ -28,10 +28,19 @@ CALM_POLL_S = 1.0  # once the router is ready: only restarts are left to report
 
 
 @dataclass(frozen=True)
+class Watched:
+    """A model as the watcher sees it."""
+
+    scheduler: str  # its address
+    prefix: str = ""  # of the names of its parts
+    places: Sequence[str] = ()  # for which its scheduler gives orders
+
+
+@dataclass(frozen=True)
 class Seen:
     """One part that was seen ready."""
 
-    name: str  # scheduler, router, or a worker's id
+    name: str  # the router, a model's scheduler, or a worker's id
     detail: str  # for people
     at: float  # time.monotonic, before the poll; one clock for all processes of a machine
 
@@ -40,44 +49,54 @@ class Seen:
 class Ordered:
     """Orders of the scheduler: all that shall run in a fleet's places."""
 
+    prefix: str  # of the model's parts
     fence: int  # of the decider
     roles: dict[str, str]  # place -> the role with which its worker starts
 
 
-def watch(scheduler: str, health_url: str, events: Connection, places: Sequence[str] = ()) -> None:
+def watch(models: Sequence[Watched], router: str, healths: Sequence[str], events: Connection) -> None:
     """Send every ready part to `events`, in full at each poll, until this process is stopped.
 
-    In full, because a part may have been replaced between two polls. With `places`, also the orders for them,
-    once the router is ready.
+    In full, because a part may have been replaced between two polls. The `router`, a URL, is ready when all
+    `healths` answer 200. With places, also the orders for them, once it is.
     """
-    asyncio.run(_watch(scheduler, health_url, events, places))
+    asyncio.run(_watch(models, router, healths, events))
 
 
-async def _watch(scheduler: str, health_url: str, events: Connection, places: Sequence[str]) -> None:
+async def _watch(models: Sequence[Watched], router: str, healths: Sequence[str], events: Connection) -> None:
     fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's, whose watcher may be restarted
-    async with SchedulerClient(scheduler) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(SchedulerClient(one.scheduler)) for one in models]
+        watched = list(zip(models, clients, strict=True))
         while True:
-            seen = await _look(client, health_url)
-            for one in seen:
+            at = time.monotonic()
+            looks = (_look(client, model.prefix) for model, client in watched)
+            seen = [one for each in await asyncio.gather(*looks) for one in each]
+            calm = await _all_healthy(healths)
+            for one in [*seen, *([Seen("router", router, at)] if calm else [])]:
                 events.send(one)
-            calm = any(one.name == "router" for one in seen)
-            if calm and places:
-                with contextlib.suppress(SchedulerError):  # without an answer all stays as it is
-                    reply = await client.orders(fleet_id, [pb.Place(name=name) for name in places])
-                    if reply.fence:
-                        roles = {one.name: name_of(one.role) for one in reply.orders}
-                        events.send(Ordered(reply.fence, roles))
+            for model, client in watched if calm else ():
+                if model.places:
+                    await _ask_orders(client, model, fleet_id, events)
             await asyncio.sleep(CALM_POLL_S if calm else POLL_S)
 
 
-async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
+async def _ask_orders(client: SchedulerClient, model: Watched, fleet_id: str, events: Connection) -> None:
+    with contextlib.suppress(SchedulerError):  # without an answer all stays as it is
+        reply = await client.orders(fleet_id, [pb.Place(name=name) for name in model.places])
+        if reply.fence:
+            roles = {one.name: name_of(one.role) for one in reply.orders}
+            events.send(Ordered(model.prefix, reply.fence, roles))
+
+
+async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:
     at = time.monotonic()
     try:
         description = await client.describe()
     except SchedulerError:
         return []
     away = description.store_problem and f", UNREACHABLE, serving from memory: {description.store_problem}"
-    found = [Seen("scheduler", f"store {description.store}{away}", at)]
+    found = [Seen(f"{prefix}scheduler", f"store {description.store}{away}", at)]
     for worker in description.workers:
         capacity = worker.identity.capacity
         loaded = worker.identity.HasField("capacity")
@@ -86,9 +105,11 @@ async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
             drained = ", DRAINED: it takes no requests until `baton undrain`" if worker.drained else ""
             detail = f"{worker.identity.address}, {room}{drained}"
             found.append(Seen(worker.identity.worker_id, detail, at))
-    if await asyncio.to_thread(_healthy, health_url):
-        found.append(Seen("router", health_url.removesuffix("/health"), at))
     return found
+
+
+async def _all_healthy(urls: Sequence[str]) -> bool:
+    return all(await asyncio.gather(*(asyncio.to_thread(_healthy, url) for url in urls)))
 
 
 def _healthy(url: str) -> bool:

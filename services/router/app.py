@@ -26,7 +26,7 @@ from baton.services.engine.args import check_model, check_version
 from baton.services.errors import StartError
 from baton.services.imports import collect_seldom, import_all
 from baton.services.leave import leave_on_signals
-from baton.services.models import Model
+from baton.services.models import Model, models_of
 from baton.services.router.group import Group, Seat
 from baton.services.router.ops.page import PageDoor, Shown, live_page, open_door
 from baton.services.router.vllm import HEAVY_IMPORTS
@@ -60,12 +60,13 @@ class Opened:
     adapters: Sequence[Sequence[AdapterFiles]]  # of each model, in the models' order
 
 
-def run_router(settings: Settings, models: Sequence[Model]) -> None:
-    """Serve OpenAI's API for these models in this process, until SIGTERM or SIGINT.
+def run_router(settings: Settings, models: Sequence[Model] | None = None) -> None:
+    """Serve OpenAI's API for `models`, those of the settings if None, until SIGTERM or SIGINT.
 
     Raises ConfigError, StartError or SecurityError with one line: the port is taken, a model is missing,
     vLLM has another version. A router starts without a scheduler, too: requests get 503 until one answers.
     """
+    models = models or models_of(settings)
     with opened(settings, models, 1) as router:
         identities.take_on(settings, Role.ROUTER)
         leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet

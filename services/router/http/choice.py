@@ -79,7 +79,9 @@ class ModelMiddleware:
     def _chosen(self, name: Any) -> App:
         """Return the app for a request. Raises Unsupported (400) and NoSuchModel (404)."""
         if name is None or name == "":
-            raise Unsupported(f"several models are served here: name one in the field 'model': {self._served}")
+            raise Unsupported(
+                f"several models are served here: name one in the field 'model': {self._served}"
+            )
         if not isinstance(name, str):
             return self._app  # whose check of types refuses it
         if name not in self._apps:

@@ -70,11 +70,20 @@ class Actions:
         return done
 
     async def _first(self, step: Callable[[SchedulerClient, Action], Awaitable[str]], action: Action) -> str:
-        """Return what the first scheduler did that did it. Raises what the last one raises."""
-        for scheduler in self._schedulers[:-1]:
+        """Ask the scheduler that has the worker; for one that none has now, each until one knows its name.
+
+        Raises what the last one raises.
+        """
+        has = [
+            one
+            for one in self._schedulers
+            if any(worker.identity.worker_id == action.worker for worker in one.standby.workers)
+        ]
+        *others, last = has or self._schedulers
+        for scheduler in others:
             with contextlib.suppress(SchedulerError, ActionRefused):
                 return await step(scheduler, action)
-        return await step(self._schedulers[-1], action)
+        return await step(last, action)
 
     async def _drain(self, scheduler: SchedulerClient, action: Action) -> str:
         reply = await scheduler.drain(action.worker)

@@ -53,9 +53,9 @@ from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
-from baton.services.router.vllm.several import model_paths, routes_of_all
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
+from baton.services.router.vllm.several import model_paths, routes_of_all
 
 # Routes of vLLM's for one engine's administrators and for models of another kind: 404 here.
 _NOT_OFFERED = (

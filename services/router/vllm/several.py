@@ -39,7 +39,9 @@ def routes_of_all(apps: Mapping[str, Any]) -> list[Route]:
         """Answer 200 while one model can be served, or the one of the query `model`; name the others."""
         asked = request.query_params.get("model")
         if asked is not None and asked not in apps:
-            return _refused(NoSuchModel(f"The model `{asked}` does not exist. Served here: {', '.join(apps)}."))
+            return _refused(
+                NoSuchModel(f"The model `{asked}` does not exist. Served here: {', '.join(apps)}.")
+            )
         chosen = {asked: apps[asked]} if asked is not None else apps
         found = {name: await app.state.engine_client.health() for name, app in chosen.items()}
         well = any(one.ok for one in found.values())

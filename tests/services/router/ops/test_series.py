@@ -29,7 +29,7 @@ def finish(counts, ttft_s, gap_s):
 
 
 def series(counts, now):
-    return Series(counts, [1, 2], lambda: 7, now)
+    return Series(lambda: counts.message([1, 2]), lambda: 7, now)
 
 
 def named(sample):
