@@ -856,20 +856,19 @@ def _named_twice(text: str, section: str) -> str:
     return ""
 
 
-def laid_over(section: Section, values: Mapping[str, Any], where: str) -> Section:
-    """Return a section with some of its keys replaced, each as a whole. `where` they stand, for messages.
+def laid_over(section: Section, values: Mapping[str, Any], name: str, where: str) -> Section:
+    """Return a section, of this name, with some of its keys replaced, each as a whole.
 
-    Raises ConfigError.
+    where: it is so, for messages. Raises ConfigError.
     """
     kind = type(section)
     given = {key: getattr(section, key) for key in kind.model_fields} | dict(values)
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        name = where.rpartition(".")[2]
         found = [dict(one) | {"loc": (name, *one["loc"])} for one in error.errors()]
-        prefix = where.removesuffix(name)
-        raise ConfigError("; ".join(f"{prefix}{_explain_one(one, Settings)}" for one in found)) from None
+        problems = "; ".join(_explain_one(one, Settings) for one in found)
+        raise ConfigError(f"{where}: {problems}") from None
 
 
 def _refuse_unknown_environment(tree: type[Settings]) -> None:

@@ -106,7 +106,7 @@ def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model
         **given["scheduler"],
     }
     sections = {
-        section: laid_over(getattr(base, section), values, f"{where}.{section}")
+        section: laid_over(getattr(base, section), values, section, where)
         for section, values in given.items()
     }
     security = base.security.model_copy(update={"topic": base.deployment})

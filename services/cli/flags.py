@@ -76,7 +76,7 @@ def with_settings(*names: str, of: Of = Of.WHOLE) -> Callable[[Callable[..., Non
                 value = _parse(section, key, values.pop(_variable(section, key)))
                 given.setdefault(section, {})[key] = value
             config, name = values.pop("config"), values.pop(_OF_MODEL, "")
-            settings = load(given, config)
+            settings: Settings = load(given, config)
             if of is Of.ONE or name:
                 settings = the_one(settings, name, f"`baton {command.__name__}`")
             command(settings=settings, **values)

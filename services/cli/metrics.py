@@ -33,7 +33,7 @@ def targets(settings: Settings) -> None:
     from baton.services.cli.status import describe
 
     become_operator(settings)
-    known = {}  # by id: routers are known to the scheduler of each model
+    known: dict[str, members.Member] = {}  # by id: routers are known to the scheduler of each model
     for address in addresses_of(settings).values():
         told = describe(address)
         found = members.members((worker.identity for worker in told.workers), told.processes)

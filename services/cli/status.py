@@ -57,14 +57,16 @@ def run_status(addresses: Mapping[str, str], *, as_json: bool, watch: bool) -> N
 def _as_json(found: pb.Description | SchedulerUnavailable) -> dict[str, Any]:
     if isinstance(found, SchedulerUnavailable):
         return {"problem": str(found)}
-    return MessageToDict(found, preserving_proto_field_name=True)  # type: ignore[no-any-return]
+    return MessageToDict(found, preserving_proto_field_name=True)
 
 
 def _rendered(addresses: Mapping[str, str], width: int) -> Group:
     parts: list[Group | str] = []
     for name, found in describe_all(addresses).items():
-        lost = isinstance(found, SchedulerUnavailable)
-        parts.append(f"model {name}: NO ANSWER: {found}\n" if lost else render(found, width))
+        if isinstance(found, SchedulerUnavailable):
+            parts.append(f"model {name}: NO ANSWER: {found}\n")
+        else:
+            parts.append(render(found, width))
     return Group(*parts)
 
 

@@ -1,11 +1,11 @@
-"""Several models behind one router: fake workers and a real scheduler for each, the openai package in front."""
+"""Several models behind one router: fake workers and a real scheduler for each, and clients in front."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +18,7 @@ from baton.services.config import SchedulerSettings
 from baton.services.router.http.choice import model_in
 from harness import zygote
 from harness.checkpoints import tiny_qwen2
-from harness.fake_worker import FakeWorker, until
+from harness.fake_worker import FakeWorker
 from harness.router import Members
 from harness.support import eventually, free_port, listening
 
@@ -88,8 +88,6 @@ async def workers(url: str, ports: list[int]) -> AsyncIterator[dict[str, FakeWor
 
 
 async def until_so(ready: Any, what: str) -> None:
-    import asyncio
-
     deadline = asyncio.get_running_loop().time() + START_S
     while not await ready():
         assert asyncio.get_running_loop().time() < deadline, what
@@ -114,7 +112,7 @@ async def test_each_request_goes_to_the_model_that_it_names(
     assert [one.id for one in (await client.models.list()).data] == list(NAMES)
     # Each model's own settings hold for its requests.
     await client.completions.create(model="chat", prompt=PROMPT, max_tokens=1, n=3)
-    with pytest.raises(openai.BadRequestError, match="router.max_sequences"):
+    with pytest.raises(openai.BadRequestError, match=r"router\.max_sequences"):
         await client.completions.create(model="code", prompt=PROMPT, max_tokens=1, n=3)
     lengths = {one.id: one.max_model_len for one in (await client.models.list()).data}  # type: ignore[attr-defined]
     assert lengths["code"] == 512 < lengths["chat"]
