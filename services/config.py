@@ -877,6 +877,10 @@ def _refuse_unknown_environment(tree: type[Settings]) -> None:
         if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG_FILE:
             continue
         section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
+        if section == "models":
+            raise ConfigError(
+                f"environment variable {name}: models are named in the configuration file alone"
+            )
         top = keys(tree=tree)
         if section not in top:
             raise ConfigError(

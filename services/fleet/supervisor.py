@@ -189,14 +189,7 @@ def supervise(
     ]
     found = places_of(plans, lambda own: partial(children.worker, own))
     places = {one.prefix: each for one, each in zip(plans, found, strict=True)}
-    watched = [
-        Watched(
-            peer.settings.scheduler.address,
-            peer.prefix,
-            places[peer.prefix].names if peer.settings.autoscale.mode == "on" else (),
-        )
-        for peer in peers
-    ]
+    watched = [_watched(settings, peer, places[peer.prefix]) for peer in peers]
 
     def end() -> None:
         drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
@@ -204,7 +197,7 @@ def supervise(
         parts.stop(drain_s)
 
     try:
-        parts.add("watcher", Kind.WATCHER, lambda: _watch(settings, peers, watched, theirs))
+        parts.add("watcher", Kind.WATCHER, lambda: _watch(settings, watched, theirs))
         for one in whole:
             own = one.model
             parts.add(f"{own.prefix}scheduler", Kind.SCHEDULER, partial(children.scheduler, own.settings))
@@ -249,14 +242,18 @@ def _peers(one: Started) -> Model:
     return one.model.with_settings(seen)
 
 
-def _watch(
-    settings: Settings, models: Sequence[Model], watched: Sequence[Watched], events: Connection
-) -> None:
-    identities.take_on(settings, Role.OPERATOR)
+def _watched(settings: Settings, peer: Model, places: Places) -> Watched:
+    """Return a model as the watcher sees it."""
     health = f"{settings.router.url}/health"
-    # The router is ready when each of its models is, and each is asked for: together one would do.
-    names = [f"?model={quote(one.name, safe='')}" for one in models] if len(models) > 1 else [""]
-    watch(watched, settings.router.url, [health + name for name in names], events)
+    if len(settings.models) > 1:
+        health += f"?model={quote(peer.name, safe='')}"
+    chosen = peer.settings.autoscale.mode == "on"
+    return Watched(peer.settings.scheduler.address, health, peer.prefix, places.names if chosen else ())
+
+
+def _watch(settings: Settings, watched: Sequence[Watched], events: Connection) -> None:
+    identities.take_on(settings, Role.OPERATOR)
+    watch(watched, settings.router.url, events)
 
 
 def _until_ready(

@@ -32,6 +32,7 @@ class Watched:
     """A model as the watcher sees it."""
 
     scheduler: str  # its address
+    health_url: str  # of the router, about this model
     prefix: str = ""  # of the names of its parts
     places: Sequence[str] = ()  # for which its scheduler gives orders
 
@@ -54,30 +55,35 @@ class Ordered:
     roles: dict[str, str]  # place -> the role with which its worker starts
 
 
-def watch(models: Sequence[Watched], router: str, healths: Sequence[str], events: Connection) -> None:
+def watch(models: Sequence[Watched], router: str, events: Connection) -> None:
     """Send every ready part to `events`, in full at each poll, until this process is stopped.
 
-    In full, because a part may have been replaced between two polls. The `router`, a URL, is ready when all
-    `healths` answer 200. With places, also the orders for them, once it is.
+    In full, because a part may have been replaced between two polls. The `router`, a URL, is ready when it
+    can serve all models, and later while it can serve one. With places, also the orders for them, then.
     """
-    asyncio.run(_watch(models, router, healths, events))
+    asyncio.run(_watch(models, router, events))
 
 
-async def _watch(models: Sequence[Watched], router: str, healths: Sequence[str], events: Connection) -> None:
+async def _watch(models: Sequence[Watched], router: str, events: Connection) -> None:
     fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's, whose watcher may be restarted
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(SchedulerClient(one.scheduler)) for one in models]
-        watched = list(zip(models, clients, strict=True))
+        began = False  # all models were served
         while True:
             at = time.monotonic()
-            looks = (_look(client, model.prefix) for model, client in watched)
-            seen = [one for each in await asyncio.gather(*looks) for one in each]
-            calm = await _all_healthy(healths)
-            for one in [*seen, *([Seen("router", router, at)] if calm else [])]:
-                events.send(one)
-            for model, client in watched if calm else ():
-                if model.places:
-                    await _ask_orders(client, model, fleet_id, events)
+            looks = (_look(client, one.prefix) for one, client in zip(models, clients, strict=True))
+            seen = [part for each in await asyncio.gather(*looks) for part in each]
+            asks = (asyncio.to_thread(_healthy, one.health_url) for one in models)
+            served = await asyncio.gather(*asks)
+            began = began or all(served)
+            calm = began and any(served)
+            if calm:
+                seen.append(Seen("router", router, at))
+            for part in seen:
+                events.send(part)
+            for one, client, is_served in zip(models, clients, served, strict=True):
+                if began and is_served and one.places:
+                    await _ask_orders(client, one, fleet_id, events)
             await asyncio.sleep(CALM_POLL_S if calm else POLL_S)
 
 
@@ -106,10 +112,6 @@ async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:
             detail = f"{worker.identity.address}, {room}{drained}"
             found.append(Seen(worker.identity.worker_id, detail, at))
     return found
-
-
-async def _all_healthy(urls: Sequence[str]) -> bool:
-    return all(await asyncio.gather(*(asyncio.to_thread(_healthy, url) for url in urls)))
 
 
 def _healthy(url: str) -> bool:

@@ -94,7 +94,9 @@ class RouterMetrics:
             registry=registry,
         )
         self._scheduler_up = Gauge(
-            "baton_router_scheduler_up", "1 while a scheduler answers this router", registry=registry
+            "baton_router_scheduler_up",
+            "1 while a scheduler answers this router; of several models one of each",
+            registry=registry,
         )
         self._scheduler_losses = Counter(
             "baton_router_scheduler_losses_total",

@@ -133,3 +133,9 @@ def test_a_command_about_one_model_needs_its_name(config: Any) -> None:
         the_one(load(BASE), "chat")
     with pytest.raises(ConfigError, match=r"models\.NAME\.prefill"):
         started(settings, Fleet(1, 1, 0))
+
+
+def test_models_are_not_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_MODELS", "{}")
+    with pytest.raises(ConfigError, match="in the configuration file alone"):
+        load(BASE)
