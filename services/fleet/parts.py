@@ -239,7 +239,8 @@ class Parts:
         if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
             return "no worker is left"
         for kind in (Kind.ROUTER, Kind.SCHEDULER):  # of schedulers there is one for each model
-            if all(part.given_up for part in self.members if part.kind is kind):
+            own = [part.given_up for part in self.members if part.kind is kind]
+            if own and all(own):
                 return "nothing can serve without it"
         watchers = [part for part in self.members if part.kind is Kind.WATCHER]
         if any(part.given_up for part in watchers) and not all(part.proven for part in self.members):

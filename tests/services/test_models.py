@@ -95,7 +95,7 @@ def test_each_has_a_scheduler_of_its_own_and_all_one_identity(config: Any) -> No
         ({"a": {"engine": {"served_model_name": "b"}}}, "models.a.engine.served_model_name: leave it out"),
         ({"a": {"router": {"port": 1}}}, "models.a.router.port is about the router's process"),
         ({"a": {"scheduler": {"worker_lease_s": 0.1}}}, "less than two heartbeat_s"),
-        ({"a/b": {}, "a-b": {}}, "'a/b' and 'a-b' have both 'a-b' as the name of processes"),
+        ({"a/b": {}, "a-b": {}}, "'a/b' and 'a-b' both have 'a-b' as the name of processes"),
         (
             {"a": {}, "b": {"scheduler": {"address": "127.0.0.1:7400"}}},
             "'127.0.0.1:7400' as scheduler.address",
@@ -104,7 +104,7 @@ def test_each_has_a_scheduler_of_its_own_and_all_one_identity(config: Any) -> No
         ({"a": {"engine": {"lora": {"adapters": {"b": "x"}}}}, "b": {}}, "'b' as the name for requests"),
         (
             {name: {"engine": {"lora": {"adapters": {"law": name}}}} for name in "ab"},
-            "'a' and 'b' have both 'law' as the name for requests",
+            "'a' and 'b' both have 'law' as the name for requests",
         ),
         ("models:\n  a: {}\n  b: {}\n  a: {}\n", "models.a is there twice"),
         ({"-a": {}}, "models"),

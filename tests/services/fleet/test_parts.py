@@ -124,6 +124,19 @@ def test_without_router_or_scheduler_nothing_can_serve(fleet: Fleet, name: str) 
         fleet.kill(part)
 
 
+def test_one_models_scheduler_may_be_given_up(fleet: Fleet) -> None:
+    pair(fleet)
+    first = fleet.parts.members[1]
+    second = fleet.add("other-scheduler", Kind.SCHEDULER)
+    for _ in range(3):
+        fleet.kill(second)
+    assert "the others go on serving" in fleet.said[-1]
+    for _ in range(2):
+        fleet.kill(first)
+    with pytest.raises(StartError, match="nothing can serve without it"):
+        fleet.kill(first)
+
+
 def test_the_watcher_is_restarted_and_given_up(fleet: Fleet) -> None:
     pair(fleet)
     watcher = fleet.parts.members[0]
