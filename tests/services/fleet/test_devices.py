@@ -20,7 +20,7 @@ def test_each_worker_gets_the_gpus_that_it_needs() -> None:
     shares = devices.assign([2, 1, 2])
     assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in shares] == ["0,1", "2", "3,4"]
     with pytest.raises(
-        StartError, match="2 workers of 2 GPU.s. and 3 workers of 1 GPU.s. need 7 GPUs, 6 are"
+        StartError, match=r"2 workers of 2 GPU.s. and 3 workers of 1 GPU.s. need 7 GPUs, 6 are"
     ):
         devices.assign([2, 2, 1, 1, 1])
 
