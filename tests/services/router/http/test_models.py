@@ -153,7 +153,7 @@ async def test_a_model_without_workers_is_named_while_the_other_serves(
         await until_so(gone, "code has no worker")
         with pytest.raises(openai.InternalServerError, match="model 'code': ") as refused:
             await client.completions.create(model="code", prompt=PROMPT, max_tokens=1, stream=True)
-        assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "1")
+        assert (refused.value.status_code, "retry-after" in refused.value.response.headers) == (503, True)
         await client.completions.create(model="chat", prompt=PROMPT, max_tokens=1)
         health = await http.get("/health")
         assert (health.status_code, health.json()["models"]["chat"]) == (200, "ok")
