@@ -47,7 +47,7 @@ OfModelFlag = Annotated[
 
 
 class Of(Enum):
-    """What a command is about where the configuration has several models."""
+    """The subject of a command where the configuration has several models."""
 
     WHOLE = "the deployment"
     ONE = "one of them, which a flag names"

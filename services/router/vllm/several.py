@@ -1,4 +1,4 @@
-"""What vLLM's app answers for one model, answered for all models of a router: its list, and its health.
+"""The list of models and the health of a router, which vLLM's app has for one model, over all of them.
 
 Leans on: vllm.entrypoints.openai.models.serving.OpenAIServingModels (app.state.openai_serving_models) and its
 show_available_models, the paths of vLLM's routes.
