@@ -158,7 +158,6 @@ def supervise(
     """Run a deployment until SIGINT, SIGTERM or the owner's death; return when all of it is stopped.
 
     Its workers are `fleet`, or those that the configuration names.
-
     `owner` is a pidfd: the death of its process ends the deployment as a signal does. `log_dir` is created if
     it does not exist; "" stands for a new temporary folder.
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.

@@ -59,7 +59,8 @@ def watch(models: Sequence[Watched], router: str, events: Connection) -> None:
     """Send every ready part to `events`, in full at each poll, until this process is stopped.
 
     In full, because a part may have been replaced between two polls. The `router`, a URL, is ready when it
-    can serve all models, and later while it can serve one. With places, also the orders for them, then.
+    can serve all models, and later while it can serve one. Of a model that is served and has places, also the
+    orders for them.
     """
     asyncio.run(_watch(models, router, events))
 
@@ -82,7 +83,7 @@ async def _watch(models: Sequence[Watched], router: str, events: Connection) -> 
             for part in seen:
                 events.send(part)
             for one, client, is_served in zip(models, clients, served, strict=True):
-                if began and is_served and one.places:
+                if is_served and one.places:
                     await _ask_orders(client, one, fleet_id, events)
             await asyncio.sleep(CALM_POLL_S if calm else POLL_S)
 
