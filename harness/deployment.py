@@ -142,8 +142,10 @@ class Deployment:
 
     def up(self, prefill: int = 1, decode: int = 1, mixed: int = 0, *flags: str) -> Deployment:
         """Start `baton up` with this fleet, and wait until it says that it is ready."""
-        fleet = [*flags, "--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
-        process = self.start("up", "up", *fleet, "--log-dir", str(self.folder / "logs"))
+        fleet = ["--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
+        if "models" in self.config:
+            fleet = []  # each model's is in the configuration
+        process = self.start("up", "up", *flags, *fleet, "--log-dir", str(self.folder / "logs"))
 
         def ready() -> bool:
             if process.popen.poll() is not None:

@@ -97,6 +97,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     ) -> None:
         self.worker_id = worker_id
         self.role = role
+        self.model = MODEL
         self.step_s = step_s
         self.late_s = 0.0  # so old are its outputs when they are sent
         self.wire_s = 0.0  # so long takes the way of what it sends
@@ -130,7 +131,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             role=self.role,
             address=self.address,
             host="here",
-            model=MODEL,
+            model=self.model,
             model_fingerprint=self.model_fingerprint,
             vllm_version=self.vllm_version,
             capacity=self.capacity,

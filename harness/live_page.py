@@ -60,9 +60,9 @@ async def live_page(key: str = "", forbidden: str = "", tick_s: float = 0.1) -> 
         SchedulerServer(Options(worker_lease_s=60.0)) as scheduler,
         SchedulerClient(scheduler.address, router_id="router", policy=PolicySettings()) as client,
     ):
-        series = Series(counts, [], lambda: 0)
+        series = Series(lambda: counts.message([]), lambda: 0)
         feed = Feed(Sources(about, lambda: client.standby.workers, lambda: "", series), tick_s)
-        app = server.build_app(feed, recent, Actions(client, feed.events, forbidden), Door(key))
+        app = server.build_app(feed, recent, Actions([client], feed.events, forbidden), Door(key))
         refreshing = asyncio.create_task(_refresh(client))
         try:
             with listen("127.0.0.1", 0) as sock:

@@ -96,6 +96,7 @@ class Cluster:
         self._limits = {
             "request_timeout_s": 20.0,
             "max_model_len": 2048,
+            "model": MODEL,
             "hasher": PromptHasher(HASHING),
             **limits,
         }
@@ -144,7 +145,7 @@ class Cluster:
         placements = Placements(self.scheduler, metrics)
         self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)
         self.scheduler.reporter.on_released = self.waiting.freed
-        self.chronicle = Chronicle(metrics, model=MODEL)
+        self.chronicle = Chronicle(metrics)
         parts = RelayParts(
             placements,
             self.pool,

@@ -93,6 +93,7 @@ def _transport(value: str) -> str:
 
 
 TransportName = Annotated[str, AfterValidator(_transport)]
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
 
 
 class _Section(BaseModel):
@@ -561,6 +562,11 @@ class SecuritySettings(_Section):
         None, description="Token (`baton ca token`) with which a process joins there."
     )
     token_file: str = Field("", description="File with the token, instead of token.")
+    topic: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,64}$",
+        description="Name of the deployment in its certificates; scheduler.topic if unset.",
+    )
     folder: str = Field(
         "",
         description="Folder of this process's own tls.key, tls.crt and ca.crt. With security.join it keeps "
@@ -684,6 +690,36 @@ class TracingSettings(_Section):
         return value
 
 
+class ModelSettings(_Section):
+    """One of several models behind one router: its workers, and what differs from the sections at the top."""
+
+    prefill: int | None = Field(
+        None, ge=0, description="Prefill workers of `baton up`; 1 if unset, or 0 with mixed ones."
+    )
+    decode: int | None = Field(
+        None, ge=0, description="Decode workers of `baton up`; 1 if unset, or 0 with mixed ones."
+    )
+    mixed: int = Field(0, ge=0, description="Mixed workers of `baton up`.")
+    engine: dict[str, Any] = Field(
+        default_factory=dict, repr=False, description="Keys of `engine`; served_model_name is the entry's."
+    )
+    scheduler: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Keys of `scheduler`. By default topic is that at the top, a dot and the model's name, "
+        "and the ports are those at the top plus the entry's place: 0 for the first.",
+    )
+    worker: dict[str, Any] = Field(default_factory=dict, description="Keys of `worker`.")
+    handoff: dict[str, Any] = Field(default_factory=dict, description="Keys of `handoff`.")
+    autoscale: dict[str, Any] = Field(default_factory=dict, description="Keys of `autoscale`.")
+    slo: dict[str, Any] = Field(default_factory=dict, description="Keys of `slo`.")
+    router: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Keys of `router` about requests to one model: chat_template, frontend, flush_ms, "
+        "enable_*, max_attempts, max_sequences, max_wait_s, max_waiting, replace_wait_s, request_timeout_s.",
+    )
+
+
 class Settings(BaseSettings):
     """The whole tree. Build it with `load`."""
 
@@ -706,7 +742,13 @@ class Settings(BaseSettings):
     classes: ClassesSettings = Field(default_factory=ClassesSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)
     ops: OpsSettings = Field(default_factory=OpsSettings)
+    models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def deployment(self) -> str:
+        """The name of the deployment in its certificates."""
+        return self.security.topic or self.scheduler.topic
 
     @field_validator("*", mode="before")
     @classmethod
@@ -729,6 +771,7 @@ class Settings(BaseSettings):
 
 
 Tree = TypeVar("Tree", bound=Settings)
+Section = TypeVar("Section", bound=_Section)
 _NO_MAPPING = (
     "it must be a mapping of sections (as 'engine:'), each a mapping of keys, all of them plain text"
 )
@@ -774,12 +817,15 @@ def load(
 def keys(*path: str, tree: type[Settings] = Settings) -> list[str]:
     """Return the keys at a path of sections, without a path those at the top; none for a plain value."""
     model: Any = tree
-    for part in path:
+    parts = iter(path)
+    for part in parts:
         field = model.model_fields.get(part)
         own = ClassSettings if model is ClassesSettings else None  # a class of the file's own
         model = section_of(field.annotation) if field else own
         if model is None:
             return []
+        if field and get_origin(field.annotation) is dict:
+            next(parts, None)  # the name of one of several
     return list(model.model_fields)
 
 
@@ -802,6 +848,33 @@ def _check_mapping(name: str) -> None:
         raise ConfigError(f"configuration file {name!r} is not valid YAML: {_where(error)}") from None
     if found is not None and not isinstance(found, dict):
         raise ConfigError(f"configuration file {name!r}: {_NO_MAPPING}")
+    if twice := _named_twice(Path(name).read_text(), "models"):
+        raise ConfigError(f"configuration file {name!r}: models.{twice} is there twice: give each a name")
+
+
+def _named_twice(text: str, section: str) -> str:
+    """Return the first key that a section of a YAML mapping has twice; YAML would keep the last one."""
+    root = yaml.compose(text, yaml.SafeLoader)
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+        if key.value == section and isinstance(value, yaml.MappingNode):
+            names = [one.value for one, _ in value.value]
+            return next((name for name in names if names.count(name) > 1), "")
+    return ""
+
+
+def laid_over(section: Section, values: Mapping[str, Any], name: str, where: str) -> Section:
+    """Return a section, of this name, with some of its keys replaced, each as a whole.
+
+    where: it is so, for messages. Raises ConfigError.
+    """
+    kind = type(section)
+    given = {key: getattr(section, key) for key in kind.model_fields} | dict(values)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        found = [dict(one) | {"loc": (name, *one["loc"])} for one in error.errors()]
+        problems = "; ".join(_explain_one(one, Settings) for one in found)
+        raise ConfigError(f"{where}: {problems}") from None
 
 
 def _refuse_unknown_environment(tree: type[Settings]) -> None:
@@ -810,6 +883,10 @@ def _refuse_unknown_environment(tree: type[Settings]) -> None:
         if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG_FILE:
             continue
         section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
+        if section == "models":
+            raise ConfigError(
+                f"environment variable {name}: models are named in the configuration file alone"
+            )
         top = keys(tree=tree)
         if section not in top:
             raise ConfigError(

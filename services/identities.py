@@ -42,7 +42,7 @@ def take_on(settings: Settings, role: Role, worker_id: str = "") -> None:
     if not own.tls:
         rpc.act_as(None, insecure=own.insecure)
         return
-    name = Name(settings.scheduler.topic, role, worker_id)
+    name = Name(settings.deployment, role, worker_id)
     rpc.act_as(_joined(own, name) if own.join else _given(own, name) if own.folder else _issued(own, name))
 
 

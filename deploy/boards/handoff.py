@@ -47,8 +47,8 @@ BOARD = Board(
                     "Stages, mean",
                     (mean(f"{_R}_handoff_stage_seconds", "stage"), "{{stage}}"),
                     unit="s",
-                    about="save and sample, the rest of that step, on the prefill worker, the others on the decode worker; total "
-                    "lasts from the save's end until the KV is loaded.",
+                    about="save and sample, the rest of that step, on the prefill worker, the others on the "
+                    "decode worker; total lasts from the save's end until the KV is loaded.",
                 ),
                 lines(
                     "Workers' own figures, p50 and p99",

@@ -269,7 +269,7 @@ class Site:
             own = {"engine": {}, "handoff": {}, "scheduler": scheduler}
             self.parts.append(Part(f"scheduler-{number}", "scheduler", {**common, **own}, self))
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
-        places = devices.assign(len(kinds), 1) if kinds else []
+        places = devices.assign([1] * len(kinds)) if kinds else []
         for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
             name = f"{kind}-{kinds[:number].count(kind)}"
             worker = {"cpu": where.cpu, "scheduler_wait_s": 60.0}

@@ -21,10 +21,9 @@ def run(fleet: dict[str, int], settings: dict[str, Any], logs: str, withhold: in
     supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())
 
 
-def _one_core_each(workers: int, gpus_each: int) -> list[devices.Devices]:
-    del gpus_each
-    cores = devices._cpus(max(workers, 2))
-    return cores[:workers]
+def _one_core_each(gpus: Sequence[int]) -> list[devices.Devices]:
+    cores = devices._cpus(max(len(gpus), 2))
+    return cores[: len(gpus)]
 
 
 class _Log:

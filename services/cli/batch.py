@@ -10,14 +10,15 @@ from typing import Annotated
 import typer
 
 from baton.services import credentials
-from baton.services.cli.flags import with_settings
+from baton.services.cli.flags import Of, with_settings
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
+from baton.services.models import the_one
 
 BAD_INPUT = 2  # exit status
 
 
-@with_settings("engine", "handoff")
+@with_settings("engine", "handoff", of=Of.ANY)
 def batch(
     settings: Settings,
     *,
@@ -70,6 +71,7 @@ def batch(
             )
             source = offline.running_deployment(endpoint, concurrency or offline.URL_CONCURRENCY)
         else:
+            settings = the_one(settings, "", "`baton batch` without --url")
             fleet = fleet_of(prefill, decode, mixed)
             at_once = concurrency or default_concurrency(settings, fleet)
             source = offline.own_deployment(settings, fleet, at_once, log_dir)

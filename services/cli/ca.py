@@ -73,7 +73,7 @@ def token(
     authority = Authority(_folder(settings))
     made = authority.tokens.add(
         Role(role.value),
-        settings.scheduler.topic,
+        settings.deployment,
         valid_s=valid_s,
         uses=uses or None,
         life_s=life_s,
@@ -151,7 +151,7 @@ def serve(
     authority = Authority(_folder(settings))
 
     async def run() -> None:
-        async with JoinService(authority, settings.scheduler.topic, listen) as service:
+        async with JoinService(authority, settings.deployment, listen) as service:
             logging.getLogger(__name__).info("the CA of %s listens on %s", authority.folder, service.address)
             await until_signal().wait()
 

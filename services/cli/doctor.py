@@ -6,16 +6,18 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from baton.services.cli.flags import with_settings
+from baton.services.cli.flags import Of, with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.config import Settings
 from baton.services.diagnosis.finding import Finding, Verdict
 from baton.services.errors import ConfigError, ServiceError
+from baton.services.models import Model
 
 app = typer.Typer(
     name="debug",
@@ -32,7 +34,7 @@ def _group() -> None:
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "worker", "handoff", "security")
+@with_settings("engine", "router", "scheduler", "worker", "handoff", "security", of=Of.ONE)
 def bundle(
     settings: Settings,
     out: Annotated[
@@ -59,9 +61,13 @@ def bundle(
     print(f"{path}: {', '.join(names)}")
 
 
-def run_doctor(settings: Settings, *, as_json: bool) -> None:
-    """Print findings, each as soon as it is made; exit with 1 when something is wrong."""
-    found = asyncio.run(_findings(settings, show=not as_json))
+def run_doctor(models: Sequence[Model], *, as_json: bool) -> None:
+    """Print findings of each model, each as soon as it is made; exit with 1 when something is wrong."""
+    found = []
+    for model in models:
+        if model.entry is not None and not as_json:
+            print(f"model {model.name}", flush=True)
+        found += asyncio.run(_findings(model.settings, show=not as_json))
     count = {verdict: sum(one.verdict is verdict for one in found) for verdict in Verdict}
     if as_json:
         counts = {verdict.value: number for verdict, number in count.items()}

@@ -9,6 +9,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
+from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 
 from baton.services.config import ENV_PREFIX, OFF, SECRET, Settings, load, section_of
 from baton.services.errors import ConfigError
+from baton.services.models import FLAG, the_one
 
 # (section, key) -> flag, where the key alone would be unclear.
 _NAMES = {
@@ -31,17 +33,33 @@ _NAMES = {
 }
 _PREFIXED = {"autoscale", "handoff", "ops", "security", "slo"}
 
+_OF_MODEL = "of_model"
+
 ConfigFlag = Annotated[
     str | None,
     typer.Option("--config", "-c", metavar="FILE", help="YAML file of the same keys, by section."),
 ]
 
 
-def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+OfModelFlag = Annotated[
+    str, typer.Option(FLAG, metavar="NAME", help="Which of the configuration's models; where it has several.")
+]
+
+
+class Of(Enum):
+    """The subject of a command where the configuration has several models."""
+
+    WHOLE = "the deployment"
+    ONE = "one of them, which a flag names"
+    ANY = "one of them where a flag names it, else all"
+
+
+def with_settings(*names: str, of: Of = Of.WHOLE) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a typer command: it gets the flags of `names` and is called with the loaded `settings`.
 
     A name is a whole section (`engine`) or one key (`scheduler.address`). The command keeps its other
-    parameters. Invalid values raise ConfigError, or end the command with status 2 where typer refuses them.
+    parameters. With `of` one model, the settings are that model's. Invalid values raise ConfigError, or end
+    the command with status 2 where typer refuses them.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -57,13 +75,20 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
             for section, key in keys:
                 value = _parse(section, key, values.pop(_variable(section, key)))
                 given.setdefault(section, {})[key] = value
-            config = values.pop("config")
-            command(settings=load(given, config), **values)
+            config, name = values.pop("config"), values.pop(_OF_MODEL, "")
+            settings: Settings = load(given, config)
+            if of is Of.ONE or name:
+                settings = the_one(settings, name, f"`baton {command.__name__}`")
+            command(settings=settings, **values)
 
         config_flag = inspect.Parameter(
             "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFlag
         )
-        signature = inspect.Signature([*own, config_flag, *flags])
+        model_flag = inspect.Parameter(
+            _OF_MODEL, inspect.Parameter.KEYWORD_ONLY, default="", annotation=OfModelFlag
+        )
+        chosen = [] if of is Of.WHOLE else [model_flag]
+        signature = inspect.Signature([*own, config_flag, *chosen, *flags])
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
         return run
@@ -188,6 +213,6 @@ def operator_flags(settings: Settings) -> str:
     own = settings.security
     if not own.tls:
         return ""
-    topic = settings.scheduler.topic
+    topic = settings.deployment
     flags = {"--security-ca": own.ca if not own.join else "", "--security-join": own.join, "--topic": topic}
     return " --secure" + "".join(f" {flag} {value}" for flag, value in flags.items() if value)

@@ -13,16 +13,17 @@ from baton.errors import BatonError
 from baton.services.cli import ca, metrics
 from baton.services.cli import doctor as diagnosis
 from baton.services.cli.batch import batch
-from baton.services.cli.flags import with_settings
+from baton.services.cli.flags import Of, with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.cli.key import keys
-from baton.services.cli.operators import OPERATORS, become_operator
+from baton.services.cli.operators import OPERATORS, addresses_of, become_operator
 from baton.services.cli.ray import app as ray
 from baton.services.cli.title import hide_secrets
 from baton.services.cli.tune import simulated_splits
 from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.leave import leave
+from baton.services.models import models_of
 
 app = typer.Typer(
     name="baton",
@@ -87,14 +88,8 @@ def up(
     from baton.services.cli.up import run_up
     from baton.services.fleet.supervisor import Fleet
 
-    alone = 0 if mixed else 1
-    fleet = Fleet(
-        prefill=alone if prefill is None else prefill,
-        decode=alone if decode is None else decode,
-        mixed=mixed,
-        schedulers=schedulers,
-    )
-    run_up(settings, fleet, log_dir)
+    given = (prefill, decode, mixed, schedulers) != (None, None, 0, 1)
+    run_up(settings, Fleet.of(prefill, decode, mixed, schedulers) if given else None, log_dir)
 
 
 app.command(cls=SectionedCommand)(batch)
@@ -117,7 +112,7 @@ def router(settings: Settings) -> None:
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("scheduler", "security", "autoscale", "slo")
+@with_settings("scheduler", "security", "autoscale", "slo", of=Of.ONE)
 def scheduler(settings: Settings) -> None:
     """Run a scheduler: track the workers and place every request."""
     from baton.services.fleet.scheduler import run_scheduler
@@ -126,28 +121,28 @@ def scheduler(settings: Settings) -> None:
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security")
+@with_settings("engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def prefill(settings: Settings) -> None:
     """Run a prefill worker: prefill prompts, hand the KV cache over."""
     _run_worker(settings, "prefill")
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security")
+@with_settings("engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def decode(settings: Settings) -> None:
     """Run a decode worker: load that KV cache and generate the output."""
     _run_worker(settings, "decode")
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security")
+@with_settings("engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def mixed(settings: Settings) -> None:
     """Run a worker that does both: the aggregated mode."""
     _run_worker(settings, "mixed")
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security")
+@with_settings("engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def node(
     settings: Settings,
     *,
@@ -170,7 +165,7 @@ def node(
 
 
 @app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS)
+@with_settings(*OPERATORS, of=Of.ANY)
 def status(
     settings: Settings,
     json: Json = False,
@@ -180,11 +175,11 @@ def status(
     from baton.services.cli.status import run_status
 
     become_operator(settings)
-    run_status(settings.scheduler.address, as_json=json, watch=watch)
+    run_status(addresses_of(settings), as_json=json, watch=watch)
 
 
 @app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS)
+@with_settings(*OPERATORS, of=Of.ONE)
 def drain(
     settings: Settings,
     worker: WorkerId,
@@ -200,7 +195,7 @@ def drain(
 
 
 @app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS)
+@with_settings(*OPERATORS, of=Of.ONE)
 def undrain(
     settings: Settings,
     worker: Annotated[
@@ -215,7 +210,7 @@ def undrain(
 
 
 @app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS)
+@with_settings(*OPERATORS, of=Of.ONE)
 def role(
     settings: Settings,
     worker: WorkerId,
@@ -233,7 +228,7 @@ def role(
 
 
 @app.command("log-level", cls=SectionedCommand)
-@with_settings(*OPERATORS)
+@with_settings(*OPERATORS, of=Of.ANY)
 def log_level(
     settings: Settings,
     process: Annotated[
@@ -249,11 +244,11 @@ def log_level(
     from baton.services.cli.status import run_log_level
 
     become_operator(settings)
-    run_log_level(settings.scheduler.address, process, level.lower())
+    run_log_level(list(addresses_of(settings).values()), process, level.lower())
 
 
 @app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS)
+@with_settings(*OPERATORS, of=Of.ANY)
 def top(settings: Settings) -> None:
     """Show the deployment live, and act on its workers.
 
@@ -264,18 +259,19 @@ def top(settings: Settings) -> None:
     from baton.services.top.app import Top, reachable  # textual, which nothing else needs
 
     become_operator(settings)
-    asyncio.run(reachable(settings.scheduler.address))
-    Top(settings.scheduler.address).run()
+    addresses = addresses_of(settings)
+    asyncio.run(reachable(addresses.values()))
+    Top(addresses).run()
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "worker", "handoff", "security")
+@with_settings("engine", "router", "scheduler", "worker", "handoff", "security", of=Of.ANY)
 def doctor(settings: Settings, json: Json = False) -> None:
     """Check this machine and the deployment; say what to do.
 
     The deployment only where its scheduler answers. Exit status: 1 when something is wrong.
     """
-    diagnosis.run_doctor(settings, as_json=json)
+    diagnosis.run_doctor(models_of(settings), as_json=json)
 
 
 def _run_worker(settings: Settings, role: str) -> None:

@@ -6,9 +6,9 @@ import json
 
 import typer
 
-from baton.services.cli.flags import with_settings
+from baton.services.cli.flags import Of, with_settings
 from baton.services.cli.help import SectionedCommand
-from baton.services.cli.operators import OPERATORS, become_operator
+from baton.services.cli.operators import OPERATORS, addresses_of, become_operator
 from baton.services.config import Settings
 
 app = typer.Typer(
@@ -26,13 +26,16 @@ def _all_commands() -> None:
 
 
 @app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS)
+@with_settings(*OPERATORS, of=Of.ANY)
 def targets(settings: Settings) -> None:
     """Print every process that serves metrics, as JSON for Prometheus' file_sd_configs."""
     from baton.scheduler import members
     from baton.services.cli.status import describe
 
     become_operator(settings)
-    told = describe(settings.scheduler.address)
-    known = members.members((worker.identity for worker in told.workers), told.processes)
-    print(json.dumps(members.targets(known), indent=2))
+    known: dict[str, members.Member] = {}  # by id: routers are known to the scheduler of each model
+    for address in addresses_of(settings).values():
+        told = describe(address)
+        found = members.members((worker.identity for worker in told.workers), told.processes)
+        known |= {one.id: one for one in found}
+    print(json.dumps(members.targets(list(known.values())), indent=2))

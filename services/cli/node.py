@@ -41,7 +41,7 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
     tree = settings.model_dump(mode="json", context=REVEAL)
-    shares = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
+    shares = devices.assign([settings.engine.tensor_parallel_size] * len(fleet.roles))
     return [
         PartOrder(
             name=f"{role}-{os.uname().nodename}-{fleet.roles[:number].count(role)}",

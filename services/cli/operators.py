@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from baton.services.config import Settings
+from baton.services.models import models_of
 
 OPERATORS = (
     *("scheduler.address", "scheduler.topic"),
     *(f"security.{key}" for key in ("tls", "ca", "join", "token", "token_file", "folder")),
 )
+
+
+def addresses_of(settings: Settings) -> dict[str, str]:
+    """Return the schedulers' addresses, by model; without `models:` one, whose model's name is left empty."""
+    if not settings.models:
+        return {"": settings.scheduler.address}
+    return {one.name: one.settings.scheduler.address for one in models_of(settings)}
 
 
 def become_operator(settings: Settings) -> None:

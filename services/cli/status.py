@@ -8,8 +8,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console, Group
@@ -32,29 +32,49 @@ SHOWN_HANDOFFS = 10
 PIPE_WIDTH = 200  # columns
 
 
-def run_status(address: str, *, as_json: bool, watch: bool) -> None:
-    """Print the deployment's state once, or every second. Raises SchedulerUnavailable."""
+def run_status(addresses: Mapping[str, str], *, as_json: bool, watch: bool) -> None:
+    """Print the state of each model, by its scheduler's address, once or every second.
+
+    Raises SchedulerUnavailable where no scheduler answers.
+    """
     if as_json:
-        print(json.dumps(MessageToDict(describe(address), preserving_proto_field_name=True), indent=2))
+        found = {name: _as_json(one) for name, one in describe_all(addresses).items()}
+        print(json.dumps(found.get("", {"models": found}), indent=2))
     elif not watch:
-        _print(address)
+        _print(addresses)
     elif _can_be_painted_over():
         # "visible": tables that are taller than the terminal are printed whole.
         with Live(auto_refresh=False, vertical_overflow="visible") as live:
             while True:
-                live.update(render(describe(address), live.console.width), refresh=True)
+                live.update(_rendered(addresses, live.console.width), refresh=True)
                 time.sleep(WATCH_S)
     else:
         while True:
-            _print(address)
+            _print(addresses)
             time.sleep(WATCH_S)
 
 
-def _print(address: str) -> None:
+def _as_json(found: pb.Description | SchedulerUnavailable) -> dict[str, Any]:
+    if isinstance(found, SchedulerUnavailable):
+        return {"problem": str(found)}
+    return MessageToDict(found, preserving_proto_field_name=True)
+
+
+def _rendered(addresses: Mapping[str, str], width: int) -> Group:
+    parts: list[Group | str] = []
+    for name, found in describe_all(addresses).items():
+        if isinstance(found, SchedulerUnavailable):
+            parts.append(f"model {name}: NO ANSWER: {found}\n")
+        else:
+            parts.append(render(found, width))
+    return Group(*parts)
+
+
+def _print(addresses: Mapping[str, str]) -> None:
     # A pipe has no width: every column is printed.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     # Unlimited: the terminal wraps an id longer than its width, we never cut it.
-    Console(width=UNLIMITED, highlight=False).print(render(describe(address), width))
+    Console(width=UNLIMITED, highlight=False).print(_rendered(addresses, width))
     sys.stdout.flush()
 
 
@@ -118,17 +138,32 @@ def render(description: pb.Description, width: int) -> Group:
     return Group(head, *tables)
 
 
-def run_log_level(address: str, process: str, level: str) -> None:
-    """Change the log level of processes. Raises ServiceError for unknown ones, or another level."""
-    reply = _ask(address, lambda client: client.set_log_level(process, level))
-    if not reply.processes:
-        raise ServiceError(reply.problem)
-    print(f"from {level} on, within a second: {', '.join(reply.processes)}")
+def run_log_level(addresses: Sequence[str], process: str, level: str) -> None:
+    """Change the log level of processes of all models. Raises ServiceError for unknown ones or levels."""
+    replies = [_ask(one, lambda client: client.set_log_level(process, level)) for one in addresses]
+    changed = dict.fromkeys(name for reply in replies for name in reply.processes)  # each once
+    if not changed:
+        raise ServiceError(replies[0].problem)
+    print(f"from {level} on, within a second: {', '.join(changed)}")
 
 
 def describe(address: str) -> pb.Description:
     """Return all that a scheduler knows. Raises SchedulerUnavailable."""
     return _ask(address, SchedulerClient.describe)
+
+
+def describe_all(addresses: Mapping[str, str]) -> dict[str, pb.Description | SchedulerUnavailable]:
+    """Return what each scheduler knows, or why it does not say. Raises SchedulerUnavailable if none does."""
+    found: dict[str, pb.Description | SchedulerUnavailable] = {}
+    for name, address in addresses.items():
+        try:
+            found[name] = describe(address)
+        except SchedulerUnavailable as error:
+            found[name] = error
+    lost = [one for one in found.values() if isinstance(one, SchedulerUnavailable)]
+    if len(lost) == len(found):
+        raise lost[0]
+    return found
 
 
 def _ask(address: str, question: Callable[[SchedulerClient], Awaitable[T]]) -> T:

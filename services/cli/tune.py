@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from baton.services.cli.flags import with_settings
+from baton.services.cli.flags import Of, with_settings
 from baton.services.config import Settings
 from baton.services.simulate.traces import KINDS
 
@@ -16,7 +16,7 @@ WORKERS = (2, 4_096)
 LIMITS = ("max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "idle_decode_tokens")
 
 
-@with_settings("scheduler.policy", *(f"scheduler.{name}" for name in LIMITS))
+@with_settings("scheduler.policy", *(f"scheduler.{name}" for name in LIMITS), of=Of.ONE)
 def simulated_splits(
     settings: Settings,
     *,

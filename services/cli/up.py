@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,29 +13,33 @@ from baton.addresses import from_here, join, listen, split
 from baton.services.cli.flags import operator_flags
 from baton.services.config import Settings
 from baton.services.credentials import guarded
-from baton.services.engine.args import served_model_name
-from baton.services.fleet.supervisor import Fleet, supervise
+from baton.services.fleet.supervisor import Fleet, Started, started, supervise
 from baton.services.leave import leave
+from baton.services.models import Model
 
 
-def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> NoReturn:
-    """Run the deployment until a signal, stop it, exit.
+def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
+    """Run the deployment until a signal, stop it, exit. Its workers are `fleet`, or the configuration's.
 
     Raises ConfigError and StartError with one line that says what to do.
     """
+    whole = started(settings, fleet)
     if settings.ops.listen is None:
-        settings.ops.listen = beside_router(settings)
-    supervise(settings, fleet, log_dir, _Terminal(settings, fleet))
+        settings.ops.listen = beside_router(settings, [one.model for one in whole])
+    supervise(settings, fleet, log_dir, _Terminal(settings, whole))
     leave(0)
 
 
-def beside_router(settings: Settings) -> str:
+def beside_router(settings: Settings, models: Iterable[Model]) -> str:
     """Return an address on loopback for the live page: the port after the router's, or a free one.
 
     A port that the settings name is not free, though its process has not taken it yet.
     """
-    named = {split(one)[1] for one in settings.scheduler.address.split(",")}
-    named |= {settings.scheduler.metrics_port, settings.router.metrics_port, settings.handoff.port}
+    named = {settings.router.metrics_port}
+    for model in models:
+        own = model.settings
+        named |= {split(one)[1] for one in own.scheduler.address.split(",")}
+        named |= {own.scheduler.metrics_port, own.handoff.port}
     after = settings.router.port + 1
     for wanted in (0,) if after in named else (after, 0):
         with contextlib.suppress(OSError, OverflowError), listen("127.0.0.1", wanted) as sock:
@@ -45,19 +50,20 @@ def beside_router(settings: Settings) -> str:
 class _Terminal:
     """The supervisor's observer that prints lines on stdout."""
 
-    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+    def __init__(self, settings: Settings, whole: Sequence[Started]) -> None:
         self._settings = settings
-        self._fleet = fleet
+        self._whole = whole
+        self._width = 12 + max(len(one.model.prefix) for one in whole)  # of a part's name
 
     def begun(self, log_dir: Path) -> None:
-        model = served_model_name(self._settings.engine)
-        print(f"Baton {baton.__version__}: model {model}, {self._fleet}, logs in {log_dir}", flush=True)
+        models = "; ".join(f"model {one.model.name}, {one.fleet}" for one in self._whole)
+        print(f"Baton {baton.__version__}: {models}, logs in {log_dir}", flush=True)
 
     def step(self, since_start_s: float, name: str, text: str) -> None:
-        print(f"  [{since_start_s:5.1f} s] {name:<12} {text}", flush=True)
+        print(f"  [{since_start_s:5.1f} s] {name:<{self._width}} {text}", flush=True)
 
     def ready(self) -> None:
-        print(_banner(self._settings), flush=True)
+        print(_banner(self._settings, [one.model for one in self._whole]), flush=True)
 
     def ending(self, drain_s: float) -> None:
         streams = f": running streams have {drain_s:g} s (router.drain_timeout_s)" if drain_s else ""
@@ -67,10 +73,13 @@ class _Terminal:
         print("  stopped: no process is left", flush=True)
 
 
-def _banner(settings: Settings) -> str:
-    model = served_model_name(settings.engine)
+def _banner(settings: Settings, models: Sequence[Model]) -> str:
+    model = models[0].name
     url = settings.router.url
-    scheduler = ",".join(map(from_here, settings.scheduler.address.split(","))) + operator_flags(settings)
+    scheduler = ",".join(map(from_here, settings.scheduler.address.split(",")))
+    status = f"--scheduler {scheduler}{operator_flags(settings)}"
+    if settings.models:  # each has a scheduler
+        status = "--config FILE, as here"
     header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     page = f"  page:     http://{from_here(settings.ops.listen)}/ops\n" if settings.ops.listen else ""
     return f"""
@@ -80,7 +89,7 @@ Ready. OpenAI's API is served at {url}/v1
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   python:   OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{model}", ...)
-{page}  status:   {Path(sys.argv[0]).name} status --scheduler {scheduler}
+{page}  status:   {Path(sys.argv[0]).name} status {status}
   metrics:  {url}/metrics
   stop:     Ctrl-C
 """

@@ -40,7 +40,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
     yield _own(mine)
     yield from _roots(mine)
     for one in settings.scheduler.address.split(","):
-        yield _shown(addresses.from_here(one), folder, settings.scheduler.topic)
+        yield _shown(addresses.from_here(one), folder, settings.deployment)
 
 
 def _own(mine: Credentials) -> Finding:

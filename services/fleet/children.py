@@ -6,13 +6,14 @@ What a child imports is imported late: a supervisor of schedulers alone needs no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from baton.services import logs
 from baton.services.config import Settings
 from baton.services.fleet.devices import Devices
 from baton.services.leave import leave
+from baton.services.models import Model
 
 
 def preload(settings: Settings, process: str) -> None:
@@ -52,10 +53,10 @@ def scheduler(settings: Settings) -> None:
     run_scheduler(settings)
 
 
-def router(settings: Settings) -> NoReturn:
-    """Be a router until a signal."""
+def router(settings: Settings, models: Sequence[Model] | None = None) -> NoReturn:
+    """Be a router for `models`, those of the settings if None, until a signal."""
     from baton.services.fleet.routers import run_routers
 
     logs.keep_warnings()
-    run_routers(settings)
+    run_routers(settings, models)
     leave(0)

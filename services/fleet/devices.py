@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import accumulate
 
 from baton.services.errors import StartError
 
@@ -17,17 +20,20 @@ class Devices:
     environment: dict[str, str] = field(default_factory=dict)  # shows the worker its GPUs
 
 
-def assign(workers: int, gpus_each: int) -> list[Devices]:
+def assign(gpus: Sequence[int]) -> list[Devices]:
     """Return one share per worker: cores split evenly, shared where workers outnumber them, or whole GPUs.
 
-    Raises StartError where there are too few GPUs.
+    gpus: that each worker needs. Raises StartError where there are too few GPUs.
     """
-    return _cpus(workers) if cpu_build() else _gpus(workers, gpus_each)
+    return _cpus(len(gpus)) if cpu_build() else _gpus(gpus)
 
 
-def room(workers: int, gpus_each: int) -> int:
-    """Return how many of so many workers this machine has devices for: cores are shared, GPUs are not."""
-    return workers if cpu_build() else min(workers, len(_visible_gpus()) // gpus_each)
+def room(workers: int, gpus_each: int, kept: int = 0) -> int:
+    """Return how many of so many workers this machine has devices for: cores are shared, GPUs are not.
+
+    kept: GPUs that are for others.
+    """
+    return workers if cpu_build() else min(workers, (len(_visible_gpus()) - kept) // gpus_each)
 
 
 class Cores:
@@ -67,16 +73,18 @@ def _cpus(workers: int) -> list[Devices]:
     return [Devices(cpu=",".join(map(str, group))) for group in groups]
 
 
-def _gpus(workers: int, each: int) -> list[Devices]:
+def _gpus(needs: Sequence[int]) -> list[Devices]:
     gpus = _visible_gpus()
-    if workers * each > len(gpus):
+    if sum(needs) > len(gpus):
+        kinds = " and ".join(f"{count} workers of {each} GPU(s)" for each, count in Counter(needs).items())
         raise StartError(
-            f"{workers} workers of {each} GPU(s) need {workers * each} GPUs, {len(gpus)} are visible: "
+            f"{kinds} need {sum(needs)} GPUs, {len(gpus)} are visible: "
             "start fewer workers, or list more GPUs in CUDA_VISIBLE_DEVICES"
         )
+    ends = list(accumulate(needs))
     return [
-        Devices(environment={"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])})
-        for i in range(workers)
+        Devices(environment={"CUDA_VISIBLE_DEVICES": ",".join(gpus[end - each : end])})
+        for each, end in zip(needs, ends, strict=True)
     ]
 
 

@@ -238,10 +238,12 @@ class Parts:
             return ""
         if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
             return "no worker is left"
-        gone = {part.kind for part in self.members if part.given_up}
-        left = {part.kind for part in self.members if not part.given_up}
-        if (gone - left) & {Kind.ROUTER, Kind.SCHEDULER}:
-            return "nothing can serve without it"
-        if Kind.WATCHER in gone and not all(part.proven for part in self.members):
+        # One of several schedulers, which share the requests, or of several models'.
+        for kind in (Kind.ROUTER, Kind.SCHEDULER):
+            own = [part.given_up for part in self.members if part.kind is kind]
+            if own and all(own):
+                return "nothing can serve without it"
+        watchers = [part for part in self.members if part.kind is Kind.WATCHER]
+        if any(part.given_up for part in watchers) and not all(part.proven for part in self.members):
             return "nothing can tell when the others are ready"
         return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import wait
 
@@ -19,26 +20,29 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.fleet.parts import Kind, Parts
 from baton.services.fleet.signals import wake_on_signals
 from baton.services.leave import leave, leave_on_signals
+from baton.services.models import Model, models_of
 from baton.services.router import app
 
 log = logging.getLogger(__name__)
 _DIVIDED = ("max_waiting", "max_connections", "journal_mib")  # counts that are those of the whole router
 
 
-def run_routers(settings: Settings) -> None:
-    """Serve OpenAI's API until SIGTERM or SIGINT, in router.processes processes.
+def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> None:
+    """Serve OpenAI's API for `models`, those of the settings if None, in router.processes processes.
 
-    Raises what `run_router` does, and StartError when no process is left: each died too often.
+    Until SIGTERM or SIGINT. Raises what `run_router` does, and StartError when no process is left: each died
+    too often.
     """
+    models = models or models_of(settings)
     if settings.router.processes == 1:
-        app.run_router(settings)
+        app.run_router(settings, models)
         return
     if settings.security.folder:
         raise ConfigError("security.folder is of one process: leave it out, or set router.processes to 1")
-    with app.opened(settings, settings.router.processes) as router:
+    with app.opened(settings, models, settings.router.processes) as router:
         leave_on_signals(0)  # importing takes seconds, and nothing is forked yet
         app.preload()
-        _Routers(settings, router).run()
+        _Routers(settings, models, router).run()
 
 
 def share(router: RouterSettings, number: int) -> RouterSettings:
@@ -49,8 +53,9 @@ def share(router: RouterSettings, number: int) -> RouterSettings:
 
 
 class _Routers:
-    def __init__(self, settings: Settings, router: app.Opened) -> None:
+    def __init__(self, settings: Settings, models: Sequence[Model], router: app.Opened) -> None:
         self._settings = settings
+        self._models = models
         self._router = router
         self._parts = Parts(None, lambda name, text: log.warning("%s %s", name, text), whole=False)
         self._stop = wake_on_signals()
@@ -59,7 +64,7 @@ class _Routers:
         """Run all processes until a signal. Raises StartError when none is left."""
         try:
             for number in range(len(self._router.group)):
-                work = partial(_serve, self._settings, self._router, number)
+                work = partial(_serve, self._settings, self._models, self._router, number)
                 self._parts.add(f"router-{number}", Kind.ROUTER, work)
             while not self._stopped():
                 self._parts.reap()
@@ -83,10 +88,13 @@ class _Routers:
         self._parts.stop(self._settings.router.drain_timeout_s)
 
 
-def _serve(settings: Settings, router: app.Opened, number: int) -> None:
+def _serve(settings: Settings, models: Sequence[Model], router: app.Opened, number: int) -> None:
     """Be process `number` until a signal."""
+
+    def own(whole: Settings) -> Settings:
+        return whole.model_copy(update={"router": share(whole.router, number)})
+
     app.log_as(settings, f"router-{number}")
-    own = settings.model_copy(update={"router": share(settings.router, number)})
-    identities.take_on(own, Role.ROUTER)
-    app.serve(own, router, number)
+    identities.take_on(settings, Role.ROUTER)
+    app.serve(own(settings), [one.with_settings(own) for one in models], router, number)
     leave(0)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 from baton import addresses
 from baton.security.names import Role
@@ -31,10 +32,11 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import children
 from baton.services.fleet.goals import goals_of
 from baton.services.fleet.parts import Kind, Parts, Say
-from baton.services.fleet.places import Places
+from baton.services.fleet.places import Places, Plan, places_of
 from baton.services.fleet.ports import check_port
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
-from baton.services.fleet.watch import Ordered, scheduler_names, watch
+from baton.services.fleet.watch import Ordered, Watched, scheduler_names, watch
+from baton.services.models import Model, models_of
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
@@ -49,6 +51,14 @@ class Fleet:
     decode: int
     mixed: int
     schedulers: int = 1
+
+    @classmethod
+    def of(cls, prefill: int | None, decode: int | None, mixed: int, schedulers: int = 1) -> Fleet:
+        """Return a fleet with one prefill and one decode worker where no numbers were given."""
+        alone = 0 if mixed else 1
+        return cls(
+            alone if prefill is None else prefill, alone if decode is None else decode, mixed, schedulers
+        )
 
     @property
     def roles(self) -> list[str]:
@@ -73,6 +83,39 @@ class Fleet:
         return f"{workers}, {self.schedulers} schedulers" if self.schedulers > 1 else workers
 
 
+@dataclass(frozen=True)
+class Started:
+    """A model of the deployment, and its workers."""
+
+    model: Model
+    fleet: Fleet
+
+    @property
+    def schedulers(self) -> list[str]:
+        """The addresses of the model's schedulers."""
+        return [one.strip() for one in self.model.settings.scheduler.address.split(",")]
+
+
+def started(settings: Settings, fleet: Fleet | None) -> list[Started]:
+    """Return the models to start. `fleet` is the command's; with several models the configuration has it.
+
+    Raises ConfigError.
+    """
+    if settings.models and fleet is not None:
+        raise ConfigError(
+            "the configuration has several models: set the numbers of workers there, as models.NAME.prefill, "
+            "decode and mixed, and name schedulers in models.NAME.scheduler.address"
+        )
+    return [_started(one, fleet) for one in models_of(settings)]
+
+
+def _started(model: Model, fleet: Fleet | None) -> Started:
+    if (entry := model.entry) is None:
+        return Started(model, fleet or Fleet.of(None, None, 0))
+    schedulers = len(model.settings.scheduler.address.split(","))
+    return Started(model, Fleet.of(entry.prefill, entry.decode, entry.mixed, schedulers))
+
+
 class Observer(Protocol):
     """Receiver of a deployment's events, called in the supervisor's process in the order of the methods."""
 
@@ -92,11 +135,29 @@ class Observer(Protocol):
         """Note that no process is left."""
 
 
-def _check(settings: Settings, fleet: Fleet) -> list[str]:
-    """Check what can be checked before a process is started; set and return the schedulers' addresses.
+def _check(settings: Settings, whole: Sequence[Started]) -> None:
+    """Check what can be checked before a process is started; set the schedulers' addresses.
 
     Raises ConfigError and StartError.
     """
+    for one in whole:
+        try:
+            _check_model(one.model.settings, one.fleet)
+        except (ConfigError, StartError) as error:
+            if one.model.entry is None:
+                raise
+            raise type(error)(f"models.{one.model.name}: {error}") from None
+    credentials.check(settings)
+    if settings.security.folder:
+        raise ConfigError("security.folder is of one process: leave it out where several are started")
+    check_port("router.port", settings.router.host, settings.router.port)
+    for one in whole:
+        for address in one.schedulers:
+            check_port("scheduler.address", *addresses.split(address))
+
+
+def _check_model(settings: Settings, fleet: Fleet) -> None:
+    """Check one model, and set its schedulers' addresses. Raises ConfigError and StartError."""
     fleet.check()
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
@@ -104,30 +165,24 @@ def _check(settings: Settings, fleet: Fleet) -> list[str]:
     check_names(settings.router)
     validation.check(settings.engine)
     settings.scheduler.check_shared(fleet.schedulers)
-    credentials.check(settings)
     identities.check(settings)
-    if settings.security.folder:
-        raise ConfigError("security.folder is of one process: leave it out where several are started")
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
-    listens = scheduler_addresses(settings, fleet.schedulers)
-    settings.scheduler.address = ",".join(listens)
-    check_port("router.port", settings.router.host, settings.router.port)
-    for address in listens:
-        check_port("scheduler.address", *addresses.split(address))
-    return listens
+    settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
 
 
 def supervise(
-    settings: Settings, fleet: Fleet, log_dir: str, observer: Observer, owner: int | None = None
+    settings: Settings, fleet: Fleet | None, log_dir: str, observer: Observer, owner: int | None = None
 ) -> None:
     """Run a deployment until SIGINT, SIGTERM or the owner's death; return when all of it is stopped.
 
+    Its workers are `fleet`, or those that the configuration names.
     `owner` is a pidfd: the death of its process ends the deployment as a signal does. `log_dir` is created if
     it does not exist; "" stands for a new temporary folder.
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
-    listens = _check(settings, fleet)
+    whole = started(settings, fleet)
+    _check(settings, whole)
     folder = log_folder(log_dir)
     began = time.monotonic()
 
@@ -143,13 +198,13 @@ def supervise(
     observer.begun(folder)
     # One pipe for the watcher and its successors: its messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
-    peers = settings.model_copy(deep=True)  # for the scheduler's clients: it may listen on all addresses
-    peers.scheduler.address = ",".join(map(addresses.from_here, listens))
-    if peers.handoff.enabled is None:
-        peers.handoff.enabled = fleet.hands_over
-    health = f"{settings.router.url}/health"
-    places = Places(peers, fleet.roles, partial(children.worker, peers))
-    orders = places.names if settings.autoscale.mode == "on" else []
+    peers = [_peers(one) for one in whole]  # for the schedulers' clients
+    plans = [
+        Plan(peer.settings, one.fleet.roles, peer.prefix) for peer, one in zip(peers, whole, strict=True)
+    ]
+    found = places_of(plans, lambda own: partial(children.worker, own))
+    places = {one.prefix: each for one, each in zip(plans, found, strict=True)}
+    watched = [_watched(settings, peer, places[peer.prefix]) for peer in peers]
 
     def end() -> None:
         drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
@@ -157,19 +212,26 @@ def supervise(
         parts.stop(drain_s)
 
     try:
-        parts.add("watcher", Kind.WATCHER, lambda: _watch(peers, health, theirs, orders))
-        _start_schedulers(parts, settings, listens)
-        if not Path(settings.engine.model).exists():
-            say("model", "there is no such folder: it is fetched from Hugging Face")
+        parts.add("watcher", Kind.WATCHER, lambda: _watch(settings, watched, theirs))
+        for one in whole:
+            own = one.model
+            _start_schedulers(parts, one)
+            if not Path(own.settings.engine.model).exists():
+                say(
+                    "model",
+                    f"there is no folder {own.settings.engine.model}: it is fetched from Hugging Face",
+                )
         say("engine", "importing vLLM; the first time takes longest")
         with left_on_signals(stops, end, observer.ended):
             children.preload(settings, "up")
             # Arguments that vLLM refuses are refused here, before a model is loaded.
-            engine_args(settings.engine)
-            frontend_namespace(settings.engine, settings.router)
+            for peer in peers:
+                engine_args(peer.settings.engine)
+                frontend_namespace(peer.settings.engine, peer.settings.router)
         say("engine", "vLLM imported")
-        places.start(parts)
-        parts.add("router", Kind.ROUTER, lambda: children.router(peers))
+        for each in places.values():
+            each.start(parts)
+        parts.add("router", Kind.ROUTER, lambda: children.router(settings, peers))
         say("processes", "started; the engines load the model")
         _until_ready(parts, places, say, ours, stops)
         observer.ready()
@@ -182,13 +244,39 @@ def supervise(
     observer.ended()
 
 
-def _watch(settings: Settings, health: str, events: Connection, places: Sequence[str]) -> None:
+def _peers(one: Started) -> Model:
+    """Return the model as its scheduler's clients see it: the scheduler may listen on all addresses."""
+
+    def seen(settings: Settings) -> Settings:
+        peers = settings.model_copy(deep=True)
+        peers.scheduler.address = ",".join(map(addresses.from_here, one.schedulers))
+        if peers.handoff.enabled is None:
+            peers.handoff.enabled = one.fleet.hands_over
+        return peers
+
+    return one.model.with_settings(seen)
+
+
+def _watched(settings: Settings, peer: Model, places: Places) -> Watched:
+    """Return a model as the watcher sees it."""
+    health = f"{settings.router.url}/health"
+    if len(settings.models) > 1:
+        health += f"?model={quote(peer.name, safe='')}"
+    chosen = peer.settings.autoscale.mode == "on"
+    return Watched(peer.settings.scheduler.address, health, peer.prefix, places.names if chosen else ())
+
+
+def _watch(settings: Settings, watched: Sequence[Watched], events: Connection) -> None:
     identities.take_on(settings, Role.OPERATOR)
-    watch(settings.scheduler.address, health, events, places)
+    watch(watched, settings.router.url, events)
 
 
 def _until_ready(
-    parts: Parts, places: Places, say: Say, events: Connection, stops: list[socket.socket | int]
+    parts: Parts,
+    places: Mapping[str, Places],
+    say: Say,
+    events: Connection,
+    stops: list[socket.socket | int],
 ) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     spoke, waited_for = time.monotonic(), parts.waiting_for
@@ -208,7 +296,7 @@ def _until_ready(
 
 def _wait(
     parts: Parts,
-    places: Places,
+    places: Mapping[str, Places],
     events: Connection,
     stops: list[socket.socket | int],
     at_most_s: float | None = None,
@@ -221,7 +309,7 @@ def _wait(
     if events in readable:
         event = events.recv()
         if isinstance(event, Ordered):
-            places.obey(event, parts)
+            places[event.prefix].obey(event, parts)
         else:
             parts.note(event)
     parts.reap()
@@ -247,11 +335,11 @@ def scheduler_addresses(settings: Settings, number: int) -> list[str]:
     return [addresses.join(host, port + one) for one in range(number)]
 
 
-def _start_schedulers(parts: Parts, settings: Settings, listens: Sequence[str]) -> None:
-    """Start a scheduler at each address; fixed ports of their metrics follow each other."""
-    for number, name in enumerate(scheduler_names(len(listens))):
-        own = settings.model_copy(deep=True)
-        own.scheduler.address = listens[number]
+def _start_schedulers(parts: Parts, one: Started) -> None:
+    """Start a model's scheduler at each address; fixed ports of their metrics follow each other."""
+    for number, name in enumerate(scheduler_names(len(one.schedulers), one.model.prefix)):
+        own = one.model.settings.model_copy(deep=True)
+        own.scheduler.address = one.schedulers[number]
         own.scheduler.metrics_port += number if own.scheduler.metrics_port else 0
         parts.add(name, Kind.SCHEDULER, partial(children.scheduler, own))
 

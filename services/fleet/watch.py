@@ -28,10 +28,20 @@ CALM_POLL_S = 1.0  # once the router is ready: only restarts are left to report
 
 
 @dataclass(frozen=True)
+class Watched:
+    """A model as the watcher sees it."""
+
+    scheduler: str  # its address
+    health_url: str  # of the router, about this model
+    prefix: str = ""  # of the names of its parts
+    places: Sequence[str] = ()  # for which its scheduler gives orders
+
+
+@dataclass(frozen=True)
 class Seen:
     """One part that was seen ready."""
 
-    name: str  # scheduler, router, or a worker's id
+    name: str  # the router, a model's scheduler, or a worker's id
     detail: str  # for people
     at: float  # time.monotonic, before the poll; one clock for all processes of a machine
 
@@ -40,49 +50,70 @@ class Seen:
 class Ordered:
     """Orders of the scheduler: all that shall run in a fleet's places."""
 
+    prefix: str  # of the model's parts
     fence: int  # of the decider
     roles: dict[str, str]  # place -> the role with which its worker starts
 
 
-def scheduler_names(number: int) -> list[str]:
-    """Return the names of so many schedulers' parts, in the order of their addresses."""
-    return ["scheduler"] if number == 1 else [f"scheduler-{one}" for one in range(number)]
+def scheduler_names(number: int, prefix: str = "") -> list[str]:
+    """Return the names of so many schedulers' parts, in the order of their addresses.
+
+    prefix: of the names of their model's parts
+    """
+    if number == 1:
+        return [f"{prefix}scheduler"]
+    return [f"{prefix}scheduler-{one}" for one in range(number)]
 
 
-def watch(scheduler: str, health_url: str, events: Connection, places: Sequence[str] = ()) -> None:
+def watch(models: Sequence[Watched], router: str, events: Connection) -> None:
     """Send every ready part to `events`, in full at each poll, until this process is stopped.
 
-    In full, because a part may have been replaced between two polls. With `places`, also the orders for them,
-    once the router is ready.
+    In full, because a part may have been replaced between two polls. The `router`, a URL, is ready when it
+    can serve all models, and later while it can serve one. Of a model that is served and has places, also the
+    orders for them.
     """
-    asyncio.run(_watch(scheduler, health_url, events, places))
+    asyncio.run(_watch(models, router, events))
 
 
-async def _watch(scheduler: str, health_url: str, events: Connection, places: Sequence[str]) -> None:
+async def _watch(models: Sequence[Watched], router: str, events: Connection) -> None:
     fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's, whose watcher may be restarted
-    async with SchedulerClient(scheduler) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(SchedulerClient(one.scheduler)) for one in models]
+        began = False  # all models were served
         while True:
-            seen = await _look(client, health_url)
-            for one in seen:
-                events.send(one)
-            calm = any(one.name == "router" for one in seen)
-            if calm and places:
-                with contextlib.suppress(SchedulerError):  # without an answer all stays as it is
-                    reply = await client.orders(fleet_id, [pb.Place(name=name) for name in places])
-                    if reply.fence:
-                        roles = {one.name: name_of(one.role) for one in reply.orders}
-                        events.send(Ordered(reply.fence, roles))
+            at = time.monotonic()
+            looks = (_look(client, one.prefix) for one, client in zip(models, clients, strict=True))
+            seen = [part for each in await asyncio.gather(*looks) for part in each]
+            asks = (asyncio.to_thread(_healthy, one.health_url) for one in models)
+            served = await asyncio.gather(*asks)
+            began = began or all(served)
+            calm = began and any(served)
+            if calm:
+                seen.append(Seen("router", router, at))
+            for part in seen:
+                events.send(part)
+            for one, client, is_served in zip(models, clients, served, strict=True):
+                if is_served and one.places:
+                    await _ask_orders(client, one, fleet_id, events)
             await asyncio.sleep(CALM_POLL_S if calm else POLL_S)
 
 
-async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
+async def _ask_orders(client: SchedulerClient, model: Watched, fleet_id: str, events: Connection) -> None:
+    with contextlib.suppress(SchedulerError):  # without an answer all stays as it is
+        reply = await client.orders(fleet_id, [pb.Place(name=name) for name in model.places])
+        if reply.fence:
+            roles = {one.name: name_of(one.role) for one in reply.orders}
+            events.send(Ordered(model.prefix, reply.fence, roles))
+
+
+async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:
     at = time.monotonic()
     try:
         description = await client.describe()
     except SchedulerError:
         return []
     found = []
-    names = dict(zip(client.address.split(","), scheduler_names(client.schedulers), strict=True))
+    names = dict(zip(client.address.split(","), scheduler_names(client.schedulers, prefix), strict=True))
     for one in description.schedulers:
         away = one.store_problem and f", UNREACHABLE, serving from memory: {one.store_problem}"
         found.append(Seen(names[one.address], f"store {description.store}{away}", at))
@@ -94,8 +125,6 @@ async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
             drained = ", DRAINED: it takes no requests until `baton undrain`" if worker.drained else ""
             detail = f"{worker.identity.address}, {room}{drained}"
             found.append(Seen(worker.identity.worker_id, detail, at))
-    if await asyncio.to_thread(_healthy, health_url):
-        found.append(Seen("router", health_url.removesuffix("/health"), at))
     return found
 
 

@@ -299,7 +299,10 @@ def _load(model: str, config: str | Path | None, settings: dict[str, Any]) -> Se
     for section, key in _OURS:
         if key in sections.get(section, {}):
             raise ConfigError(f"{section}.{key} cannot be set: a pipeline chooses its own")
-    return load(sections, None if config is None else str(config))
+    loaded: Settings = load(sections, None if config is None else str(config))
+    if loaded.models:
+        raise ConfigError("models: a pipeline serves one model; give it a configuration without that section")
+    return loaded
 
 
 def _say(line: str) -> None:

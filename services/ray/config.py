@@ -190,6 +190,11 @@ class ClusterSettings(Settings):
 
     def check(self) -> None:
         """Raise ConfigError for what can be seen to be wrong before anything starts."""
+        if self.models:
+            raise ConfigError(
+                "models: a deployment on Ray serves one model; leave the section out, and start one for each "
+                "model (each with a scheduler.topic of its own), or use `baton up` (docs/models.md)"
+            )
         if not (self.security.tls or self.security.insecure):
             raise ConfigError("security: turn tls on, or set insecure on a network that is trusted")
         for key in ("join", "token", "token_file", "folder"):

@@ -33,7 +33,7 @@ class Trust:
         """
         authority = Authority.at(Path(settings.security.ca).expanduser())
         identities.take_on(settings, Role.OPERATOR)
-        topic = settings.scheduler.topic
+        topic = settings.deployment
         self._tokens = authority.tokens
         self._given = {
             role: authority.tokens.add(

@@ -17,27 +17,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from baton.addresses import join, listen
-from baton.protos import worker_pb2
-from baton.scheduler.client import SchedulerClient
-from baton.scheduler.tasks import spawn, stop
-from baton.scheduler.types import Adapter
 from baton.security.names import Role
 from baton.services import credentials, identities, logs
 from baton.services.classes import Classes
 from baton.services.config import Settings
 from baton.services.engine.adapters import AdapterFiles, read_adapters
-from baton.services.engine.args import VLLM_VERSION, check_model, check_version, served_model_name
+from baton.services.engine.args import check_model, check_version
 from baton.services.errors import StartError
 from baton.services.imports import collect_seldom, import_all
 from baton.services.leave import leave_on_signals
-from baton.services.router.cluster import ClusterView
+from baton.services.models import Model, models_of
 from baton.services.router.group import Group, Seat
 from baton.services.router.ops.page import PageDoor, Shown, live_page, open_door
 from baton.services.router.vllm import HEAVY_IMPORTS
 from baton.services.router.vllm.frontend_args import check_names
 
 if TYPE_CHECKING:
-    from baton.services.router.relay import RelayParts
+    from baton.services.router.served import Shared
 
 log = logging.getLogger(__name__)
 
@@ -61,34 +57,36 @@ class Opened:
     store_password: str
     group: Group
     page: PageDoor | None
-    adapters: Sequence[AdapterFiles]
+    adapters: Sequence[Sequence[AdapterFiles]]  # of each model, in the models' order
 
 
-def run_router(settings: Settings) -> None:
-    """Serve OpenAI's API in this process, until SIGTERM or SIGINT.
+def run_router(settings: Settings, models: Sequence[Model] | None = None) -> None:
+    """Serve OpenAI's API for `models`, those of the settings if None, until SIGTERM or SIGINT.
 
-    Raises ConfigError, StartError or SecurityError with one line: the port is taken, the model is missing,
+    Raises ConfigError, StartError or SecurityError with one line: the port is taken, a model is missing,
     vLLM has another version. A router starts without a scheduler, too: requests get 503 until one answers.
     """
-    with opened(settings, 1) as router:
+    models = models or models_of(settings)
+    with opened(settings, models, 1) as router:
         identities.take_on(settings, Role.ROUTER)
         leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet
         preload()
-        serve(settings, router, 0)
+        serve(settings, models, router, 0)
 
 
 @contextlib.contextmanager
-def opened(settings: Settings, processes: int) -> Iterator[Opened]:
+def opened(settings: Settings, models: Sequence[Model], processes: int) -> Iterator[Opened]:
     """Check the settings and listen, for so many processes, inside the block.
 
     Raises ConfigError and StartError as `run_router` does.
     """
     log_as(settings, "router")
-    check_model(settings.engine)
-    check_names(settings.router)
-    settings.scheduler.check_shared()
+    for one in models:
+        check_model(one.settings.engine)
+        check_names(one.settings.router)
+        one.settings.scheduler.check_shared()
     check_version()
-    adapters = read_adapters(settings.engine)
+    adapters = [read_adapters(one.settings.engine) for one in models]
     keys = credentials.api_keys(settings.router)
     if settings.router.keys_file:
         credentials.check_book(settings.router.keys_file)
@@ -108,127 +106,83 @@ def log_as(settings: Settings, process: str) -> None:
     logging.getLogger("baton.requests").setLevel(level)
 
 
-def serve(settings: Settings, router: Opened, number: int) -> None:
+def serve(settings: Settings, models: Sequence[Model], router: Opened, number: int) -> None:
     """Be process `number` of a router until a signal. To be called once `preload` was."""
     import uvloop
 
     collect_seldom()
-    uvloop.run(_serve(settings, router, Seat(router.group, number)))
+    uvloop.run(_serve(settings, models, router, Seat(router.group, number)))
 
 
-async def _serve(settings: Settings, router: Opened, seat: Seat) -> None:
+async def _serve(settings: Settings, models: Sequence[Model], router: Opened, seat: Seat) -> None:
     from starlette.middleware import Middleware
 
-    from baton.services.engine import wire
     from baton.services.router.exposed import exposed
     from baton.services.router.http.authentication import FixedKeys, KeyMiddleware
-    from baton.services.router.metrics import RouterMetrics
-    from baton.services.router.pool import WorkerPool
+    from baton.services.router.served import served
     from baton.services.router.tenancy import open_tenancy
     from baton.services.router.vllm import frontend
-    from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 
-    router_id = f"router-{uuid.uuid4().hex[:12]}"
-    own = settings.scheduler
-    scheduler = SchedulerClient(own.address, router_id=router_id, policy=own.policy)
-    hello = worker_pb2.HelloRequest(
-        router_id=router_id,
-        vllm_version=VLLM_VERSION,
-        model=served_model_name(settings.engine),
-        protocol=wire.PROTOCOL,
-    )
-    pool = WorkerPool(hello, wire.decode_outputs, settings.scheduler.worker_lease_s)
-    metrics = RouterMetrics()
-    metrics.watch_scheduler(lambda: scheduler.answering)
-    cluster = ClusterView(scheduler, own.worker_lease_s, pool.reached, metrics.scheduler_lost)
-    try:
-        config = frontend.build_config(settings)
-        args = frontend.build_arguments(settings, config)
-        parts = _parts(settings, scheduler, pool, metrics, router_id)
-        cluster.tell(lambda: parts.counts.message(parts.waiting))
-        limits = RelayLimits(
-            request_timeout_s=settings.router.request_timeout_s,
-            max_model_len=config.model_config.max_model_len,
-            adapters={one.name: Adapter(one.name, one.fingerprint) for one in router.adapters},
-            flush_s=settings.router.flush_ms / 1e3,
+    async with contextlib.AsyncExitStack() as stack:
+        shared = _shared(settings, f"router-{uuid.uuid4().hex[:12]}")
+        stack.push_async_callback(asyncio.to_thread, shared.chronicle.close)
+        stack.enter_context(shared.engine_metrics)
+        serving = [
+            await stack.enter_async_context(served(model, adapters, shared, first=model is models[0]))
+            for model, adapters in zip(models, router.adapters, strict=True)
+        ]
+        schedulers = [one.scheduler for one in serving]
+        metrics = shared.metrics
+        metrics.watch_scheduler(lambda: all(one.answering for one in schedulers))
+        metrics.watch_workers(
+            lambda: [one.identity.worker_id for each in schedulers for one in each.standby.workers]
         )
-        client = RelayClient(parts, limits)
-        shown = Shown(seat.named(router_id), scheduler, cluster, parts, lambda: client.live)
-        llm = frontend.RelayLLM(config, client, cluster, settings.engine)
-        watching = spawn(cluster.watch(), "snapshots of the cluster")
-        learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
-        stack = contextlib.ExitStack()
-        try:
-            figures = stack.enter_context(
-                exposed(settings.router, router_id, scheduler, cluster.members, seat)
+        views = [one.cluster for one in serving]
+        figures = stack.enter_context(exposed(settings.router, shared.router_id, schedulers, views, seat))
+        async with open_tenancy(settings, shared.router_id, metrics, router.store_password) as tenancy:
+            door = Middleware(
+                KeyMiddleware,
+                keys=tenancy.keyring or FixedKeys(router.keys),
+                metrics_open=settings.router.metrics_open,
+                refused=metrics.refused,
             )
-            async with open_tenancy(settings, router_id, metrics, router.store_password) as tenancy:
-                door = Middleware(
-                    KeyMiddleware,
-                    keys=tenancy.keyring or FixedKeys(router.keys),
-                    metrics_open=settings.router.metrics_open,
-                    refused=metrics.refused,
-                )
-                needs_key = router.keys or tenancy.keyring
-                app = await frontend.build_http_app(
-                    llm,
-                    args,
-                    settings.router.max_sequences,
-                    tenancy,
-                    parts.chronicle,
-                    classes=Classes(settings.classes),
-                    door=door if needs_key else None,
-                )
-                app.router.routes.insert(0, figures)
-                async with live_page(None if seat.number else router.page, settings, shown):
-                    await _serve_http(app, seat, settings, metrics.refused, client.end_all)
-        finally:
-            stack.close()
-            learning.cancel()
-            await stop(watching)
-            llm.shutdown()
-            await asyncio.to_thread(parts.chronicle.close)
-    finally:
-        await pool.close()
-        await scheduler.close()
+            app = frontend.opened_to_clients(
+                [await one.app() for one in serving],
+                tenancy,
+                shared.chronicle,
+                classes=shared.classes,
+                door=door if router.keys or tenancy.keyring else None,
+            )
+            app.router.routes.insert(0, figures)
+
+            def end_all() -> None:
+                for one in serving:
+                    one.client.end_all()
+
+            shown = Shown(seat.named(shared.router_id), serving, shared.chronicle)
+            async with live_page(None if seat.number else router.page, settings, shown):
+                await _serve_http(app, seat, settings, metrics.refused, end_all)
 
 
-def _parts(
-    settings: Settings, scheduler: SchedulerClient, pool: Any, metrics: Any, router_id: str
-) -> RelayParts:
-    """Make what all requests of this router share."""
+def _shared(settings: Settings, router_id: str) -> Shared:
+    """Make what all models of this router share."""
     from baton.services.router.chronicle import Chronicle
     from baton.services.router.journal import Journal
-    from baton.services.router.placement import Placements
-    from baton.services.router.relay import RelayParts
-    from baton.services.router.waiting import WaitingRoom
+    from baton.services.router.metrics import RouterMetrics
+    from baton.services.router.served import Shared
+    from baton.services.router.vllm.metrics import EngineMetrics
 
     traces = None
     if settings.tracing.endpoint:
         from baton.services.router.tracing import Traces, open_exporter
 
         traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id)
-    router = settings.router
-    journal = Journal(router.journal_mib << 20)
+    metrics = RouterMetrics()
+    journal = Journal(settings.router.journal_mib << 20)
     metrics.watch_journal(journal)
-    metrics.watch_workers(lambda: [one.identity.worker_id for one in scheduler.standby.workers])
-    waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, Classes(settings.classes))
-    scheduler.reporter.on_released = waiting.freed
-    return RelayParts(
-        Placements(scheduler, metrics),
-        pool,
-        metrics,
-        router.max_attempts,
-        waiting,
-        router.replace_wait_s,
-        journal,
-        chronicle=Chronicle(metrics, traces, served_model_name(settings.engine)),
+    return Shared(
+        router_id, metrics, EngineMetrics(), journal, Chronicle(metrics, traces), Classes(settings.classes)
     )
-
-
-async def _learn(llm: Any, cluster: ClusterView) -> None:
-    """Take the model's limits from the first ready worker. The configuration's count until then."""
-    llm.learn(await cluster.first_capacity())
 
 
 async def _serve_http(

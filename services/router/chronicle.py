@@ -29,15 +29,12 @@ class TraceWriter(Protocol):
 class Chronicle:
     """One of a router. For its event loop."""
 
-    def __init__(
-        self, metrics: RouterMetrics | None = None, traces: TraceWriter | None = None, model: str = ""
-    ) -> None:
-        """Count in `metrics`, write `traces` of requests to `model`."""
+    def __init__(self, metrics: RouterMetrics | None = None, traces: TraceWriter | None = None) -> None:
+        """Count in `metrics`, write `traces`."""
         self.recent = Recent()
         self.listeners: list[Callable[[Record], None]] = []  # called with each record; must not block
         self._metrics = metrics
         self._traces = traces
-        self._model = model
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
         """Return the place of a new request in its client's trace, or in one that begins here."""
@@ -57,7 +54,7 @@ class Chronicle:
 
     def over(self, state: RequestState) -> None:
         """Tell of a request that is over, and whose response is sent. Once for each."""
-        record = record_of(state, self._model)
+        record = record_of(state)
         self.recent.add(record)
         log_request(state, record)
         if self._traces is not None:

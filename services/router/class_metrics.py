@@ -56,16 +56,16 @@ class ClassMetrics:
     def expect(self, classes: Iterable[ServiceClass]) -> None:
         """Show the series of all classes from 0 on: Prometheus sees no increase from nothing to 1."""
         for one in classes:
-            self._waiting.labels(one.name).set(0)
+            self._waiting.labels(one.name)
             self._tokens.labels(one.name)
             for goal, value in (("ttft", one.ttft_s), ("itl", one.itl_s)):
                 for kind in _KINDS if value else ():
                     for met in _MET:
                         self._goals.labels(one.name, goal, kind, met)
 
-    def waiting(self, service: ServiceClass, count: int) -> None:
-        """Show how many requests wait."""
-        self._waiting.labels(service.name).set(count)
+    def waiting(self, service: ServiceClass, change: int) -> None:
+        """Count a request that waits (1), or no longer does (-1)."""
+        self._waiting.labels(service.name).inc(change)
 
     def over(self, state: RequestState) -> None:
         """Count a request that has its outcome."""

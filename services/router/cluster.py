@@ -38,11 +38,14 @@ class ClusterView:
         worker_lease_s: float,
         reached: Callable[[], Container[str]] = tuple,
         lost: Callable[[], None] = lambda: None,
+        level: Callable[[str], None] = set_level,
     ) -> None:
         """Watch the cluster by `client`; `lost` is called whenever no scheduler answers any more.
 
-        The workers whose ids `reached` returns stay in view where the scheduler has lost them.
+        The workers whose ids `reached` returns stay in view where the scheduler has lost them. `level` is
+        called with the log level that the scheduler names for this process.
         """
+        self._level = level
         self._client = client
         self._reached = reached
         self._lost = lost
@@ -80,6 +83,10 @@ class ClusterView:
         if _ready(self._client.standby.workers):
             return Health(ok=True)
         return Health(ok=False, reason=self._problem or "no worker is ready")
+
+    def ready(self) -> int:
+        """Return how many workers are ready, as of the last snapshot. Thread-safe."""
+        return len(_ready(self._client.standby.workers))
 
     def capacity(self) -> pb.Capacity | None:
         """Return the capacity of a ready worker; None while there is none."""
@@ -119,7 +126,7 @@ class ClusterView:
             else:
                 self._problem = ""
                 self._answered = True
-                set_level(level)
+                self._level(level)
             self._refreshed_at = time.monotonic()
 
 

@@ -13,6 +13,7 @@ ServiceError
 │   ├── KeysUnknown       the router could not read the API keys yet
 │   ├── RateLimited       beyond a limit of its key or tenant
 │   ├── NotAllowed        of a class that its key may not use
+│   ├── NoSuchModel       of a model that is not served here
 │   └── Unsupported       a feature that the router does not offer, or the engines refuse
 └── WorkerUnreachable     a worker does not answer (the request is resumed elsewhere)
 """
@@ -29,6 +30,10 @@ class RequestFailed(ServiceError):
     """The base of errors that end one request. `retry_after_s` is 0 where a retry would not help."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+    # In OpenAI's error object; kind and code are those of the status if empty.
+    kind = ""
+    code = ""
+    param: str | None = None
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -115,6 +120,7 @@ class RateLimited(RequestFailed):
     """The request is beyond a limit of its key or tenant. `limit` is its name in the book of keys."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
+    kind, code = "rate_limit_error", "rate_limit_exceeded"  # by these words OpenAI's clients know it
 
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)
@@ -125,6 +131,13 @@ class NotAllowed(RequestFailed):
     """The request asks for a class that its key may not use."""
 
     status = HTTPStatus.FORBIDDEN
+
+
+class NoSuchModel(RequestFailed):
+    """The request names a model that is not served here."""
+
+    status = HTTPStatus.NOT_FOUND
+    kind, code, param = "invalid_request_error", "model_not_found", "model"
 
 
 class Unsupported(RequestFailed):

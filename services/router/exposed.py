@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import REGISTRY
 from starlette.routing import Route
@@ -15,6 +15,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.members import Member
 from baton.services.config import RouterSettings
+from baton.services.router.cluster import ClusterView
 from baton.services.router.group import Seat
 from baton.services.router.http.federation import Beside, Federation, route
 
@@ -26,18 +27,19 @@ KIND = "router"
 def exposed(
     settings: RouterSettings,
     router_id: str,
-    client: SchedulerClient,
-    members: Callable[[], Iterable[Member]],
+    schedulers: Iterable[SchedulerClient],
+    views: Iterable[ClusterView],
     seat: Seat,
 ) -> Iterator[Route]:
-    """Serve metrics inside the block, and tell the scheduler where; yield the route of /metrics.
+    """Serve metrics inside the block, and tell the schedulers where; yield the route of /metrics.
 
-    Raises CannotServe.
+    Its federation is of the processes in all `views`. Raises CannotServe.
     """
     host = addresses.join(settings.host, settings.port)
     with MetricsServer(REGISTRY, "router.metrics_port", host, settings.metrics_port) as serving:
         where = serving.reached_at(addresses.split(dialled(host))[0])
-        client.process = pb.Process(id=router_id, kind=KIND, host=rpc.host_id(), metrics_address=where)
+        for client in schedulers:
+            client.process = pb.Process(id=router_id, kind=KIND, host=rpc.host_id(), metrics_address=where)
         log.info("metrics on http://%s/metrics", serving.address)
         me = Member(router_id, KIND, rpc.host_id(), where)
         own_host, port = addresses.split(serving.address)
@@ -48,5 +50,9 @@ def exposed(
                 number: addresses.from_here(addresses.join(own_host, port))
                 for number, port in seat.group.metrics_ports().items()
             }
+
+        def members() -> Iterable[Member]:
+            # Routers are seen in each view.
+            return {member.id: member for view in views for member in view.members()}.values()
 
         yield route(Federation(me, REGISTRY, members, None if seat.alone else Beside(seat.number, group)))

@@ -99,7 +99,9 @@ class RouterMetrics:
             registry=registry,
         )
         self._scheduler_up = Gauge(
-            "baton_router_scheduler_up", "1 while a scheduler answers this router", registry=registry
+            "baton_router_scheduler_up",
+            "1 while a scheduler answers this router; of several models one of each",
+            registry=registry,
         )
         self._scheduler_losses = Counter(
             "baton_router_scheduler_losses_total",
@@ -123,6 +125,13 @@ class RouterMetrics:
         )
         self._waiting = Gauge(
             "baton_router_waiting_requests", "Requests waiting for room on the workers", registry=registry
+        )
+        self._queues: list[Waiting] = []
+        self._ready = Gauge(
+            "baton_router_ready_workers",
+            "Workers of a model that are ready, as this router last heard",
+            ["model"],
+            registry=registry,
         )
         self._estimate = Gauge(
             "baton_router_waiting_estimate_seconds",
@@ -242,9 +251,14 @@ class RouterMetrics:
         self._journal.set_function(lambda: journal.size)
 
     def watch_waiting(self, waiting: Waiting) -> None:
-        """Show the length and the estimate of this queue."""
-        self._waiting.set_function(lambda: len(waiting))
-        self._estimate.set_function(lambda: waiting.estimate_s)
+        """Show the length and the estimate of this queue; of several their sum, and the longest one's."""
+        self._queues.append(waiting)
+        self._waiting.set_function(lambda: sum(len(one) for one in self._queues))
+        self._estimate.set_function(lambda: max(one.estimate_s for one in self._queues))
+
+    def watch_model(self, model: str, ready: Callable[[], int]) -> None:
+        """Show how many workers of a model are ready."""
+        self._ready.labels(model).set_function(ready)
 
     def waited(self, seconds: float) -> None:
         """Count a request that was placed after a wait."""

@@ -19,7 +19,9 @@ from baton.services.router.state import RequestState
 class Placements:
     """Places requests, and reports the end of every epoch that was used to the scheduler."""
 
-    def __init__(self, client: SchedulerClient, metrics: RouterMetrics) -> None:
+    def __init__(self, client: SchedulerClient, metrics: RouterMetrics, model: str = "") -> None:
+        """Refusals name the `model`, where the router serves others, too."""
+        self._whose = f"model {model!r}: " if model else ""
         self._client = client
         self._metrics = metrics
 
@@ -36,11 +38,11 @@ class Placements:
             placement = await self._placement(state, state.excluded | suspects, service)
         except NoCapacity as no:
             if not suspects - state.excluded:
-                raise _refused(no) from None
+                raise self._refused(no) from None
             try:
                 placement = await self._placement(state, state.excluded, service)
             except NoCapacity as still_no:
-                raise _refused(still_no) from None
+                raise self._refused(still_no) from None
         state.model_fingerprint = placement.decode.model_fingerprint
         self._metrics.placed(placement, time.monotonic() - began)
         return placement
@@ -78,9 +80,13 @@ class Placements:
             try:
                 return self._place_alone(state, exclude, service)
             except SchedulerUnavailable:
-                raise NotAdmitted(error.message, Why.UNAVAILABLE, error.retry_after_s) from None
+                raise NotAdmitted(
+                    f"{self._whose}{error.message}", Why.UNAVAILABLE, error.retry_after_s
+                ) from None
         except Refused as error:
-            raise NotAdmitted(f"the scheduler refuses the request: {error}", Why.REFUSED) from None
+            raise NotAdmitted(
+                f"{self._whose}the scheduler refuses the request: {error}", Why.REFUSED
+            ) from None
 
     async def _place_by_scheduler(
         self, state: RequestState, exclude: set[str], service: ServiceClass
@@ -139,10 +145,9 @@ class Placements:
         """Release the epoch in case that the scheduler booked it, though its reply never came."""
         self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
 
-
-def _refused(error: NoCapacity) -> NotAdmitted:
-    code = pb.Rejection.Code.Name(error.code).removeprefix("CODE_")
-    return NotAdmitted(error.message, Why(code), error.retry_after_s)
+    def _refused(self, error: NoCapacity) -> NotAdmitted:
+        code = pb.Rejection.Code.Name(error.code).removeprefix("CODE_")
+        return NotAdmitted(f"{self._whose}{error.message}", Why(code), error.retry_after_s)
 
 
 def cost_of(state: RequestState) -> pb.Cost:

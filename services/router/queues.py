@@ -55,11 +55,6 @@ class ClassQueue:
         """The turn of the request that is next: of the tenant that is behind."""
         return min((one for one in self._tenants.values() if one.waiting), key=lambda one: one.way).first
 
-    def of_tenant(self, name: str) -> int:
-        """Return how many requests of a tenant wait."""
-        tenant = self._tenants.get(name)
-        return tenant.waiting if tenant is not None else 0
-
     def join(self, party: Party, turn: Turn) -> None:
         """Let a request wait."""
         tenant = self._tenants.setdefault(party.tenant, _Tenant())

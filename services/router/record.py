@@ -139,7 +139,7 @@ class Record:
         }
 
 
-def record_of(state: RequestState, model: str = "") -> Record:
+def record_of(state: RequestState) -> Record:
     """Return the record of a request that is over, and whose response is sent."""
     http, spent = state.http, state.spent
     troubles = {one.attempt: one.attributes["trouble"] for one in state.events if one.name == "failed"}
@@ -153,7 +153,7 @@ def record_of(state: RequestState, model: str = "") -> Record:
         trace=state.trace,
         tenant=state.party.tenant,
         service=state.service.name,
-        model=model,
+        model=state.model,
         outcome=state.outcome,
         status=http.status,
         streams=http.streams,

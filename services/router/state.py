@@ -60,6 +60,7 @@ class RequestState:
     party: Party = NOBODY
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
+    model: str = ""  # the name under which it is served
     adapter: Adapter | None = None  # of LoRA
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -17,6 +18,7 @@ class TenantMetrics:
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self._series = series = LivingSeries("tenant", registry, clock)
+        self._counts: Counts[str] = Counts()  # that wait, of tenants of which any do
         self._requests = series.keep(
             Counter(
                 "baton_router_tenant_requests_total",
@@ -70,10 +72,17 @@ class TenantMetrics:
             self._tokens.labels(label, "prompt").inc(prompt)
             self._tokens.labels(label, "output").inc(output)
 
-    def waiting(self, tenant: str, count: int) -> None:
-        """Show how many requests wait. Of tenants without series of their own it is not shown."""
+    def waiting(self, tenant: str, change: int) -> None:
+        """Count a request that waits (1), or no longer does (-1).
+
+        Of tenants without series of their own it is not shown.
+        """
+        self._counts[tenant] += change
+        count = self._counts[tenant]
+        if not count:
+            del self._counts[tenant]
         if (label := self._label(tenant)) and label != OTHERS:
-            self._waiting.labels(label).set(count)
+            self._waiting.labels(label).set(count)  # not inc: its series may have ended meanwhile
 
     def _label(self, tenant: str) -> str:
         """Return the tenant's label, empty for none."""

@@ -237,22 +237,21 @@ class WaitingRoom:
         if not queue.waiting:
             queue.since = self._clock()
         queue.join(party, turn)
-        self._tell(party, queue)
+        self._tell(party, queue, 1)
         self._choose()
         return turn
 
     def _leave(self, party: Party, turn: Turn, queue: ClassQueue) -> None:
         self._waiting -= 1
         queue.leave(party, turn)
-        self._tell(party, queue)
+        self._tell(party, queue, -1)
         if turn is self._turn:
             self._turn = None
             self._choose()
 
-    def _tell(self, party: Party, queue: ClassQueue) -> None:
-        of_tenant = sum(one.of_tenant(party.tenant) for one in self._queues.values())
-        self._metrics.tenants.waiting(party.tenant, of_tenant)
-        self._metrics.classes.waiting(queue.service, queue.waiting)
+    def _tell(self, party: Party, queue: ClassQueue, change: int) -> None:
+        self._metrics.tenants.waiting(party.tenant, change)
+        self._metrics.classes.waiting(queue.service, change)
 
     def _choose(self) -> None:
         """Give the turn to the first that resumes, or else of the class that is owed one, or goes first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -53,7 +53,7 @@ class Question(ModalScreen[bool]):
 
 
 class Top(App[None]):
-    """The deployment of one scheduler, once a second."""
+    """The deployment of one scheduler, once a second; of several models one at a time."""
 
     TITLE = "baton top"
     ENABLE_COMMAND_PALETTE = False
@@ -73,13 +73,15 @@ class Top(App[None]):
         Binding("d", "drain", "drain"),
         Binding("u", "undrain", "undrain"),
         Binding("f", "flip", "flip"),
+        Binding("m", "model", "model"),
         Binding("q", "quit", "quit"),
     ]
 
-    def __init__(self, address: str, refresh_s: float = REFRESH_S) -> None:
-        """Show the deployment whose scheduler is at `address`."""
+    def __init__(self, addresses: Mapping[str, str], refresh_s: float = REFRESH_S) -> None:
+        """Show the deployment whose schedulers are at `addresses`, by model, the first model first."""
         super().__init__()
-        self._address = address
+        self._addresses = addresses
+        self._model = next(iter(addresses))
         self._refresh_s = refresh_s
         self._client: SchedulerClient | None = None  # made in the event loop
         self._now: Seen | None = None
@@ -103,7 +105,7 @@ class Top(App[None]):
 
     async def on_mount(self) -> None:
         """Begin to ask."""
-        self._client = SchedulerClient(self._address)
+        self._client = SchedulerClient(self._addresses[self._model])
         self._table.add_columns(*_COLUMNS)
         self.query_one("#requests", DataTable).add_columns(*_REQUESTS)
         self._table.focus()
@@ -161,9 +163,12 @@ class Top(App[None]):
             return self._problem
         seen = now.description
         flow = view.traffic(now, self._before)
+        several = len(self._addresses) > 1
+        which = f"model {self._model} of {len(self._addresses)} (m: the next), " if several else ""
         lines = [
-            f"topic {seen.topic}, store {seen.store}, {len(found)} workers, {len(seen.routers)} routers"
-            f" | sort: {self._sort}" + (f" | filter: {self._words}" if self._words else ""),
+            f"{which}topic {seen.topic}, store {seen.store}, "
+            f"{len(found)} workers, {len(seen.routers)} routers | sort: {self._sort}"
+            + (f" | filter: {self._words}" if self._words else ""),
             f"{flow.requests_s:,.1f} requests/s  {flow.tokens_s:,.0f} tok/s  {flow.waiting} wait"
             f"  TTFT {_times(flow.ttft)}  ITL {_times(flow.itl)}",
         ]
@@ -227,6 +232,18 @@ class Top(App[None]):
         names = list(view.SORTS)
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
         self._show()
+
+    async def action_model(self) -> None:
+        """Show the next model."""
+        if len(self._addresses) == 1 or self._asking or self._client is None:
+            return
+        names = list(self._addresses)
+        self._model = names[(names.index(self._model) + 1) % len(names)]
+        client, self._client = self._client, SchedulerClient(self._addresses[self._model])
+        self._now = self._before = None
+        self._problem = f"asking the scheduler of {self._model}"
+        await client.close()
+        await self.look()
 
     def action_filter(self) -> None:
         """Ask for words."""
@@ -310,8 +327,17 @@ class Top(App[None]):
         await self.look()
 
 
-async def reachable(address: str) -> None:
+async def reachable(addresses: Iterable[str]) -> None:
     """Raise SchedulerUnavailable when nobody answers: that is said before a screen is opened."""
+    *others, last = addresses
+    for address in others:
+        with contextlib.suppress(SchedulerUnavailable):
+            await _reachable(address)
+            return
+    await _reachable(last)
+
+
+async def _reachable(address: str) -> None:
     async with SchedulerClient(address) as client:
         for _ in range(client.schedulers - 1):
             with contextlib.suppress(SchedulerUnavailable):

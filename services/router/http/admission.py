@@ -274,11 +274,9 @@ class _HeldResponse:
 
 def error_response(error: RequestFailed) -> tuple[Message, Message]:
     """Return the two ASGI messages of a response in OpenAI's error format."""
-    kind: str = "".join(word.capitalize() for word in error.status.phrase.split()) + "Error"
-    code: str | int = error.status.value
-    if isinstance(error, RateLimited):  # by these words OpenAI's clients know it
-        kind, code = "rate_limit_error", "rate_limit_exceeded"
-    fields = {"message": error.message, "type": kind, "param": None, "code": code}
+    kind = error.kind or "".join(word.capitalize() for word in error.status.phrase.split()) + "Error"
+    code: str | int = error.code or error.status.value
+    fields = {"message": error.message, "type": kind, "param": error.param, "code": code}
     body = json.dumps({"error": fields}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.status is HTTPStatus.SERVICE_UNAVAILABLE or error.retry_after_s:

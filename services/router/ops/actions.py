@@ -6,8 +6,9 @@ the command that does it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,11 +38,11 @@ class ActionRefused(Exception):
 
 
 class Actions:
-    """Carries actions out, one call to the scheduler each."""
+    """Carries actions out, one call to a scheduler each; of several models, until one knows the worker."""
 
-    def __init__(self, scheduler: SchedulerClient, events: Events, forbidden: str = "") -> None:
-        """`forbidden` says why this router may not act; empty if it may."""
-        self._scheduler = scheduler
+    def __init__(self, schedulers: Sequence[SchedulerClient], events: Events, forbidden: str = "") -> None:
+        """Ask these, one of each model. `forbidden` says why this router may not act; empty if it may."""
+        self._schedulers = schedulers
         self._events = events
         self.forbidden = forbidden
 
@@ -53,13 +54,13 @@ class Actions:
             raise ActionRefused(
                 f"not confirmed: the action is for {action.worker!r}, confirmed was {action.confirm!r}"
             )
-        steps: dict[str, Callable[[Action], Awaitable[str]]] = {
+        steps: dict[str, Callable[[SchedulerClient, Action], Awaitable[str]]] = {
             "drain": self._drain,
             "undrain": self._undrain,
             "role": self._role,
         }
         try:
-            done = await steps[action.action](action)
+            done = await self._first(steps[action.action], action)
         except (SchedulerError, ConfigError, ActionRefused) as error:
             log.warning("%s asked to %s %s: refused: %s", caller, action.action, action.worker, error)
             self._events.add(WARNING, f"{action.action} {action.worker}: refused: {error}")
@@ -68,16 +69,32 @@ class Actions:
         self._events.add(INFO, f"{done} (asked by {caller})")
         return done
 
-    async def _drain(self, action: Action) -> str:
-        reply = await self._scheduler.drain(action.worker)
+    async def _first(self, step: Callable[[SchedulerClient, Action], Awaitable[str]], action: Action) -> str:
+        """Ask the scheduler that has the worker; for one that none has now, each until one knows its name.
+
+        Raises what the last one raises.
+        """
+        has = [
+            one
+            for one in self._schedulers
+            if any(worker.identity.worker_id == action.worker for worker in one.standby.workers)
+        ]
+        *others, last = has or self._schedulers
+        for scheduler in others:
+            with contextlib.suppress(SchedulerError, ActionRefused):
+                return await step(scheduler, action)
+        return await step(last, action)
+
+    async def _drain(self, scheduler: SchedulerClient, action: Action) -> str:
+        reply = await scheduler.drain(action.worker)
         return _done(reply.worker_id, reply.problem, "is draining")
 
-    async def _undrain(self, action: Action) -> str:
-        reply = await self._scheduler.undrain(action.worker)
+    async def _undrain(self, scheduler: SchedulerClient, action: Action) -> str:
+        reply = await scheduler.undrain(action.worker)
         return _done(reply.name, reply.problem, "takes requests again")
 
-    async def _role(self, action: Action) -> str:
-        reply = await self._scheduler.set_role(action.worker, roles.role(action.role).wire)
+    async def _role(self, scheduler: SchedulerClient, action: Action) -> str:
+        reply = await scheduler.set_role(action.worker, roles.role(action.role).wire)
         return _done(reply.worker_id, reply.problem, f"is a {action.role} worker now")
 
 

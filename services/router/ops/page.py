@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from baton import addresses
-from baton.scheduler.client import SchedulerClient
+from baton.protos import scheduler_pb2 as pb
 from baton.security.exposure import only_from_here
 from baton.services import credentials
 from baton.services.config import Settings
-from baton.services.engine.args import VLLM_VERSION, served_model_name
+from baton.services.engine.args import VLLM_VERSION
 from baton.services.errors import ConfigError, StartError
+from baton.services.router.load import summed
 
 if TYPE_CHECKING:
-    from baton.services.router.cluster import ClusterView
-    from baton.services.router.relay import RelayParts
+    from baton.services.router.chronicle import Chronicle
+    from baton.services.router.served import Served
 
 _NO_OPERATOR = (
     "With security.tls a router's certificate does not let it drain workers or change their roles: use "
@@ -40,10 +41,27 @@ class Shown:
     """The router's parts that the page shows."""
 
     router_id: str
-    scheduler: SchedulerClient
-    cluster: ClusterView
-    parts: RelayParts
-    live: Callable[[], int]  # requests that wait or run
+    served: Sequence[Served]  # its models
+    chronicle: Chronicle
+
+    def problem(self) -> str:
+        """Say of which models no scheduler answers, and why; empty while all do."""
+        problems = {one.model.name: one.cluster.problem for one in self.served if one.cluster.problem}
+        if len(self.served) == 1:
+            return next(iter(problems.values()), "")
+        return "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+
+    def workers(self) -> list[pb.WorkerStatus]:
+        """Return the workers of all models."""
+        return [worker for one in self.served for worker in one.scheduler.standby.workers]
+
+    def load(self) -> pb.RouterLoad:
+        """Return what this router's requests met."""
+        return summed([one.parts.counts.message(one.parts.waiting) for one in self.served])
+
+    def live(self) -> int:
+        """Return how many requests wait or run."""
+        return sum(one.client.live for one in self.served)
 
 
 def open_door(settings: Settings) -> PageDoor | None:
@@ -84,17 +102,15 @@ async def live_page(door: PageDoor | None, settings: Settings, shown: Shown) -> 
 
     forbidden = _NO_OPERATOR if settings.security.tls else ""
     about = {
-        "model": served_model_name(settings.engine),
+        "model": ", ".join(one.model.name for one in shown.served),
         "topic": settings.scheduler.topic,
         "router": shown.router_id,
         "version": f"Baton {version('baton')}, vLLM {VLLM_VERSION}",
         "forbidden": forbidden,
     }
-    parts, scheduler, cluster = shown.parts, shown.scheduler, shown.cluster
-    series = Series(parts.counts, parts.waiting, shown.live)
-    feed = Feed(Sources(about, lambda: scheduler.standby.workers, lambda: cluster.problem, series))
-    parts.chronicle.listeners.append(feed.over)
-    actions = Actions(scheduler, feed.events, forbidden)
-    app = server.build_app(feed, parts.chronicle.recent, actions, Door(door.key))
+    feed = Feed(Sources(about, shown.workers, shown.problem, Series(shown.load, shown.live)))
+    shown.chronicle.listeners.append(feed.over)
+    actions = Actions([one.scheduler for one in shown.served], feed.events, forbidden)
+    app = server.build_app(feed, shown.chronicle.recent, actions, Door(door.key))
     async with server.serving(app, feed, door.sock):
         yield

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from baton.autoscale.histogram import SECONDS, quantile
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.load import RouterCounts
 from baton.services.router.ops.fleet import Sums
 
 KEPT = 900  # samples
@@ -34,13 +33,12 @@ class Series:
 
     def __init__(
         self,
-        counts: RouterCounts,
-        waiting: Sized,
+        load: Callable[[], pb.RouterLoad],
         live: Callable[[], int],
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._counts = counts
-        self._waiting = waiting
+        """Sample `load`, what this router's requests met until now, and `live`, those that wait or run."""
+        self._load = load
         self._live = live
         self._now_s = now_s
         self._window: deque[tuple[float, pb.RouterLoad]] = deque(maxlen=WINDOW + 1)
@@ -49,7 +47,7 @@ class Series:
     def sample(self, sums: Sums) -> list[Any]:
         """Take a sample: some 250 additions."""
         now = self._now_s()
-        load = self._counts.message(self._waiting)
+        load = self._load()
         self._window.append((now, load))
         then, before = self._window[0]
         took = max(now - then, 1e-9)

@@ -66,6 +66,7 @@ class RelayLimits:
 
     request_timeout_s: float
     max_model_len: int  # tokens
+    model: str = ""  # the name under which it is served
     flush_s: float = 0.0  # outputs wait so long for more tokens of their streams
     hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # of LoRA, by name
@@ -241,6 +242,7 @@ class RelayClient(EngineCoreClient):
             prompt_logprobs=_kept(request.sampling_params.prompt_logprobs),
             deadline=min(admission.deadline, now + limits.request_timeout_s),
             party=admission.party,
+            model=limits.model,
             adapter=adapter,
             service=admission.service,
             prefix=limits.hasher.keys(request) if limits.hasher is not None else NO_KEYS,

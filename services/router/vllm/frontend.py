@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from prometheus_client import REGISTRY
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -48,13 +47,15 @@ from baton.services.errors import StartError
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.http.admission import AdmissionMiddleware
+from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
-from baton.services.router.vllm.metrics import FrontEndLogger, WorkerFigures
+from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
+from baton.services.router.vllm.several import model_paths, routes_of_all
 
 # Routes of vLLM's for one engine's administrators and for models of another kind: 404 here.
 _NOT_OFFERED = (
@@ -120,10 +121,15 @@ class RelayLLM(async_llm.AsyncLLM):
     """
 
     def __init__(
-        self, config: Any, client: RelayClient, cluster: ClusterView, engine: EngineSettings
+        self,
+        config: Any,
+        client: RelayClient,
+        cluster: ClusterView,
+        engine: EngineSettings,
+        metrics: EngineMetrics,
     ) -> None:
         log_stats = not engine.extra.get("disable_log_stats")
-        ours: list[Any] = [FrontEndLogger] if log_stats else []
+        ours: list[Any] = [metrics.front_end.logger()] if log_stats else []
         with _refusals(engine), _engine_client(client):
             # log_stats adds vLLM's default loggers: one would log every ten seconds that no engine runs.
             super().__init__(
@@ -131,7 +137,7 @@ class RelayLLM(async_llm.AsyncLLM):
             )
         if log_stats:
             model = config.model_config.served_model_name
-            REGISTRY.register(WorkerFigures(cluster.heard, model, caching=engine.enable_prefix_caching))
+            metrics.workers.watch(ModelWorkers(cluster.heard, model, engine.enable_prefix_caching))
         self._cluster = cluster
         client.on_failure = self._request_failed
 
@@ -185,42 +191,71 @@ class RelayLLM(async_llm.AsyncLLM):
         self.engine_core.abort([one for one in siblings if one != request_id])
 
 
-async def build_http_app(
-    llm: RelayLLM,
-    args: Namespace,
-    max_sequences: int,
-    tenancy: Tenancy,
-    chronicle: Chronicle,
-    *,
-    classes: Classes | None = None,
-    door: Middleware | None = None,
-) -> Any:
-    """Return vLLM's app with our admission, limits and /health; everything else is vLLM's own.
+@dataclass(frozen=True)
+class ModelApp:
+    """vLLM's app for one model, and the names by which requests ask for it: the model's, its adapters'."""
 
-    `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, they are of one
-    of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without
-    one all are accepted.
+    app: Any
+    names: Sequence[str]
+
+
+async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) -> Any:
+    """Return vLLM's app for one model with our limits and /health; everything else is vLLM's own.
+
+    Clients reach it through `opened_to_clients` alone.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
+    for kind in UNFORESEEN:
+        app.exception_handler(kind)(unforeseen)
+    app.exception_handler(HTTPException)(not_offered)
+    app.router.routes = [route for route in app.router.routes if not _is_left_out(route)]
+    app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
+    return app
+
+
+def opened_to_clients(
+    models: Sequence[ModelApp],
+    tenancy: Tenancy,
+    chronicle: Chronicle,
+    *,
+    classes: Classes | None = None,
+    door: Middleware | None = None,
+) -> Any:
+    """Return the first model's app with our admission around it, and behind that the other models' apps.
+
+    `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, they are of one
+    of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without
+    one all are accepted.
+    """
+    app = models[0].app
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(
         Middleware(AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle, classes=classes)
     )
+    if len(models) > 1:
+        _choose_among(models)
     if door is not None:
         outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
         app.user_middleware.insert(outer + 1, door)
-    for kind in UNFORESEEN:
-        app.exception_handler(kind)(unforeseen)
-    app.exception_handler(HTTPException)(not_offered)
     app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
     envs.enable_envs_cache()  # otherwise vLLM reads its environment once per token
-    app.router.routes = [route for route in app.router.routes if not _is_left_out(route)]
-    app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
     return app
+
+
+def _choose_among(models: Sequence[ModelApp]) -> None:
+    """Let the first model's app hand each request to the app of the model that it names."""
+    first = models[0].app
+    # The first one's own handlers take what it chooses for itself: its middleware would go around for ever.
+    apps = {name: one.app if one.app is not first else None for one in models for name in one.names}
+    for one in models[1:]:
+        one.app.user_middleware.clear()  # the first one's is around all
+        one.app.middleware_stack = one.app.build_middleware_stack()
+    first.user_middleware.append(Middleware(ModelMiddleware, apps=apps, paths=model_paths(first)))
+    first.router.routes[:0] = routes_of_all({one.names[0]: one.app for one in models})
 
 
 def _is_left_out(route: BaseRoute) -> bool:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -173,30 +173,59 @@ _FAMILIES = (
 _NOT_FRONT_END = NOT_SERVED | {family.name for family in _FAMILIES}
 
 
-def _made_here(kind: Callable[..., Any]) -> Any:
-    """Return a maker of metrics like `kind` that registers only those of the front end."""
+class FrontEndFigures(Collector):
+    """The families of vLLM's front end: one set for all models of a process, told apart by model_name."""
 
-    def make(*, name: str, **options: Any) -> Any:
-        return kind(name=name, registry=None if name in _NOT_FRONT_END else REGISTRY, **options)
+    def __init__(self) -> None:
+        self._families: dict[str, Any] = {}
 
-    return staticmethod(make)
+    def logger(self) -> type[PrometheusStatLogger]:
+        """Return vLLM's own Prometheus logger, a class, which fills these families.
+
+        A family that a model's logger made is the next one's, too: so are the bounds of its buckets.
+        """
+        gauge, counter, histogram = (self._maker(kind) for kind in (Gauge, Counter, Histogram))
+
+        class NoPerfMetrics(PerfMetricsProm):
+            _counter_cls = counter
+
+        class FrontEndLogger(PrometheusStatLogger):
+            _perf_metrics_cls = NoPerfMetrics
+            _gauge_cls = gauge
+            _counter_cls = counter
+            _histogram_cls = histogram
+
+            def log_engine_initialized(self) -> None:
+                """Show no cache_config: the front end's describes no engine; `WorkerFigures` does."""
+
+        return FrontEndLogger
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families of the front end, without those of an engine."""
+        for name, family in list(self._families.items()):
+            if name not in _NOT_FRONT_END:
+                yield from family.collect()
+
+    def _maker(self, kind: Callable[..., Any]) -> Any:
+        def make(*, name: str, **options: Any) -> Any:
+            if name not in self._families:
+                self._families[name] = kind(name=name, registry=None, **options)
+            return self._families[name]
+
+        return staticmethod(make)
 
 
-class _NoPerfMetrics(PerfMetricsProm):
-    _counter_cls = _made_here(Counter)
+@dataclass(frozen=True)
+class ModelWorkers:
+    """The workers of one model, as their series need them."""
 
+    heard: Callable[[], Iterable[pb.WorkerStatus]]  # those with a recent heartbeat; called from any thread
+    model: str  # vLLM's model_name
+    caching: bool  # whether the engines keep a prefix cache
 
-class FrontEndLogger(PrometheusStatLogger):
-    """vLLM's own Prometheus logger, for the metrics of its front end."""
-
-    _perf_metrics_cls = _NoPerfMetrics
-
-    _gauge_cls = _made_here(Gauge)
-    _counter_cls = _made_here(Counter)
-    _histogram_cls = _made_here(Histogram)
-
-    def log_engine_initialized(self) -> None:
-        """Show no cache_config: the front end's describes no engine. `WorkerFigures` shows the workers'."""
+    def loaded(self) -> list[pb.WorkerStatus]:
+        """Return the workers whose engine is loaded."""
+        return [one for one in self.heard() if one.HasField("load") and one.identity.HasField("capacity")]
 
 
 class WorkerFigures(Collector):
@@ -206,39 +235,49 @@ class WorkerFigures(Collector):
     EPYC), nearly all of it in Prometheus' client. The event loop gets its turns meanwhile.
     """
 
-    def __init__(self, heard: Callable[[], Iterable[pb.WorkerStatus]], model: str, *, caching: bool) -> None:
-        """Describe the series.
+    def __init__(self) -> None:
+        self._models: list[ModelWorkers] = []
 
-        heard: returns the workers with a recent heartbeat; called from any thread
-        model: vLLM's model_name
-        caching: whether the engines keep a prefix cache
-        """
-        self._heard = heard
-        self._model = model
-        self._caching = str(caching)
+    def watch(self, workers: ModelWorkers) -> None:
+        """Show the workers of a model, too."""
+        self._models.append(workers)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families, with series of the workers whose engine is loaded."""
-        workers = [
-            worker
-            for worker in self._heard()
-            if worker.HasField("load") and worker.identity.HasField("capacity")
-        ]
+        seen = [(model, worker) for model in self._models for worker in model.loaded()]
         for family in _FAMILIES:
             metric = family.kind(family.name, family.text, labels=("model_name", "engine", *family.labels))
-            for worker in workers:
+            for model, worker in seen:
                 identity = worker.identity
                 for labels, value in family.read(worker.load, identity.capacity):
-                    metric.add_metric((self._model, identity.worker_id, *labels), value)
+                    metric.add_metric((model.model, identity.worker_id, *labels), value)
             yield metric
-        yield self._cache_info(workers)
+        yield self._cache_info(seen)
 
-    def _cache_info(self, workers: Iterable[pb.WorkerStatus]) -> Metric:
+    def _cache_info(self, seen: Iterable[tuple[ModelWorkers, pb.WorkerStatus]]) -> Metric:
         """Return the part of vLLM's family that a heartbeat has; as in vLLM the value is always 1."""
         labels = ("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching")
         metric = GaugeMetricFamily("vllm:cache_config_info", "Information of the KV cache", labels=labels)
-        for worker in workers:
+        for model, worker in seen:
             capacity = worker.identity.capacity
             blocks = str(capacity.block_size), str(capacity.num_blocks)
-            metric.add_metric((worker.identity.worker_id, *blocks, self._caching), 1)
+            metric.add_metric((worker.identity.worker_id, *blocks, str(model.caching)), 1)
         return metric
+
+
+class EngineMetrics:
+    """vLLM's metrics of one router process, of all its models. Registered while it is entered."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._registry = registry
+        self.front_end = FrontEndFigures()
+        self.workers = WorkerFigures()
+
+    def __enter__(self) -> Self:
+        self._registry.register(self.front_end)
+        self._registry.register(self.workers)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._registry.unregister(self.front_end)
+        self._registry.unregister(self.workers)

@@ -107,6 +107,7 @@ def test_operators_commands_need_only_the_address_and_who_asks() -> None:
             "--config",
             "--help",
             "--json",
+            "--of-model",
             "--watch",
             *("--topic", "--secure", "--no-secure"),
             *(f"--security-{key}" for key in ("ca", "join", "token", "token-file", "folder")),

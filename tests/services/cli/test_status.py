@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.services.cli.status import render, run_status
 from baton.services.cli.tables import UNLIMITED
@@ -158,5 +159,21 @@ def test_an_id_wider_than_the_terminal_is_whole() -> None:
 async def test_a_scheduler_that_is_gone_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
     async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0", topic="second")) as server:
         both = f"127.0.0.1:{free_port()},{server.address}"
-        await asyncio.to_thread(run_status, both, as_json=True, watch=False)
+        await asyncio.to_thread(run_status, {"": both}, as_json=True, watch=False)
     assert json.loads(capsys.readouterr().out)["topic"] == "second"
+
+
+async def test_each_model_is_shown_also_beside_one_whose_scheduler_is_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0", topic="baton.code")) as server:
+        addresses = {"chat": f"127.0.0.1:{free_port()}", "code": server.address}
+        await asyncio.to_thread(run_status, addresses, as_json=True, watch=False)
+        found = json.loads(capsys.readouterr().out)["models"]
+        assert (found["code"]["topic"], list(found["chat"])) == ("baton.code", ["problem"])
+        await asyncio.to_thread(run_status, addresses, as_json=False, watch=False)
+        printed = capsys.readouterr().out
+    assert "model chat: NO ANSWER" in printed
+    assert "topic baton.code" in printed
+    with pytest.raises(SchedulerUnavailable):
+        await asyncio.to_thread(run_status, addresses, as_json=False, watch=False)

@@ -9,6 +9,7 @@ import pytest
 from baton.addresses import split
 from baton.services.cli.up import beside_router
 from baton.services.config import load
+from baton.services.models import models_of
 from harness.support import free_port
 
 
@@ -21,7 +22,8 @@ def two_ports() -> int:
 
 
 def beside(port: int, scheduler: dict[str, object]) -> int:
-    host, found = split(beside_router(load({"router": {"port": port}, "scheduler": scheduler})))
+    settings = load({"router": {"port": port}, "scheduler": scheduler})
+    host, found = split(beside_router(settings, models_of(settings)))
     assert host == "127.0.0.1"
     return found
 

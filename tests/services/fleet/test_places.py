@@ -17,7 +17,7 @@ import pytest
 from baton.services.config import Settings
 from baton.services.fleet.devices import Devices
 from baton.services.fleet.parts import Part, Parts, Patience
-from baton.services.fleet.places import Places
+from baton.services.fleet.places import Places, Plan, places_of
 from baton.services.fleet.watch import Ordered
 from harness.support import eventually
 
@@ -32,8 +32,12 @@ class Fleet:
         patience = Patience(restarts=1, window_s=60.0, backoff_s=0.01)
         self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
         self.started, self._tell = Pipe(duplex=False)
-        self.places = Places(SETTINGS, ["prefill", "decode"], self.worker)
+        self.places = self.of(SETTINGS)[0]
         self.places.start(self.parts)
+
+    def of(self, *settings: Settings) -> list[Places]:
+        plans = [Plan(one, ["prefill", "decode"], f"m{i}-" if i else "") for i, one in enumerate(settings)]
+        return places_of(plans, lambda _: self.worker)
 
     def worker(self, name: str, role: Callable[[], str], where: Devices) -> Callable[[], None]:
         del where
@@ -49,7 +53,7 @@ class Fleet:
 
     def obey(self, fence: int, **roles: str) -> None:
         self.places.obey(
-            Ordered(fence, {key.replace("_", "-"): role for key, role in roles.items()}), self.parts
+            Ordered("", fence, {key.replace("_", "-"): role for key, role in roles.items()}), self.parts
         )
 
     def ran(self) -> tuple[str, str]:
@@ -83,8 +87,18 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def test_it_has_as_many_places_as_there_may_be_workers(fleet: Fleet) -> None:
     assert fleet.places.names == ["prefill-0", "decode-0", "worker-2", "worker-3"]
-    alone = Places(Settings(), ["prefill", "decode"], fleet.worker)
-    assert alone.names == ["prefill-0", "decode-0"]
+    fixed, other = fleet.of(Settings(), SETTINGS)
+    assert fixed.names == ["prefill-0", "decode-0"]
+    assert other.names == ["m1-prefill-0", "m1-decode-0", "m1-worker-2", "m1-worker-3"]
+
+
+def test_orders_for_one_model_leave_the_workers_of_another_alone(fleet: Fleet) -> None:
+    other = fleet.of(Settings(), SETTINGS)[1]
+    other.start(fleet.parts)
+    assert {fleet.ran(), fleet.ran()} == {("m1-prefill-0", "prefill"), ("m1-decode-0", "decode")}
+    fleet.obey(5, prefill_0="prefill", decode_0="decode")
+    assert not fleet.said
+    assert fleet.names == ["prefill-0", "decode-0", "m1-prefill-0", "m1-decode-0"]
 
 
 def test_what_is_missing_starts_once(fleet: Fleet) -> None:

@@ -37,6 +37,11 @@ def test_engine_kwargs_lie_over_the_engine_section_of_each_side() -> None:
     assert decode.extra == {}
 
 
+def test_several_models_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="models: a deployment on Ray serves one model"):
+        read(cluster(models={"a": {}}))
+
+
 def test_parts_speak_tls_unless_told_otherwise() -> None:
     assert read(cluster()).security.tls
     assert read(cluster(security={"ca": "elsewhere"})).security.tls

@@ -190,7 +190,8 @@ def test_a_record_is_plain_values() -> None:
     state = request(attempt(ended=3.0), attempt(3.0, number=2), first_token=1.21, ended=4.1, outcome="stop")
     state.events.append(Event("failed", 3.0, 1, cause))
     state.http.first_byte, state.http.ended, state.http.status, state.http.paused_s = 1.4, 4.2, 200, 0.25
-    record = record_of(state, "tiny")
+    state.model = "tiny"
+    record = record_of(state)
     assert record.retried
     assert not record.failed
     told = json.loads(json.dumps(record.to_json()))

@@ -62,7 +62,7 @@ async def site() -> AsyncIterator[Site]:
 
 @asynccontextmanager
 async def shown(address: str, width: int = 80, refresh_s: float = REFRESH_S) -> AsyncIterator[Pilot[None]]:
-    async with Top(address, refresh_s).run_test(size=(width, 24)) as pilot:
+    async with Top({"": address}, refresh_s).run_test(size=(width, 24)) as pilot:
         yield pilot
 
 

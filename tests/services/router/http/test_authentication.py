@@ -103,16 +103,19 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.tenancy import Tenancy
     from baton.services.router.vllm import frontend
+    from baton.services.router.vllm.metrics import EngineMetrics
     from baton.services.tenants.quotas import Quotas
 
     settings = load({"engine": {"model": str(model), "served_model_name": MODEL}})
     config = frontend.build_config(settings)
     args = frontend.build_arguments(settings, config)
-    llm = frontend.RelayLLM(config, cluster.client, ClusterView(cluster.scheduler, 5.0), settings.engine)
+    view = ClusterView(cluster.scheduler, 5.0)
+    llm = frontend.RelayLLM(config, cluster.client, view, settings.engine, EngineMetrics(CollectorRegistry()))
     refused: list[str] = []
     door = Middleware(KeyMiddleware, keys=FixedKeys([KEY]), metrics_open=False, refused=refused.append)
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
-    app = await frontend.build_http_app(llm, args, 8, tenancy, Chronicle(), door=door)
+    model_app = frontend.ModelApp(await frontend.build_model_app(llm, args, 8), [MODEL])
+    app = frontend.opened_to_clients([model_app], tenancy, Chronicle(), door=door)
     paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
     assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
     found = set()

@@ -7,6 +7,10 @@ import httpx
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.services.config import SchedulerSettings
+from baton.services.router.ops.actions import Action, ActionRefused, Actions
 from baton.services.router.ops.door import COOKIE
 from baton.services.router.ops.fleet import COLUMNS
 from harness.live_page import live_page
@@ -89,6 +93,18 @@ async def test_an_operator_drains_undrains_and_is_written_down(caplog):
         told = [text for *_, text in page.feed.events.after(0) if "asked by 127.0.0.1" in text]
         assert len(told) == 2
         assert [one.name for one in caplog.records if one.name == "baton.audit"]
+
+
+async def test_of_several_models_the_scheduler_acts_that_has_the_worker():
+    other = SchedulerServer(SchedulerSettings(address="127.0.0.1:0", topic="other"))
+    async with live_page() as page, other as server, SchedulerClient(server.address) as client:
+        actions = Actions([page.scheduler, client], page.feed.events)
+        action = Action(action="drain", worker="d-1", confirm="d-1")
+        with pytest.raises(ActionRefused, match="d-1"):
+            await actions.run(action, "somebody")
+        await page.register(("d-1", pb.ROLE_DECODE))
+        assert await actions.run(action, "somebody") == "d-1 is draining"
+        assert (await page.scheduler.describe()).drained == ["d-1"]
 
 
 @pytest.mark.parametrize(

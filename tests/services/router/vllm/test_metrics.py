@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.vllm.metrics import WorkerFigures
+from baton.services.router.vllm.metrics import ModelWorkers, WorkerFigures
 
 Series = dict[tuple[str, str, tuple[str, ...]], float]  # name, engine, further labels' values
 
@@ -19,7 +19,9 @@ def worker(worker_id: str, method: str = "", **load: object) -> pb.WorkerStatus:
 
 def shown(*workers: pb.WorkerStatus) -> Series:
     registry = CollectorRegistry()
-    registry.register(WorkerFigures(lambda: workers, "tiny", caching=True))
+    figures = WorkerFigures()
+    figures.watch(ModelWorkers(lambda: workers, "tiny", caching=True))
+    registry.register(figures)
     found: Series = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:

@@ -1,0 +1,140 @@
+"""The models of a deployment, each with the whole tree of settings that its own processes read.
+
+Without `models:` there is one, and its tree is the deployment's. With it, each entry's tree is the sections
+at the top with the entry's keys laid over them, a scheduler of its own and a topic of its own in the store:
+the processes of one model know nothing of the others, and only routers hold all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton import addresses
+from baton.services.config import ModelSettings, RouterSettings, Settings, laid_over, suggest
+from baton.services.engine.args import served_model_name, served_names
+from baton.services.errors import ConfigError
+
+FLAG = "--of-model"
+# Keys of `router` that are about requests to one model; the others are about the router's process.
+_ROUTER = (
+    *("chat_template", "enable_force_include_usage", "enable_prompt_tokens_details", "flush_ms", "frontend"),
+    *("max_attempts", "max_sequences", "max_wait_s", "max_waiting", "replace_wait_s", "request_timeout_s"),
+)
+_SECTIONS = ("engine", "scheduler", "worker", "handoff", "autoscale", "slo", "router")
+_NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of a deployment. `entry` is what `models:` says of it, None without."""
+
+    settings: Settings
+    entry: ModelSettings | None = None
+
+    @property
+    def name(self) -> str:
+        """The name by which requests ask for it."""
+        return served_model_name(self.settings.engine)
+
+    @property
+    def names(self) -> list[str]:
+        """The names for which requests may ask: its own, then its adapters'."""
+        return served_names(self.settings.engine)
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its processes; empty where there is no other model."""
+        return f"{_word(self.name)}-" if self.entry is not None else ""
+
+    def with_settings(self, change: Callable[[Settings], Settings]) -> Model:
+        """Return the model with its tree changed."""
+        return Model(change(self.settings), self.entry)
+
+
+def models_of(settings: Settings) -> Sequence[Model]:
+    """Return the models, in the order of the configuration: one without `models:`.
+
+    Raises ConfigError for an entry that is not allowed, and for two that would meet in a name or an address.
+    """
+    if not settings.models:
+        return (Model(settings),)
+    found = [_model(settings, *item, place) for place, item in enumerate(settings.models.items())]
+    _tell_apart(found, "the name of processes", lambda one: [_word(one.name)])
+    _tell_apart(found, "scheduler.topic", lambda one: [one.settings.scheduler.topic])
+    _tell_apart(found, "scheduler.address", lambda one: _listed(one.settings.scheduler.address))
+    _tell_apart(found, "the name for requests", lambda one: one.names)
+    return found
+
+
+def the_one(settings: Settings, name: str, what: str = "this command") -> Settings:
+    """Return the tree of one model: `name` may be empty where there is no other. Raises ConfigError.
+
+    `what` concerns one model alone, for the message.
+    """
+    if not settings.models:
+        if name:
+            raise ConfigError(f"{FLAG} {name}: the configuration has no section 'models'; leave it out")
+        return settings
+    if not name:
+        raise ConfigError(f"{what} is about one model: say which with {FLAG} ({', '.join(settings.models)})")
+    if name not in settings.models:
+        raise ConfigError(f"{FLAG} {name}: there is no such model{suggest(name, list(settings.models))}")
+    return next(one.settings for one in models_of(settings) if one.name == name)
+
+
+def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model:
+    """Lay an entry over the base. Raises ConfigError."""
+    given: dict[str, dict[str, Any]] = {section: dict(getattr(entry, section)) for section in _SECTIONS}
+    where = f"models.{name}"
+    if "served_model_name" in given["engine"]:
+        raise ConfigError(f"{where}.engine.served_model_name: leave it out, the entry's name is that name")
+    for key in given["router"]:
+        if key in RouterSettings.model_fields and key not in _ROUTER:
+            raise ConfigError(
+                f"{where}.router.{key} is about the router's process: set router.{key} at the top; "
+                f"of one model are {', '.join(_ROUTER)}"
+            )
+    own = base.scheduler
+    given["engine"]["served_model_name"] = name
+    given["scheduler"] = {
+        "topic": f"{own.topic}.{_word(name)}",
+        "address": ",".join(_further(one, place) for one in own.address.split(",")),
+        "metrics_port": own.metrics_port and own.metrics_port + place,
+        **given["scheduler"],
+    }
+    sections = {
+        section: laid_over(getattr(base, section), values, section, where)
+        for section, values in given.items()
+    }
+    security = base.security.model_copy(update={"topic": base.deployment})
+    return Model(base.model_copy(update={**sections, "security": security, "models": {}}), entry)
+
+
+def _further(address: str, places: int) -> str:
+    """Return an address with its port so many places further; port 0 is a free one anyway."""
+    host, port = addresses.split(address.strip())
+    return addresses.join(host, port and port + places)
+
+
+def _word(name: str) -> str:
+    """Return a model's name as a part of processes', topics' and certificates' names."""
+    return _NOT_IN_A_WORD.sub("-", name)
+
+
+def _listed(address: str) -> list[str]:
+    """Return the addresses that two schedulers cannot have both."""
+    return [one.strip() for one in address.split(",") if addresses.split(one)[1]]
+
+
+def _tell_apart(models: Iterable[Model], what: str, values: Callable[[Model], Iterable[Hashable]]) -> None:
+    """Raise ConfigError where two models have one of the values."""
+    owner: dict[Hashable, str] = {}
+    for one in models:
+        for value in values(one):
+            if (other := owner.setdefault(value, one.name)) != one.name:
+                raise ConfigError(
+                    f"models: {other!r} and {one.name!r} both have {value!r} as {what}: give each its own"
+                )

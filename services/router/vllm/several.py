@@ -1,0 +1,61 @@
+"""The list of models and the health of a router, which vLLM's app has for one model, over all of them.
+
+Leans on: vllm.entrypoints.openai.models.serving.OpenAIServingModels (app.state.openai_serving_models) and its
+show_available_models, the paths of vLLM's routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from baton.services.router.errors import NoSuchModel
+from baton.services.router.http.admission import error_response
+
+# Paths of requests that name no model: they concern the router, or the first model.
+_WITHOUT_MODEL = frozenset({"/ping", "/inference/v1/abort_requests"})
+
+
+def model_paths(app: Any) -> frozenset[str]:
+    """Return the paths of requests that must name a model: all that take a body, but a stored response's."""
+    posted = (route.path for route in app.router.routes if "POST" in (getattr(route, "methods", None) or ()))
+    return frozenset(path for path in posted if "{" not in path) - _WITHOUT_MODEL
+
+
+def routes_of_all(apps: Mapping[str, Any]) -> list[Route]:
+    """Return the routes of /v1/models and /health over the apps of all models, by their names."""
+
+    async def models(request: Request) -> Response:
+        del request
+        lists = [await app.state.openai_serving_models.show_available_models() for app in apps.values()]
+        whole = lists[0].model_copy(update={"data": [one for each in lists for one in each.data]})
+        return JSONResponse(whole.model_dump())
+
+    async def health(request: Request) -> Response:
+        """Answer 200 while one model can be served, or the one of the query `model`; name the others."""
+        asked = request.query_params.get("model")
+        if asked is not None and asked not in apps:
+            return _refused(
+                NoSuchModel(f"The model `{asked}` does not exist. Served here: {', '.join(apps)}.")
+            )
+        chosen = {asked: apps[asked]} if asked is not None else apps
+        found = {name: await app.state.engine_client.health() for name, app in chosen.items()}
+        well = any(one.ok for one in found.values())
+        states = {name: "ok" if one.ok else one.reason for name, one in found.items()}
+        body = {"status": "ok" if well else "unavailable", "models": states}
+        return JSONResponse(body, status_code=200 if well else 503)
+
+    return [
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
+        Route("/ping", health, methods=["GET", "POST"]),
+    ]
+
+
+def _refused(error: NoSuchModel) -> Response:
+    start, body = error_response(error)
+    return Response(body["body"], status_code=start["status"], media_type="application/json")

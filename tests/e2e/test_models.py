@@ -1,0 +1,73 @@
+"""Two models behind one address: `baton up` starts both fleets, and one may die while the other serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from harness.deployment import MODEL, Deployment, deployment, status_of
+from harness.support import eventually, free_port
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+START_S = 30.0
+
+
+@pytest.fixture
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Serve the demo model with drafts by a prefill and a decode worker, and without by a mixed one."""
+    models: dict[str, Any] = {
+        "drafting": {"prefill": 1, "decode": 1},
+        "plain": {
+            "mixed": 1,
+            "engine": {"model": str(MODEL), "speculative_config": None},
+            "scheduler": {"address": f"127.0.0.1:{free_port()}"},
+        },
+    }
+    with deployment(tmp_path_factory.mktemp("two"), models=models) as one:
+        yield one.up()
+
+
+def ask(client: openai.OpenAI, model: str) -> str:
+    answer = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=12)
+    assert answer.model == model
+    return answer.choices[0].message.content or ""
+
+
+@pytest.mark.timeout(240)
+def test_one_address_serves_both_and_one_while_the_other_is_dead(two: Deployment) -> None:
+    client = two.client()
+    assert [one.id for one in client.models.list().data] == ["drafting", "plain"]
+    before = {name: ask(client, name) for name in ("drafting", "plain")}
+    assert before["drafting"] == before["plain"] != ""  # one trunk, with drafts and without
+    with pytest.raises(openai.NotFoundError, match=r"Served here: drafting, plain\.") as unknown:
+        ask(client, "baton-demo")
+    assert unknown.value.code == "model_not_found"
+
+    found = two.status()["models"]
+    workers = {
+        name: [worker["identity"]["worker_id"] for worker in found[name]["workers"]] for name in before
+    }
+    assert [one.rpartition(".")[0] for one in workers["plain"]] == ["plain-mixed-0"]
+    assert sorted(one.rpartition(".")[0] for one in workers["drafting"]) == [
+        "drafting-decode-0",
+        "drafting-prefill-0",
+    ]
+    assert found["drafting"]["handoffs"][0]["prefill_worker_id"].startswith("drafting-prefill-0")
+
+    health = f"{two.url}/health?model=plain"
+    worker = psutil.Process(int(workers["plain"][0].rpartition(".")[2]))
+    worker.suspend()  # first: a killed one may be replaced before anybody misses it
+    eventually(lambda: status_of(health) == 503, START_S, "plain has no worker")
+    with pytest.raises(openai.InternalServerError, match="model 'plain': ") as refused:
+        ask(client, "plain")
+    assert refused.value.status_code == 503
+    assert ask(client, "drafting") == before["drafting"]
+    assert two.healthy()
+    worker.kill()
+    eventually(lambda: status_of(health) == 200, START_S, "plain has a worker again")
+    assert ask(client, "plain") == before["plain"]
+    assert "plain-mixed-0          died (signal SIGKILL); restarting" in two.processes["up"].text

@@ -1,0 +1,194 @@
+"""Several models behind one router: fake workers and a real scheduler for each, and clients in front."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.service import SchedulerServer
+from baton.services.config import SchedulerSettings
+from baton.services.router.http.choice import model_in
+from harness import zygote
+from harness.checkpoints import tiny_qwen2
+from harness.fake_worker import FakeWorker
+from harness.router import Members
+from harness.support import eventually, free_port, listening
+
+START_S = 60.0
+NAMES = ("chat", "code")
+PROMPT = [72, 105]
+
+
+def run(settings: dict[str, Any]) -> None:
+    """Run a router, in the forked process, until its end."""
+    from baton.services.config import load
+    from baton.services.router import cluster
+    from baton.services.router.app import run_router
+
+    cluster.FRESH_S = 0.05
+    run_router(load(settings))
+
+
+@pytest.fixture(scope="module")
+def ports() -> list[int]:
+    return [free_port(), *(free_port() for _ in NAMES)]
+
+
+@pytest.fixture(scope="module")
+def url(ports: list[int], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Start a router for both models; the second one has half the context."""
+    folder = tmp_path_factory.mktemp("models")
+    model = str(tiny_qwen2(folder))
+    entries: dict[str, Any] = {
+        name: {"scheduler": {"address": f"127.0.0.1:{port}"}}
+        for name, port in zip(NAMES, ports[1:], strict=True)
+    }
+    entries["code"] |= {"engine": {"max_model_len": 512}, "router": {"max_sequences": 2}}
+    settings = {
+        "engine": {"model": model},
+        "router": {"port": ports[0], "max_wait_s": 1.0, "replace_wait_s": 1.0},
+        "models": entries,
+    }
+    process = zygote.shared().start("router", f"{__name__}:run", folder, settings=settings)
+    eventually(lambda: listening(ports[0]), START_S, "the router listens")
+    yield f"http://127.0.0.1:{ports[0]}"
+    process.kill()
+
+
+@pytest.fixture
+async def workers(url: str, ports: list[int]) -> AsyncIterator[dict[str, FakeWorker]]:
+    """Run each model's scheduler, and a mixed worker there."""
+    async with AsyncExitStack() as stack:
+        found = {}
+        for name, port in zip(NAMES, ports[1:], strict=True):
+            settings = SchedulerSettings(address=f"127.0.0.1:{port}", topic=f"baton.{name}")
+            server = await stack.enter_async_context(SchedulerServer(settings))
+            members = Members(server.address)
+            stack.push_async_callback(members.close)
+            found[name] = FakeWorker(f"{name}-0", pb.ROLE_MIXED, step_s=0.001)
+            found[name].model = name
+            await members.add(found[name])
+            found[name].members = members  # type: ignore[attr-defined]
+        async with httpx.AsyncClient(base_url=url, timeout=START_S) as http:
+            for name in NAMES:
+
+                async def ready(name: str = name) -> bool:
+                    return (await http.get("/health", params={"model": name})).status_code == 200
+
+                await until_so(ready, f"{name} is ready")
+        yield found
+
+
+async def until_so(ready: Any, what: str) -> None:
+    deadline = asyncio.get_running_loop().time() + START_S
+    while not await ready():
+        assert asyncio.get_running_loop().time() < deadline, what
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as one:
+        yield one
+
+
+async def test_each_request_goes_to_the_model_that_it_names(
+    workers: dict[str, FakeWorker], client: openai.AsyncOpenAI
+) -> None:
+    for name in (*NAMES, "chat"):
+        stream = await client.completions.create(
+            model=name, prompt=PROMPT, max_tokens=4, temperature=0, stream=True
+        )
+        assert {chunk.model async for chunk in stream} == {name}
+    assert [len(workers[name].seen.starts) for name in NAMES] == [2, 1]
+    assert [one.id for one in (await client.models.list()).data] == list(NAMES)
+    # Each model's own settings hold for its requests.
+    await client.completions.create(model="chat", prompt=PROMPT, max_tokens=1, n=3)
+    with pytest.raises(openai.BadRequestError, match=r"router\.max_sequences"):
+        await client.completions.create(model="code", prompt=PROMPT, max_tokens=1, n=3)
+    lengths = {one.id: one.max_model_len for one in (await client.models.list()).data}  # type: ignore[attr-defined]
+    assert lengths["code"] == 512 < lengths["chat"]
+
+
+async def test_an_unknown_model_gets_openais_404_and_none_a_400(
+    workers: dict[str, FakeWorker], client: openai.AsyncOpenAI, url: str
+) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await client.completions.create(model="chatt", prompt=PROMPT, max_tokens=1)
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    assert unknown.value.type == "invalid_request_error"
+    assert "`chatt` does not exist. Served here: chat, code." in str(unknown.value)
+    async with httpx.AsyncClient(base_url=url) as http:
+        got = await http.post("/v1/completions", json={"prompt": "x"})
+        assert (got.status_code, "chat, code" in got.text) == (400, True)
+        for wrong in (b"{", b"[]", json.dumps({"model": 7, "prompt": "x"}).encode()):
+            got = await http.post(
+                "/v1/completions", content=wrong, headers={"content-type": "application/json"}
+            )
+            assert got.status_code == 400, wrong
+        assert (await http.post("/v1/nothing", json={})).status_code == 404
+        named = await http.post("/tokenize", json={"model": "code", "prompt": "x"})
+        assert named.json()["max_model_len"] == 512
+    assert not any(worker.seen.starts for worker in workers.values())
+
+
+async def test_a_model_without_workers_is_named_while_the_other_serves(
+    workers: dict[str, FakeWorker], client: openai.AsyncOpenAI, url: str
+) -> None:
+    code = workers["code"]
+    await code.members.leave(code)  # type: ignore[attr-defined]
+    async with httpx.AsyncClient(base_url=url) as http:
+
+        async def gone() -> bool:
+            return (await http.get("/health", params={"model": "code"})).status_code == 503
+
+        await until_so(gone, "code has no worker")
+        with pytest.raises(openai.InternalServerError, match="model 'code': ") as refused:
+            await client.completions.create(model="code", prompt=PROMPT, max_tokens=1, stream=True)
+        assert (refused.value.status_code, "retry-after" in refused.value.response.headers) == (503, True)
+        await client.completions.create(model="chat", prompt=PROMPT, max_tokens=1)
+        health = await http.get("/health")
+        assert (health.status_code, health.json()["models"]["chat"]) == (200, "ok")
+        assert health.json()["models"]["code"] != "ok"
+        assert (await http.get("/health", params={"model": "x"})).json()["error"]["code"] == "model_not_found"
+        metrics = (await http.get("/metrics")).text
+        assert 'baton_router_ready_workers{model="chat"} 1.0' in metrics
+        assert 'baton_router_ready_workers{model="code"} 0.0' in metrics
+        done = [line for line in metrics.splitlines() if line.startswith("vllm:request_success_total")]
+        counts = {
+            name: sum(float(line.split()[-1]) for line in done if f'"{name}"' in line) for name in NAMES
+        }
+        assert counts["chat"] > 0
+        assert metrics.count("# TYPE vllm:request_success_total ") == 1
+        assert metrics.count("# TYPE vllm:num_requests_running ") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"messages": [{"model": "inner"}], "model": "a", "x": {"model": "b"}}', "a"),
+        (b'{"model": "a", "model": "b"}', "b"),
+        ('{"model": "gr\u00fc\u00df"}'.encode(), "gr\u00fc\u00df"),
+        ('{"model": "a"}'.encode("utf-16"), "a"),
+        (b'{"temperature": NaN, "model": "a"}', "a"),
+        (b'{"model": null}', None),
+        (b'{"model": 7}', 7),
+        (b"{}", None),
+        (b"[]", None),
+        (b'"model"', None),
+        (b"", None),
+        (b'{"model": "a"', None),
+        (b"\xff\xfe\xff", None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_the_model_of_a_body_is_its_own_field(body: bytes, found: object) -> None:
+    assert model_in(body) == found

@@ -1,0 +1,141 @@
+"""Several models of a configuration: what each inherits, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from baton.services.config import load
+from baton.services.errors import ConfigError
+from baton.services.fleet.supervisor import Fleet, started
+from baton.services.models import models_of, the_one
+
+BASE: dict[str, Any] = {
+    "engine": {"model": "weights", "dtype": "float32", "extra": {"a": 1}},
+    "scheduler": {"address": "127.0.0.1:7400", "metrics_port": 7500},
+    "router": {"port": 8123, "max_waiting": 7},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    def load_with(models: Any, **sections: Any) -> Any:
+        file = tmp_path / "baton.yaml"
+        file.write_text(
+            models
+            if isinstance(models, str)
+            else yaml.safe_dump(BASE | sections | {"models": models}, sort_keys=False)
+        )
+        return load(config_file=str(file))
+
+    return load_with
+
+
+def test_without_entries_the_deployment_is_the_model() -> None:
+    settings = load(BASE)
+    (one,) = models_of(settings)
+    assert (one.settings, one.name, one.prefix) == (settings, "weights", "")
+    assert the_one(settings, "") is settings
+    assert [str(each.fleet) for each in started(settings, None)] == ["1 prefill + 1 decode"]
+    assert [str(each.fleet) for each in started(settings, Fleet(0, 0, 2))] == ["2 mixed"]
+
+
+def test_an_entry_inherits_and_replaces_whole_keys(config: Any) -> None:
+    settings = config(
+        {
+            "chat": {"mixed": 2},
+            "org/code": {
+                "decode": 3,
+                "engine": {"model": "other", "extra": {"b": 2}, "speculative_config": {"method": "ngram"}},
+                "router": {"max_waiting": 3},
+            },
+        }
+    )
+    chat, code = models_of(settings)
+    assert (chat.name, chat.settings.engine.model, chat.settings.engine.extra) == (
+        "chat",
+        "weights",
+        {"a": 1},
+    )
+    assert (code.name, code.settings.engine.model, code.settings.engine.extra) == (
+        "org/code",
+        "other",
+        {"b": 2},
+    )
+    assert code.settings.engine.dtype == "float32"
+    assert chat.settings.engine.speculative_config is None
+    assert code.settings.engine.speculative_config is not None
+    assert [one.settings.router.max_waiting for one in (chat, code)] == [7, 3]
+    assert [one.prefix for one in (chat, code)] == ["chat-", "org-code-"]
+    assert [str(each.fleet) for each in started(settings, None)] == ["2 mixed", "1 prefill + 3 decode"]
+
+
+def test_each_has_a_scheduler_of_its_own_and_all_one_identity(config: Any) -> None:
+    settings = config(
+        {"chat": {}, "code": {}, "far": {"scheduler": {"address": "h:1", "topic": "t"}}},
+        scheduler={"address": "h:7400,i:7400", "topic": "site", "metrics_port": 7500},
+    )
+    trees = [one.settings for one in models_of(settings)]
+    assert [one.scheduler.topic for one in trees] == ["site.chat", "site.code", "t"]
+    assert [one.scheduler.address for one in trees] == ["h:7400,i:7400", "h:7401,i:7401", "h:1"]
+    assert [one.scheduler.metrics_port for one in trees] == [7500, 7501, 7502]
+    assert {one.deployment for one in [settings, *trees]} == {"site"}
+    assert the_one(settings, "code") == trees[1]
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ({"a": {"engin": {}}}, "unknown key 'models.a.engin'; did you mean 'engine'"),
+        ({"a": {"engine": {"modle": "x"}}}, "models.a: unknown key 'engine.modle'; did you mean 'model'"),
+        ({"a": {"decode": -1}}, "models.a.decode"),
+        ({"a": {"engine": {"served_model_name": "b"}}}, "models.a.engine.served_model_name: leave it out"),
+        ({"a": {"router": {"port": 1}}}, "models.a.router.port is about the router's process"),
+        ({"a": {"scheduler": {"worker_lease_s": 0.1}}}, "less than two heartbeat_s"),
+        ({"a/b": {}, "a-b": {}}, "'a/b' and 'a-b' both have 'a-b' as the name of processes"),
+        (
+            {"a": {}, "b": {"scheduler": {"address": "127.0.0.1:7400"}}},
+            "'127.0.0.1:7400' as scheduler.address",
+        ),
+        ({"a": {}, "b": {"scheduler": {"topic": "baton.a"}}}, "'baton.a' as scheduler.topic"),
+        ({"a": {"engine": {"lora": {"adapters": {"b": "x"}}}}, "b": {}}, "'b' as the name for requests"),
+        (
+            {name: {"engine": {"lora": {"adapters": {"law": name}}}} for name in "ab"},
+            "'a' and 'b' both have 'law' as the name for requests",
+        ),
+        ("models:\n  a: {}\n  b: {}\n  a: {}\n", "models.a is there twice"),
+        ({"-a": {}}, "models"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(config: Any, models: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        models_of(config(models))
+    assert said in str(refused.value)
+
+
+def test_a_secret_of_an_entry_is_not_shown(config: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        models_of(config({"a": {"scheduler": {"store": "http://:hunter2@h"}}}))
+    assert "models.a: scheduler.store is not allowed" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_command_about_one_model_needs_its_name(config: Any) -> None:
+    settings = config({"chat": {}, "code": {}})
+    with pytest.raises(ConfigError, match=r"say which with --of-model \(chat, code\)"):
+        the_one(settings, "")
+    with pytest.raises(ConfigError, match="did you mean 'code'"):
+        the_one(settings, "cod")
+    with pytest.raises(ConfigError, match="has no section 'models'"):
+        the_one(load(BASE), "chat")
+    with pytest.raises(ConfigError, match=r"models\.NAME\.prefill"):
+        started(settings, Fleet(1, 1, 0))
+
+
+def test_models_are_not_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_MODELS", "{}")
+    with pytest.raises(ConfigError, match="in the configuration file alone"):
+        load(BASE)
