@@ -127,7 +127,7 @@ def _carry_out(order: Order) -> Sample:
         **_speculation(order),
     )
     if order.first_drafts:
-        _bring(engine.llm_engine.engine_core.engine_core.scheduler, order.first_drafts)  # type: ignore[attr-defined]
+        _bring(engine.llm_engine.engine_core.engine_core.scheduler, order.first_drafts)
     params = [
         SamplingParams(
             temperature=way.temperature,
