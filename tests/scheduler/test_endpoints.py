@@ -122,6 +122,15 @@ async def health(address: str, service: str) -> str:
         return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
 
 
+@pytest.fixture
+def checks_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Have a client check its schedulers twice as often, and these look for their stores at once."""
+    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.5)
+    monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
+    return 0.5
+
+
+@pytest.mark.usefixtures("checks_s")
 async def test_one_without_its_store_is_passed_over_for_one_with(
     own_redis: RedisServer, redis_server: RedisServer, topic: str
 ) -> None:
@@ -152,7 +161,9 @@ async def test_one_without_its_store_is_passed_over_for_one_with(
         client.reporter.finished(Attempt("r", 1), "stop")  # a report counts as a call
 
 
-async def test_where_all_lost_their_store_nobody_moves(own_redis: RedisServer, topic: str) -> None:
+async def test_where_all_lost_their_store_nobody_moves(
+    own_redis: RedisServer, topic: str, checks_s: float
+) -> None:
     first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
     second = Options(f"127.0.0.1:{free_port()}", own_redis.url, f"{topic}-2")  # told apart by it
     async with (
@@ -168,7 +179,7 @@ async def test_where_all_lost_their_store_nobody_moves(own_redis: RedisServer, t
         async def long_after() -> bool:
             """Asked all the while, until every check that could move it was made."""
             assert (await client.describe()).topic == topic
-            return loop.time() - began > 4
+            return loop.time() - began > 4 * checks_s
 
         await until(long_after, 30)
 

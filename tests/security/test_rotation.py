@@ -24,7 +24,7 @@ from tests.security import saves
 from tests.security.conftest import TOPIC, Become
 
 LIFE_S = 2.0 * PATIENCE
-ROTATIONS = 4
+ROTATIONS = 2
 PACE_S = 0.01
 
 

@@ -41,7 +41,7 @@ def test_little_is_lost_against_the_best_fixed_length(kind: dict[str, Any], acce
         one, world = chooser(kind), World(acceptance, seed=seed, **kind)
         for number, requests in enumerate((1, 4, 16, 1, 16)):
             world.run(one, requests, 100)
-            losses.setdefault((number, requests), []).append(world.regret(one, requests, 1000))
+            losses.setdefault((number, requests), []).append(world.regret(one, requests, 500))
     assert {when: round(statistics.mean(found), 3) for when, found in losses.items()} == {
         when: pytest.approx(0.0, abs=0.05) for when in losses
     }

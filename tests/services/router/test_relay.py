@@ -565,10 +565,10 @@ async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
 async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Code) -> None:
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
-    mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(4)]
+    mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(2)]
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    assert len(mixed.seen.starts) == 5
-    assert cluster.count("retries_total", trouble="refused", worker="m0") == 4
+    assert len(mixed.seen.starts) == 3
+    assert cluster.count("retries_total", trouble="refused", worker="m0") == 2
 
 
 @pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 4)])
@@ -601,7 +601,7 @@ async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its
     first.faults = second.faults = deque([Fault(PHASE_DECODE, 3, hang=True)])
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     cut = first if first.hangs else second
-    longest, end = 0.0, time.monotonic() + 4
+    longest, end = 0.0, time.monotonic() + 2.5  # it is tried again within 2 s
     while time.monotonic() < end:
         began = time.monotonic()
         right(await cluster.ask(PROMPT), PROMPT, 8)
@@ -633,10 +633,10 @@ async def test_workers_that_only_the_scheduler_lost_still_serve(cluster: Cluster
 async def test_a_router_that_was_away_does_not_blame_its_workers(cluster: Cluster) -> None:
     cluster.remake(silence_s=0.3)
     _, decode = await cluster.pair(step_s=0.01)
-    await cluster.send("q", PROMPT, 200)
+    await cluster.send("q", PROMPT, 60)
     await until(lambda: len(cluster.got["q"].tokens) > 3, "it writes")
     time.sleep(1.0)  # noqa: ASYNC251 (as a stopped process would)
-    right(await cluster.answer("q"), PROMPT, 200)
+    right(await cluster.answer("q"), PROMPT, 60)
     assert len(decode.seen.starts) == 1
 
 
