@@ -194,7 +194,7 @@ def test_a_goodbye_while_the_store_is_away_is_remembered_for_as_long() -> None:
 async def test_two_schedulers_lose_nobody_who_says_goodbye_to_one(
     redis_server: RedisServer, topic: str
 ) -> None:
-    settings = Options(store=redis_server.url, topic=topic)
+    settings = Options(store=redis_server.url, topic=topic, worker_lease_s=2.0)  # waited for once
     async with SchedulerServer(settings) as one, SchedulerServer(settings) as other:
         client = SchedulerClient(one.address)
         session = WorkerSession(client, identity("d.1", D), pb.WorkerLoad)

@@ -613,21 +613,22 @@ async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its
     await until(lambda: not cluster.pool.suspects(), "it is reached again")
 
 
-async def test_workers_that_only_the_scheduler_lost_still_serve(cluster: Cluster) -> None:
-    prefill, decode = await cluster.pair()
-    right(await cluster.ask(PROMPT), PROMPT, 8)
-    await cluster.scheduler.refresh()
-    for worker in (prefill, decode):
-        await cluster.members.lose(worker)
-    deadline = time.monotonic() + 10 * PATIENCE
-    while (await cluster.scheduler.describe()).workers:
-        assert time.monotonic() < deadline, "the scheduler still knows workers"
-        await asyncio.sleep(0.1)
-    await cluster.scheduler.refresh(reached=cluster.pool.reached())
-    right(await cluster.ask(PROMPT), PROMPT, 8)
-    assert len(prefill.seen.starts) == len(decode.seen.starts) == 2
-    await cluster.members.leave(prefill)
-    await cluster.settled()
+async def test_workers_that_only_the_scheduler_lost_still_serve() -> None:
+    async with Cluster(worker_lease_s=2.0) as cluster:
+        prefill, decode = await cluster.pair()
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        await cluster.scheduler.refresh()
+        for worker in (prefill, decode):
+            await cluster.members.lose(worker)
+        deadline = time.monotonic() + 10 * PATIENCE
+        while (await cluster.scheduler.describe()).workers:
+            assert time.monotonic() < deadline, "the scheduler still knows workers"
+            await asyncio.sleep(0.1)
+        await cluster.scheduler.refresh(reached=cluster.pool.reached())
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        assert len(prefill.seen.starts) == len(decode.seen.starts) == 2
+        await cluster.members.leave(prefill)
+        await cluster.settled()
 
 
 async def test_a_router_that_was_away_does_not_blame_its_workers(cluster: Cluster) -> None:
