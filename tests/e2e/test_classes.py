@@ -1,4 +1,4 @@
-"""Interactive requests beside a flood of batch work, with drafts and handoffs: they pass, answers stay."""
+"""Interactive requests pass a flood of batch work, and no answer changes, with drafts and handoffs."""
 
 from __future__ import annotations
 

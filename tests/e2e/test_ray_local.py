@@ -147,7 +147,7 @@ def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def nothing_is_left(processes: list[psutil.Process]) -> bool:
-    """Whether these ended, and Baton's shared memory of theirs is gone."""
+    """Return whether these ended and their shared memory is gone."""
     running = [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     theirs = {str(one.pid) for one in processes}
     return not running and not [
@@ -208,7 +208,7 @@ def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_port_that_another_has_ends_the_start(local: Local, head: RayHead) -> None:
-    """Else whoever has it, as a `baton up`, would be taken for this deployment's router."""
+    """Whoever has it, such as a `baton up`, would be taken for this deployment's router."""
     local.write()
     command = [str(BATON), "ray", "up", local.file, "--address", head.address]
     with socket.create_server(("127.0.0.1", local.port)):
@@ -230,7 +230,7 @@ def test_a_port_that_another_has_ends_the_start(local: Local, head: RayHead) -> 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts once more")
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
-    """As an exception in the caller's block would; without a stop event, as Python's users have it."""
+    """It ends as by an exception in the caller's block; there is no stop event, as in a user's program."""
     local.write()
     with local.start(*INTERRUPTIBLE, str(PYTHON), "-c", DEPLOY, local.file) as process:
 

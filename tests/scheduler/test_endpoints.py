@@ -134,7 +134,7 @@ def checks_s(monkeypatch: pytest.MonkeyPatch) -> float:
 async def test_one_without_its_store_is_passed_over_for_one_with(
     own_redis: RedisServer, redis_server: RedisServer, topic: str
 ) -> None:
-    """And asked where no other serves either: then the first of the list has to know everything."""
+    """Where no other serves either, the first of the list is asked: it has to know everything then."""
     first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
     second = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
     async with (
@@ -177,7 +177,7 @@ async def test_where_all_lost_their_store_nobody_moves(
         began = loop.time()
 
         async def long_after() -> bool:
-            """Asked all the while, until every check that could move it was made."""
+            """Ask all the while, until every check that could move the client was made."""
             assert (await client.describe()).topic == topic
             return loop.time() - began > 4 * checks_s
 
@@ -187,7 +187,7 @@ async def test_where_all_lost_their_store_nobody_moves(
 async def test_who_is_back_with_its_store_first_is_not_run_to_at_once(
     own_redis: RedisServer, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers and bookings of the time without it are known to the one that was asked, which is back soon."""
+    """The one that was asked knows the workers and bookings of the time without a store, and is back soon."""
     monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
     monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
     others_redis = RedisServer(tmp_path)

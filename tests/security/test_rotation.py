@@ -1,4 +1,4 @@
-"""Certificates that live for seconds, under load: not one call fails."""
+"""Not one call fails under load while certificates live for seconds and are replaced."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
 async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(
     cluster: Cluster, aborted: bool
 ) -> None:
-    """The journal no longer counts it, so its prompt and tokens must be gone with it."""
+    """Its prompt and tokens are freed as it ends: the journal does not count them any more."""
     await cluster.pair(step_s=0.05)
     gc.disable()
     try:
@@ -199,7 +199,7 @@ async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
 
 
 async def test_where_the_only_prefill_worker_is_full_the_decode_worker_prefills(cluster: Cluster) -> None:
-    """As where the staging of a 1P1D deployment stays full: docs/decisions/0018-staging-is-slots.md."""
+    """This happens while the staging of a 1P1D stays full: docs/decisions/0018-staging-is-slots.md."""
     prefill, decode = await cluster.pair()
     prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_FULL))
     right(await cluster.ask(LONG), LONG, 8)
@@ -341,7 +341,7 @@ async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once
 async def test_lines_of_a_stream_are_not_of_the_request_that_opened_it(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor does the stream keep what that request's context variables hold."""
+    """The stream does not keep what the context variables of that request hold, either."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     seen: list[Any] = []
     ended = cluster.pool._ended
@@ -450,7 +450,7 @@ async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
 
 
 async def test_a_token_of_an_attempt_that_was_given_up_is_not_the_next_one_s(cluster: Cluster) -> None:
-    """It was on its way when the next attempt was started, on the same worker."""
+    """The token is on its way when the next attempt is started on the same worker."""
     cluster.remake(silence_s=0.5)
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=True))
@@ -543,7 +543,7 @@ async def test_an_answer_that_has_begun_waits_for_a_worker_that_comes_back(clust
 
 
 async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
-    """The request was admitted: its client should not notice that a worker died."""
+    """It was admitted, so its client should not notice that a worker died."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, die=True))
     asking = asyncio.create_task(cluster.ask(PROMPT))
@@ -553,7 +553,7 @@ async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
 
 
 async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
-    """Only its stream broke: the scheduler still gets its heartbeats, and there is no other worker."""
+    """Its stream broke, but the scheduler still gets its heartbeats, and there is no other worker."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_ENGINE))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
@@ -575,7 +575,7 @@ async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Cod
 async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
     cluster: Cluster, phase: Phase, after: int
 ) -> None:
-    """Its connections stand, its lease may still run: only the silence on its stream reveals it."""
+    """Its connections stand and its lease may still run, so only the silence on its stream reveals it."""
     cluster.remake(silence_s=0.4)
     workers = await cluster.pair(prefill=2, decode=2)
     shared = deque([Fault(phase, after, hang=True)])
@@ -593,7 +593,7 @@ async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
 async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its_time(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its heartbeats still come, so that the scheduler places on it."""
+    """The scheduler still gets its heartbeats, and places on it."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 1.5)
     cluster.remake(silence_s=1.0)
@@ -723,7 +723,7 @@ async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster: Clus
 
 
 async def test_a_complete_answer_is_not_admitted_again(cluster: Cluster) -> None:
-    """The last token came, but its worker died before it could say that it was the last."""
+    """The worker dies after it sent the last token, before it could say that it was the last."""
     *_, first, second = await cluster.pair(decode=2)
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_DECODE, 7, die=True))
@@ -750,7 +750,7 @@ async def test_abort_reaches_both_workers(cluster: Cluster) -> None:
 
 
 async def test_abort_right_away(cluster: Cluster) -> None:
-    """The task of the request has not run at all then."""
+    """The request is aborted before its task has run at all."""
     await cluster.pair()
     await cluster.send("q", PROMPT, 1000)
     await cluster.client.abort_requests_async(["q"])
@@ -947,7 +947,7 @@ async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
 
 
 async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluster: Cluster) -> None:
-    """In a full house: its client sees a stream that stands still."""
+    """All slots are taken, and its client sees a stream that stands still."""
     _, dies, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
     for worker in (dies, full):
         worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
