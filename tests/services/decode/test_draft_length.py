@@ -122,7 +122,7 @@ def test_pauses_of_the_collector_are_overlooked() -> None:
 
 
 def test_a_method_whose_model_makes_the_first_token_only() -> None:
-    """A hybrid makes a pass for the first token and matches the others, which only cost their verification."""
+    """A hybrid makes a pass for the first token and matches the others, which only cost verification."""
     one = DraftLength(LIMIT, model_tokens=1)
     step: dict[str, Any] = {"requests": 1, "rows": 1, "drafted": [1] * LIMIT, "accepted": [1, 1, 1, 1, 0]}
     for number in range(400):
