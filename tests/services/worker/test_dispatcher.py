@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -66,24 +67,25 @@ async def made(host: Host) -> tuple[Dispatcher, WorkerMetrics]:
 
 
 class SilentRanks:
-    """Ranks that answer no renewal, and the clock that their callers look at."""
+    """Ranks that answer no renewal, and the clock of whoever calls them; it goes on by what they wait."""
 
-    def __init__(self, calls: int) -> None:
-        self._calls = calls
-        self._now = 0.0
-        self.asked_at: list[float] = []
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+        self._began = self._now = time.monotonic()
+        self.asked_at: list[float] = []  # since the begin
 
     def monotonic(self) -> float:
         return self._now
 
     async def sleep(self, seconds: float) -> None:
-        """Raise EOFError once there were enough calls."""
-        if len(self.asked_at) == self._calls:
+        """Raise EOFError after so many turns."""
+        self._turns -= 1
+        if not self._turns:
             raise EOFError
         self._now += seconds
 
     def renew(self, manifests: Iterable[Manifest], timeout_s: float) -> set[tuple[str, int]]:
-        self.asked_at.append(self._now)
+        self.asked_at.append(self._now - self._began)
         self._now += timeout_s
         return {(one.request_id, one.epoch) for one in manifests}
 
@@ -198,10 +200,10 @@ async def test_a_renewal_that_fails_leaves_time_for_another(monkeypatch: pytest.
     session = dispatcher.connect("router")
     dispatcher.start(session, start("a", phase=PHASE_PREFILL))
     dispatcher._on_begun(Begun("a#1", 1, Manifest(request_id="a#1", epoch=1, lease_s=60.0)), {})
-    ranks = SilentRanks(calls=3)
+    ranks = SilentRanks(turns=3)
     monkeypatch.setattr(dispatcher, "_handoffs", ranks)
     monkeypatch.setattr(dispatching, "time", ranks)
     monkeypatch.setattr(dispatching.asyncio, "sleep", ranks.sleep)
     with pytest.raises(EOFError):
         await dispatcher.renew_leases(20.0, 600.0)
-    assert ranks.asked_at == [0.0, 20.0, 40.0]
+    assert ranks.asked_at == pytest.approx([0.0, 20.0, 40.0])
