@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from harness.collector import PROMPT, Collector, Span
+from harness.collector import SENT_SOON, Collector, Span
 from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from harness.fake_worker import until
 from harness.prompts import prompts
@@ -61,7 +61,7 @@ def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) ->
         "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5},
         "tracing": collector.settings,
     }
-    with deployment(tmp_path_factory.mktemp("two-pairs"), environment=PROMPT, **config) as one:
+    with deployment(tmp_path_factory.mktemp("two-pairs"), environment=SENT_SOON, **config) as one:
         yield one.up(2, 2)
 
 
