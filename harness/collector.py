@@ -11,6 +11,9 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+# Of a process whose traces are waited for: by default it sends what there is every five seconds.
+SENT_SOON = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms
+
 
 @dataclass(frozen=True)
 class Span:

@@ -168,6 +168,7 @@ class Comparison:
         self._client = client
         self._room = asyncio.Semaphore(AT_ONCE)
         self._plain: dict[int, str] = {}
+        self._asking_plain = asyncio.Lock()  # features that are compared side by side share these texts
 
     async def score(self, feature: Feature, numbers: Iterable[int]) -> Score:
         """Compare all positions of these answers."""
@@ -203,10 +204,11 @@ class Comparison:
             score.equal += 1
 
     async def _plain_text(self, number: int) -> str:
-        if number not in self._plain:
-            body = self._plain_body or plain_body(number)
-            answer = await self._ask("/v1/completions", body, f"plain-{number}")
-            self._plain[number] = answer["choices"][0]["text"]
+        async with self._asking_plain:
+            if number not in self._plain:
+                body = self._plain_body or plain_body(number)
+                answer = await self._ask("/v1/completions", body, f"plain-{number}")
+                self._plain[number] = answer["choices"][0]["text"]
         return self._plain[number]
 
     async def _ask(self, path: str, body: dict[str, Any], name: str) -> Any:

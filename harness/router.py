@@ -90,9 +90,16 @@ class Members:
 class Cluster:
     """A scheduler, workers and a router's engine client, whose outputs it collects by request id."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, worker_lease_s: float = 5.0, **limits: Any) -> None:
         self.registry = CollectorRegistry()
         self.failures: dict[str, Exception] = {}
+        # Pairs stay pairs: no idle decode worker prefills.
+        self._settings = SchedulerSettings(
+            address="127.0.0.1:0",
+            placement_lease_s=2.0,
+            idle_decode_tokens=0,
+            worker_lease_s=worker_lease_s,
+        )
         self._limits = {
             "request_timeout_s": 20.0,
             "max_model_len": 2048,
@@ -105,10 +112,8 @@ class Cluster:
         self._taking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Cluster:
-        # Pairs stay pairs: no idle decode worker prefills.
-        settings = SchedulerSettings(address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0)
-        self.server = await self._stack.enter_async_context(SchedulerServer(settings))
-        self.scheduler = SchedulerClient(self.server.address, router_id="r1", policy=settings.policy)
+        self.server = await self._stack.enter_async_context(SchedulerServer(self._settings))
+        self.scheduler = SchedulerClient(self.server.address, router_id="r1", policy=self._settings.policy)
         self._stack.push_async_callback(self.scheduler.close)
         self.members = Members(self.server.address)
         self._stack.push_async_callback(self.members.close)

@@ -25,6 +25,7 @@ from harness.support import BATON, eventually, free_port
 from harness.zygote import Forked, end_all
 
 START_TIMEOUT_S = 60.0
+QUICK = {"heartbeat_s": 0.2}  # what is waited for is soon heard
 END_S = 3.0
 _names = itertools.count()
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -122,7 +123,7 @@ class Fleet:
                 "max_num_batched_tokens": 256,
                 "kv_cache_gib": 0.125,
             },
-            "scheduler": {"address": self.scheduler},
+            "scheduler": {"address": self.scheduler, **QUICK},
             "worker": {
                 "listen": f"127.0.0.1:{port}",
                 "metrics_port": metrics_port,
@@ -153,8 +154,8 @@ class Fleet:
 @contextlib.contextmanager
 def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
     """Start a scheduler, for workers that end with the block, as it does."""
-    address = f"127.0.0.1:{free_port()}"
-    chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in scheduler_settings.items()}
+    address, settings = f"127.0.0.1:{free_port()}", {**QUICK, **scheduler_settings}
+    chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in settings.items()}
     with (
         (log_dir / "scheduler.log").open("wb") as log,
         subprocess.Popen(

@@ -16,22 +16,26 @@ import pytest
 
 from harness.support import PATIENCE
 
-# Beside files that compute, those that wait: else both processes of pytest wait at the same time.
+# Beside files that compute, those that wait: else both processes of pytest wait at the same time. They stand
+# in the order in which one process comes to those that compute, and the other to those that wait.
 FIRST = (
     "kernels/verify/test_verify.py",
-    "services/router/http/test_http.py",
-    "kernels/verify/test_distribution.py",
-    "services/router/test_relay.py",
+    "services/router/http/test_http.py",  # waits
+    "services/decode/test_draft_length.py",
     "kernels/kv_pack/test_kv_pack.py",
-    "services/router/http/test_connections.py",
-    "bench/test_tools.py",
-    "scheduler/test_endpoints.py",
+    "services/router/test_relay.py",  # waits
     "bench/test_speculation_table.py",
-    "scheduler/test_service.py",
-    "deploy/test_dockerfile.py",
-    "security/test_rotation.py",
+    "scheduler/test_endpoints.py",  # waits
+    "bench/test_tools.py",
+    "kernels/verify/test_distribution.py",
+    "services/router/http/test_connections.py",  # waits
     "kernels/ngram_match/test_ngram_match.py",
-    "scheduler/test_resilient.py",
+    "deploy/test_dockerfile.py",
+    "scheduler/test_service.py",  # waits
+    "deploy/test_kubernetes.py",
+    "scheduler/test_resilient.py",  # waits
+    "docs/test_commands.py",
+    "security/test_rotation.py",  # waits
 )
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
 # Of e2e: minutes each, with engines of their own; what is not named; then who share the folder's engines.

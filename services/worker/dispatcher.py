@@ -133,14 +133,15 @@ class Dispatcher:
 
         The request waits in a queue on the other side, which may be longer than any lease. After `for_s`, as
         long as a router's request may take, a handoff goes: it was pulled, and its release was lost.
+        A renewal begins `every_s` after the last one began: one that fails must leave time for another.
         """
         while True:
-            await asyncio.sleep(every_s)
+            began = time.monotonic()
             if asked := self._attempts.to_renew(for_s):
-                began = time.monotonic()
                 manifests = [one.manifest for one in asked]
                 held = await asyncio.to_thread(self._handoffs.renew, manifests, every_s)
                 self._attempts.renewed(asked, held, began)
+            await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
 
     def close(self) -> None:
         """Close connections. Nothing may be called after it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.collector import Collector, collecting
+from harness.collector import SENT_SOON, Collector, collecting
 from harness.deployment import Deployment, deployment, stock_vllm
 
 
@@ -28,7 +28,7 @@ def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> 
         "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
         "tracing": collector.settings,
     }
-    with deployment(tmp_path_factory.mktemp("one-pair"), **config) as one:
+    with deployment(tmp_path_factory.mktemp("one-pair"), environment=SENT_SOON, **config) as one:
         yield one.up()
 
 

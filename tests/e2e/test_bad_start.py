@@ -293,14 +293,16 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
     assert "0.32.0" in said
 
 
-@pytest.mark.parametrize("command", ["up", "prefill", "decode", "mixed"])
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("command", "spec", "said"),
     [
-        ('{"method": "mpt"}', "there is no speculative method 'mpt'; did you mean 'mtp'?"),
-        ('{"method": "mtp"}', "has no MTP layers"),
-        ('{"method": "eagle3", "model": "/nowhere"}', "'/nowhere'): this folder does not exist"),
-        ('{"method": "ngram"', "--speculative-config: value"),
+        ("up", '{"method": "mpt"}', "there is no speculative method 'mpt'; did you mean 'mtp'?"),
+        ("up", '{"method": "eagle3", "model": "/nowhere"}', "'/nowhere'): this folder does not exist"),
+        ("up", '{"method": "ngram"', "--speculative-config: value"),
+        *(
+            (command, '{"method": "mtp"}', "has no MTP layers")
+            for command in ("up", "prefill", "decode", "mixed")
+        ),
     ],
 )
 def test_speculation_that_cannot_work(command: str, spec: str, said: str) -> None:

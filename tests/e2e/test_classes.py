@@ -1,4 +1,4 @@
-"""Interactive requests beside a flood of batch work, with drafts and handoffs: they pass, answers stay."""
+"""Interactive requests pass a flood of batch work, and no answer changes, with drafts and handoffs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.deployment import MODEL_NAME, Deployment
 from harness.support import CALL_S, eventually
 
 FLOOD, PASSING = 40, 4
-LONG, SHORT = 160, 16  # tokens of an answer
+LONG, SHORT = 100, 16  # tokens of an answer
 
 
 def figure(one: Deployment, name: str, label: str) -> float:

@@ -105,7 +105,7 @@ class Compose:
         return int(service.get("deploy", {}).get("replicas", 1))
 
     def wait_healthy(self, name: str, service: Mapping[str, Any], timeout_s: float) -> None:
-        """Wait for the file's own check inside each container, run as often as it says there."""
+        """Wait until the file's own check, run inside each container, says that it is healthy."""
         check = service["healthcheck"]
         assert check["test"][0] == "CMD"
         for host in self.of(name):
@@ -116,7 +116,8 @@ class Compose:
                 done = host.run(check["test"][1:], 60, env=environment, cwd=ROOT)
                 return done.returncode == 0
 
-            eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=1.0)
+            # Each look is a process of Python, beside those that it waits for.
+            eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=2.0)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Send a request to the router's container from the machine that publishes its port."""

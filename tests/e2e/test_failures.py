@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from harness.collector import Collector, Span
+from harness.collector import SENT_SOON, Collector, Span
 from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from harness.fake_worker import until
 from harness.prompts import prompts
@@ -61,7 +61,7 @@ def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) ->
         "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5},
         "tracing": collector.settings,
     }
-    with deployment(tmp_path_factory.mktemp("two-pairs"), **config) as one:
+    with deployment(tmp_path_factory.mktemp("two-pairs"), environment=SENT_SOON, **config) as one:
         yield one.up(2, 2)
 
 
@@ -160,7 +160,7 @@ KINDS: list[dict[str, Any]] = [
     {"n": 3, "temperature": 1.0, "seed": 7},
     {"temperature": 0.9, "seed": 11, "top_p": 0.9},
     {"stop": ["\x00 never \x00"]},
-    {"logit_bias": {"300": 3.0}, "max_tokens": 900},
+    {"logit_bias": {"300": 3.0}, "max_tokens": 400},
     {"structured_outputs": {"regex": "[a-m]{50}[0-9]{120}x{30}"}, "max_tokens": 200},
 ]
 
@@ -310,11 +310,6 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
         identity = one.worker("mixed")["identity"]
         assert "compatibility_hash" not in identity["capacity"]  # mixed alone: nothing is handed over
         worker = one.worker_process(identity["worker_id"])
-        running = [
-            client.completions.create(model=MODEL_NAME, prompt="x", stream=True, **LONG) for _ in range(2)
-        ]
-        for stream in running:
-            next(iter(stream))
         bodies = [
             {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
             for stream_wanted in (True, False)
@@ -323,10 +318,27 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
         def ask_once(body: dict[str, Any]) -> httpx.Response:
             return httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
 
+        def fill() -> list[openai.Stream[Any]]:
+            """Begin two answers, and stop their worker; the machine may be so busy that they end before."""
+            for _ in range(ROUNDS):
+                running = [
+                    client.completions.create(model=MODEL_NAME, prompt="x", stream=True, **LONG)
+                    for _ in range(2)
+                ]
+                for stream in running:
+                    next(iter(stream))
+                worker.suspend()
+                if len(one.describe().attempts) == 2:
+                    return running
+                worker.resume()
+                for stream in running:
+                    stream.close()
+            raise AssertionError("in each round an answer had ended")
+
         # So that neither answer ends before the others are refused. Both at once: after some seconds without
         # a sign of life the connection to the worker is given up, and the two that run with it.
-        worker.suspend()
         try:
+            running = fill()
             with ThreadPoolExecutor(2) as pool:
                 for refused in pool.map(ask_once, bodies):
                     assert refused.status_code == 503, refused.text
@@ -339,4 +351,8 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
             stream.close()
         eventually(lambda: idle(one), 10, "there is room again")
         with ThreadPoolExecutor(3) as pool:
-            assert {answer.status_code for answer in pool.map(ask_once, [bodies[1]] * 3)} == {200}
+            # The third waits until one of the others is over; a busy machine may need longer than it waits.
+            rounds = (
+                {answer.status_code for answer in pool.map(ask_once, [bodies[1]] * 3)} for _ in range(3)
+            )
+            assert {200} in rounds

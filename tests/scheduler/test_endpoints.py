@@ -139,6 +139,15 @@ async def all_at(client: SchedulerClient, *wanted: str) -> None:
     await until(there, 15)
 
 
+@pytest.fixture
+def checks_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Have a client check its schedulers twice as often, and these look for their stores at once."""
+    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.5)
+    monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
+    return 0.5
+
+
+@pytest.mark.usefixtures("checks_s")
 async def test_the_requests_of_one_without_its_store_go_to_one_with(
     own_redis: RedisServer, redis_server: RedisServer, topic: str
 ) -> None:
@@ -164,7 +173,9 @@ async def test_the_requests_of_one_without_its_store_go_to_one_with(
         await all_at(client, first.address, second.address)
 
 
-async def test_where_all_lost_their_store_the_first_gets_all(own_redis: RedisServer, topic: str) -> None:
+async def test_where_all_lost_their_store_the_first_gets_all(
+    own_redis: RedisServer, topic: str, checks_s: float
+) -> None:
     first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
     second = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
     async with (
@@ -178,8 +189,9 @@ async def test_where_all_lost_their_store_the_first_gets_all(own_redis: RedisSer
         began = loop.time()
 
         async def long_after() -> bool:
+            """Ask all the while, until every check that could move a request was made."""
             assert homes(client) == {first.address}
-            return loop.time() - began > 2.5
+            return loop.time() - began > 4 * checks_s
 
         await until(long_after, 30)
 

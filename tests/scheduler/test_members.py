@@ -79,7 +79,7 @@ def test_targets_are_those_that_say_where_they_are() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9402", "[::1]:9402", "localhost:9402", "no address"])
 def test_one_that_cannot_be_dialled_from_here_is_no_target(address: str) -> None:
-    """It would be down for ever."""
+    """As a target it would be shown as down for ever."""
     assert not targets([Member("r1", "router", "another host", address)])
 
 
@@ -175,7 +175,7 @@ def test_one_that_says_goodbye_is_not() -> None:
 
 
 def test_one_that_says_goodbye_to_another_scheduler_is_not() -> None:
-    """It is gone before its lease is over."""
+    """A worker that is gone before its lease is over is not counted as lost."""
     look = Look()
     assert look("a", "b") == 0
     assert look("b", after_s=0.5) == 0
@@ -194,7 +194,7 @@ def test_a_goodbye_while_the_store_is_away_is_remembered_for_as_long() -> None:
 async def test_two_schedulers_lose_nobody_who_says_goodbye_to_one(
     redis_server: RedisServer, topic: str
 ) -> None:
-    settings = Options(store=redis_server.url, topic=topic)
+    settings = Options(store=redis_server.url, topic=topic, worker_lease_s=2.0)  # waited for once
     async with SchedulerServer(settings) as one, SchedulerServer(settings) as other:
         client = SchedulerClient(one.address)
         session = WorkerSession(client, identity("d.1", D), pb.WorkerLoad)

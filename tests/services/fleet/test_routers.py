@@ -28,7 +28,7 @@ from harness.router import Members
 from harness.support import PATIENCE, free_port
 
 PROMPT = [72, 105]
-TOKENS = 150
+TOKENS = 100  # two seconds: 16 streams begin meanwhile
 READY_S = 60.0
 END_S = 20.0
 PLAIN = httpx.Limits(max_keepalive_connections=0)  # each request has a connection of its own

@@ -77,7 +77,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
 async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(
     cluster: Cluster, aborted: bool
 ) -> None:
-    """The journal no longer counts it, so its prompt and tokens must be gone with it."""
+    """Its prompt and tokens are freed as it ends: the journal does not count them any more."""
     await cluster.pair(step_s=0.05)
     gc.disable()
     try:
@@ -199,7 +199,7 @@ async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
 
 
 async def test_where_the_only_prefill_worker_is_full_the_decode_worker_prefills(cluster: Cluster) -> None:
-    """As where the staging of a 1P1D deployment stays full: docs/decisions/0018-staging-is-slots.md."""
+    """This happens while the staging of a 1P1D stays full: docs/decisions/0018-staging-is-slots.md."""
     prefill, decode = await cluster.pair()
     prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_FULL))
     right(await cluster.ask(LONG), LONG, 8)
@@ -341,7 +341,7 @@ async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once
 async def test_lines_of_a_stream_are_not_of_the_request_that_opened_it(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor does the stream keep what that request's context variables hold."""
+    """The stream does not keep what the context variables of that request hold, either."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     seen: list[Any] = []
     ended = cluster.pool._ended
@@ -450,7 +450,7 @@ async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
 
 
 async def test_a_token_of_an_attempt_that_was_given_up_is_not_the_next_one_s(cluster: Cluster) -> None:
-    """It was on its way when the next attempt was started, on the same worker."""
+    """The token is on its way when the next attempt is started on the same worker."""
     cluster.remake(silence_s=0.5)
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=True))
@@ -543,7 +543,7 @@ async def test_an_answer_that_has_begun_waits_for_a_worker_that_comes_back(clust
 
 
 async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
-    """The request was admitted: its client should not notice that a worker died."""
+    """It was admitted, so its client should not notice that a worker died."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, die=True))
     asking = asyncio.create_task(cluster.ask(PROMPT))
@@ -553,7 +553,7 @@ async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
 
 
 async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
-    """Only its stream broke: the scheduler still gets its heartbeats, and there is no other worker."""
+    """Its stream broke, but the scheduler still gets its heartbeats, and there is no other worker."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_ENGINE))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
@@ -565,17 +565,17 @@ async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
 async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Code) -> None:
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
-    mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(4)]
+    mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(2)]
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    assert len(mixed.seen.starts) == 5
-    assert cluster.count("retries_total", trouble="refused", worker="m0") == 4
+    assert len(mixed.seen.starts) == 3
+    assert cluster.count("retries_total", trouble="refused", worker="m0") == 2
 
 
 @pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 4)])
 async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
     cluster: Cluster, phase: Phase, after: int
 ) -> None:
-    """Its connections stand, its lease may still run: only the silence on its stream reveals it."""
+    """Its connections stand and its lease may still run, so only the silence on its stream reveals it."""
     cluster.remake(silence_s=0.4)
     workers = await cluster.pair(prefill=2, decode=2)
     shared = deque([Fault(phase, after, hang=True)])
@@ -593,7 +593,7 @@ async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
 async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its_time(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its heartbeats still come, so that the scheduler places on it."""
+    """The scheduler still gets its heartbeats, and places on it."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 1.5)
     cluster.remake(silence_s=1.0)
@@ -601,7 +601,7 @@ async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its
     first.faults = second.faults = deque([Fault(PHASE_DECODE, 3, hang=True)])
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     cut = first if first.hangs else second
-    longest, end = 0.0, time.monotonic() + 4
+    longest, end = 0.0, time.monotonic() + 2.5  # it is tried again within 2 s
     while time.monotonic() < end:
         began = time.monotonic()
         right(await cluster.ask(PROMPT), PROMPT, 8)
@@ -613,30 +613,31 @@ async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its
     await until(lambda: not cluster.pool.suspects(), "it is reached again")
 
 
-async def test_workers_that_only_the_scheduler_lost_still_serve(cluster: Cluster) -> None:
-    prefill, decode = await cluster.pair()
-    right(await cluster.ask(PROMPT), PROMPT, 8)
-    await cluster.scheduler.refresh()
-    for worker in (prefill, decode):
-        await cluster.members.lose(worker)
-    deadline = time.monotonic() + 10 * PATIENCE
-    while (await cluster.scheduler.describe()).workers:
-        assert time.monotonic() < deadline, "the scheduler still knows workers"
-        await asyncio.sleep(0.1)
-    await cluster.scheduler.refresh(reached=cluster.pool.reached())
-    right(await cluster.ask(PROMPT), PROMPT, 8)
-    assert len(prefill.seen.starts) == len(decode.seen.starts) == 2
-    await cluster.members.leave(prefill)
-    await cluster.settled()
+async def test_workers_that_only_the_scheduler_lost_still_serve() -> None:
+    async with Cluster(worker_lease_s=2.0) as cluster:
+        prefill, decode = await cluster.pair()
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        await cluster.scheduler.refresh()
+        for worker in (prefill, decode):
+            await cluster.members.lose(worker)
+        deadline = time.monotonic() + 10 * PATIENCE
+        while (await cluster.scheduler.describe()).workers:
+            assert time.monotonic() < deadline, "the scheduler still knows workers"
+            await asyncio.sleep(0.1)
+        await cluster.scheduler.refresh(reached=cluster.pool.reached())
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        assert len(prefill.seen.starts) == len(decode.seen.starts) == 2
+        await cluster.members.leave(prefill)
+        await cluster.settled()
 
 
 async def test_a_router_that_was_away_does_not_blame_its_workers(cluster: Cluster) -> None:
     cluster.remake(silence_s=0.3)
     _, decode = await cluster.pair(step_s=0.01)
-    await cluster.send("q", PROMPT, 200)
+    await cluster.send("q", PROMPT, 60)
     await until(lambda: len(cluster.got["q"].tokens) > 3, "it writes")
     time.sleep(1.0)  # noqa: ASYNC251 (as a stopped process would)
-    right(await cluster.answer("q"), PROMPT, 200)
+    right(await cluster.answer("q"), PROMPT, 60)
     assert len(decode.seen.starts) == 1
 
 
@@ -722,7 +723,7 @@ async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster: Clus
 
 
 async def test_a_complete_answer_is_not_admitted_again(cluster: Cluster) -> None:
-    """The last token came, but its worker died before it could say that it was the last."""
+    """The worker dies after it sent the last token, before it could say that it was the last."""
     *_, first, second = await cluster.pair(decode=2)
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_DECODE, 7, die=True))
@@ -749,7 +750,7 @@ async def test_abort_reaches_both_workers(cluster: Cluster) -> None:
 
 
 async def test_abort_right_away(cluster: Cluster) -> None:
-    """The task of the request has not run at all then."""
+    """The request is aborted before its task has run at all."""
     await cluster.pair()
     await cluster.send("q", PROMPT, 1000)
     await cluster.client.abort_requests_async(["q"])
@@ -946,7 +947,7 @@ async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
 
 
 async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluster: Cluster) -> None:
-    """In a full house: its client sees a stream that stands still."""
+    """All slots are taken, and its client sees a stream that stands still."""
     _, dies, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
     for worker in (dies, full):
         worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2

@@ -1,19 +1,23 @@
-"""No half of a pair of calls stays: what a worker remembers of a request ends with it, come what may."""
+"""A worker's dispatcher forgets a request when it ends, however it ends, and renews leases in time."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
 
+from baton.handoff.reports import Begun
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, Failed, Phase, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase, Start
 from baton.services.engine import wire
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.errors import RequestRefused
 from baton.services.roles import MIXED
+from baton.services.worker import dispatcher as dispatching
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
 from harness.support import PATIENCE
@@ -60,6 +64,30 @@ async def made(host: Host) -> tuple[Dispatcher, WorkerMetrics]:
     dispatcher = Dispatcher(MIXED, 4, cast(Any, host), metrics, None)
     dispatcher.open(INFO)
     return dispatcher, metrics
+
+
+class SilentRanks:
+    """Ranks that answer no renewal, and the clock of whoever calls them; it goes on by what they wait."""
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+        self._began = self._now = time.monotonic()
+        self.asked_at: list[float] = []  # since the begin
+
+    def monotonic(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Raise EOFError after so many turns."""
+        self._turns -= 1
+        if not self._turns:
+            raise EOFError
+        self._now += seconds
+
+    def renew(self, manifests: Iterable[Manifest], timeout_s: float) -> set[tuple[str, int]]:
+        self.asked_at.append(self._now - self._began)
+        self._now += timeout_s
+        return {(one.request_id, one.epoch) for one in manifests}
 
 
 async def replies(session: Any) -> list[Failed]:
@@ -164,3 +192,18 @@ async def test_a_decode_that_does_not_continue_its_load_fails_as_the_decode() ->
     [failed] = await replies(session)
     assert (failed.code, failed.phase) == (Failed.CODE_HANDOFF, PHASE_DECODE)
     assert dispatcher.requests == 0
+
+
+async def test_a_renewal_that_fails_leaves_time_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin each third of a lease, however long the one before took."""
+    dispatcher, _ = await made(Host())
+    session = dispatcher.connect("router")
+    dispatcher.start(session, start("a", phase=PHASE_PREFILL))
+    dispatcher._on_begun(Begun("a#1", 1, Manifest(request_id="a#1", epoch=1, lease_s=60.0)), {})
+    ranks = SilentRanks(turns=3)
+    monkeypatch.setattr(dispatcher, "_handoffs", ranks)
+    monkeypatch.setattr(dispatching, "time", ranks)
+    monkeypatch.setattr(dispatching.asyncio, "sleep", ranks.sleep)
+    with pytest.raises(EOFError):
+        await dispatcher.renew_leases(20.0, 600.0)
+    assert ranks.asked_at == pytest.approx([0.0, 20.0, 40.0])

@@ -73,11 +73,14 @@ def run(settings: dict[str, Any]) -> None:
 
 def run_scheduler(address: str) -> None:
     """Run a scheduler, in the forked process, until its end."""
-    from baton.scheduler import servicer
-    from baton.scheduler.service import serve
+    from baton.scheduler import service, servicer
+    from baton.scheduler.settling import Settling
 
     servicer.SNAPSHOT_AGE_S = 0.05  # for the same reason
-    asyncio.run(serve(SchedulerSettings(address=address, **SCHEDULER)))
+    # One that has just begun may not know all workers: while it says so, routers place from their last
+    # snapshots where it finds no room, and such a snapshot may be older than half of a test's pair.
+    service.Settling = lambda _settle_s: Settling(0.0)
+    asyncio.run(service.serve(SchedulerSettings(address=address, **SCHEDULER)))
 
 
 class Site:
