@@ -45,7 +45,7 @@ def classes(result: Result) -> list[Block]:
         "Against `alone`, and batch against what is left: the part of the time in which the busiest engine has no step while "
         "interactive requests are alone, of the tokens a second of `batch alone`.\n",
         table(["", "left", *names], goals),
-        "The stages of the time to first token ([observability](observability.md#where-the-time-goes)), the means of the middle "
+        "The stages of the time to first token ([observability](observability.md#the-time-to-first-token-by-stage)), the means of the middle "
         "fifth of the requests, ms:\n",
         stages(result),
     ]
