@@ -16,7 +16,7 @@ from typing import NamedTuple
 SPARE = 0.9  # of the goal: a step that takes less has time to spare
 GROWTH, CUT = 0.25, 0.75  # requests more after a step; the part that stays
 MOST_OWED_S = 10.0  # s; a clock that jumps, or one endless step, is not paid for with more than it
-MOST_ALONE_S = 0.25  # s; a share of a tenth has paid for it after two seconds
+MOST_ALONE_S = 0.1  # s; a share of a tenth has paid for it after one second
 
 
 class Standing(NamedTuple):
