@@ -96,7 +96,7 @@ class GivingWay:
         step, self._step = self._step, None
         if step is None or not (total := step.output.total_num_scheduled_tokens):
             return
-        if step.most_tokens is not None:
+        if step.most_tokens is not None and self._first.ttft_s:
             self._length.observe(step.prompts, seconds, self._first.ttft_s)
         if step.contest is None:
             self._share.observe_alone(seconds, step.prompts / total)
@@ -175,6 +175,8 @@ class GivingWay:
         goes_first = min(map(standing_of, wanting), key=lambda one: one.priority)
         self._note(goes_first)
         best = goes_first.priority
+        if waits is not None and standing_of(waits).priority == best:
+            wanting = [*wanting, *self._behind(best)]
         if all(standing_of(one).priority == best for one in wanting):
             return self._alone() if best > self._first.priority else None
         newcomer = waits if standing_of(waits).priority == best else None
@@ -234,6 +236,14 @@ class GivingWay:
                     found.append(one)
                     break
         return min(found, key=lambda one: standing_of(one).priority, default=None)
+
+    def _behind(self, best: int) -> list[Any]:
+        """Return the first of those that wait and give way, which vLLM would let begin in the same step."""
+        scheduler = self._scheduler
+        for one in scheduler.waiting:
+            if standing_of(one).priority > best and one not in scheduler.deferred_waiting:
+                return [one]
+        return []
 
     def _first_in_line(self, best: int) -> int:
         """Return how many could begin before the first that gives way would."""

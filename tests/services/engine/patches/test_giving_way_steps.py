@@ -163,3 +163,17 @@ def test_prompts_that_begin_beside_answers_have_their_share_of_the_time(config: 
         world.step()
         with_prompts += any(name.startswith("batch") for name in world.scheduled)
     assert 15 <= with_prompts <= 40  # a tenth of the time
+
+
+def test_a_prompt_that_goes_first_does_not_share_its_step_with_those_that_wait_behind_it(config: Any) -> None:
+    world = World(config, lambda _: 0.02)
+    world.add(FIRST, 20, 1)
+    world.add(BATCH, 320, 1)
+    while world.scheduler.has_unfinished_requests():
+        world.step()  # most of it without the first: the others have had more than their share
+    for standing in (BATCH, BATCH, FIRST):
+        world.add(standing, 30, 1)
+    world.step()
+    assert [name.split()[0] for name in world.scheduled] == ["first"]
+    world.step()
+    assert [name.split()[0] for name in world.scheduled] == ["batch", "batch"]
