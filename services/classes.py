@@ -48,7 +48,7 @@ class ClassSettings(BaseModel):
     ttft_s: Goal | None = Field(
         None,
         description="Goal for the time to first token, seconds. Classes that give way leave it the most of "
-        "it: while such requests come, an engine's steps without one take a fifth of it at most.",
+        "it: while such requests come, an engine's steps without one take about a fifth of it.",
     )
     itl_s: Goal | None = Field(
         None,
