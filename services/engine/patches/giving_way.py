@@ -220,11 +220,12 @@ class GivingWay:
         scheduler, left_out = self._scheduler, {id(one) for one in held}
         if not self._first.ttft_s or not scheduler.scheduler_config.enable_chunked_prefill:
             return None
-        return self._length.tokens + sum(
+        decoding = (one for one in scheduler.running if not one.is_prefill_chunk and id(one) not in left_out)
+        rows: int = sum(
             one.num_tokens_with_spec + one.num_output_placeholders - one.num_computed_tokens
-            for one in scheduler.running
-            if not one.is_prefill_chunk and id(one) not in left_out
+            for one in decoding
         )
+        return self._length.tokens + rows
 
     def _next(self) -> Any:
         """Return who would begin next: of what can, the first of the class that goes first; None for none."""
