@@ -26,7 +26,7 @@ class StepLength:
 
     @property
     def tokens(self) -> int:
-        """How many tokens of prompts fit into the next step."""
+        """The number of tokens of prompts that fit into the next step."""
         return int(self._tokens)
 
     def observe(self, prompt_tokens: int, seconds: float, ttft_s: float) -> None:
