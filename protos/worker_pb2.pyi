@@ -69,18 +69,20 @@ class Start(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ServiceClass(_message.Message):
-    __slots__ = ("priority", "patience_ms", "share", "itl_s", "preemptible")
+    __slots__ = ("priority", "patience_ms", "share", "itl_s", "preemptible", "ttft_s")
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     ITL_S_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
     priority: int
     patience_ms: int
     share: float
     itl_s: float
     preemptible: bool
-    def __init__(self, priority: _Optional[int] = ..., patience_ms: _Optional[int] = ..., share: _Optional[float] = ..., itl_s: _Optional[float] = ..., preemptible: _Optional[bool] = ...) -> None: ...
+    ttft_s: float
+    def __init__(self, priority: _Optional[int] = ..., patience_ms: _Optional[int] = ..., share: _Optional[float] = ..., itl_s: _Optional[float] = ..., preemptible: _Optional[bool] = ..., ttft_s: _Optional[float] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_ids",)

@@ -110,8 +110,11 @@ def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLim
     It decodes nothing by what is booked, or ran nothing at its last heartbeat (what was booked since then are
     prompts of the same burst). Bookings alone would end the help with the burst's first handoff; heartbeats
     alone miss a burst that comes within half a second of another request. Requests that are handed to it
-    meanwhile share its steps until its own prompts are prefilled: hence the limit.
+    meanwhile share its steps until its own prompts are prefilled: hence the limit. So it helps none that
+    gives way: one that goes first, and comes a moment later, would be handed to it in the midst of that.
     """
+    if need.room < 1:
+        return False
     load, own = worker.load, worker.reserved.prompt_tokens
     idle = load is not None and not (worker.reserved.decoding and (load.running or load.waiting))
     return idle and own < queued and own + need.tokens_for(worker.worker_id) <= limits.idle_decode_tokens

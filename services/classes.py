@@ -45,7 +45,11 @@ class ClassSettings(BaseModel):
     priority: int = Field(
         ge=-1_000, le=1_000, strict=True, description="Classes with a lower number go first, as in vLLM."
     )
-    ttft_s: Goal | None = Field(None, description="Goal for the time to first token, seconds.")
+    ttft_s: Goal | None = Field(
+        None,
+        description="Goal for the time to first token, seconds. Classes that give way leave it the most of "
+        "it: while such requests come, an engine's steps without one take about a fifth of it.",
+    )
     itl_s: Goal | None = Field(
         None,
         description="Goal for the mean gap between tokens, seconds. Classes that give way leave an engine's "

@@ -223,7 +223,7 @@ class SchedulerSettings(_Section):
         8_192,
         ge=0,
         description="Most prompt tokens that an idle decode worker prefills itself while prefill workers "
-        "have a queue, as at the beginning of a burst; 0: none.",
+        "have a queue, as at the beginning of a burst; 0: none. It takes none of classes that give way.",
     )
     prefix_pull_s: float = Field(
         0.05,

@@ -4,6 +4,8 @@ While those that go first decode, as many others decode beside them as keep the 
 goal (`itl_s`): one more after each step with time to spare, a quarter fewer after one that took too long.
 While prompts of the first are computed, and for the prompts of the others at any time, it is time that is
 shared: what the others had of it they owe, and have nothing more until the first have had theirs, by `share`.
+So they also owe for what they had while none of the first was there, up to `MOST_ALONE_S`: who had the engine
+a moment ago needs no part of the first's next step.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import NamedTuple
 SPARE = 0.9  # of the goal: a step that takes less has time to spare
 GROWTH, CUT = 0.25, 0.75  # requests more after a step; the part that stays
 MOST_OWED_S = 10.0  # s; a clock that jumps, or one endless step, is not paid for with more than it
+MOST_ALONE_S = 0.1  # s; a share of a tenth has paid for it after one second
 
 
 class Standing(NamedTuple):
@@ -23,6 +26,7 @@ class Standing(NamedTuple):
     share: float = 0.25
     itl_s: float = 0.0  # 0: no goal
     preemptible: bool = False
+    ttft_s: float = 0.0  # 0: no goal
 
 
 STANDARD = Standing()
@@ -54,6 +58,10 @@ class StepShare:
     def may_prefill(self) -> bool:
         """Whether a prompt of those that give way may be computed in the next step."""
         return self._owed_s <= 0
+
+    def observe_alone(self, seconds: float, prompts: float) -> None:
+        """Take note of a step without the first, who were there lately. prompts: of its tokens, the part."""
+        self._owed_s = max(self._owed_s, min(MOST_ALONE_S, self._owed_s + seconds * prompts))
 
     def observe(self, contest: Contest, seconds: float, others: float, rows: int, *, held: bool) -> None:
         """Take note of a step.

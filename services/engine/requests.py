@@ -128,7 +128,7 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
 
 
 def _standing(service: ServiceClass) -> Standing:
-    return Standing(service.priority, service.share, service.itl_s, service.preemptible)
+    return Standing(service.priority, service.share, service.itl_s, service.preemptible, service.ttft_s)
 
 
 def resume(prepared: Prepared, start: Start) -> Callable[[], Manifest]:

@@ -41,6 +41,7 @@ def _service(service: ServiceClass) -> worker_pb2.ServiceClass:
         share=service.share,
         itl_s=service.itl_s or 0.0,
         preemptible=service.preemptible,
+        ttft_s=service.ttft_s or 0.0,
     )
 
 

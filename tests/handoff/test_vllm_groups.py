@@ -7,6 +7,7 @@ that a state fits.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from harness.architectures import language
 from harness.architectures.registry import ARCHITECTURES, Architecture
 from harness.engines import (
     BLOCK_SIZE,
+    CALL_S,
     Answer,
     Engine,
     EngineProcess,
@@ -246,6 +248,37 @@ def test_drafts_of_any_length_change_no_answer(engine: EngineProcess) -> None:
         alone = engine.call(generate, f"alone-{length}", prompt, WRITTEN)
         engine.call(whole_drafts)
         assert [first, *answer.tokens] == alone == expected
+
+
+def skipping(engine: Engine, texts: dict[str, list[int]]) -> list[list[int]]:
+    """Generate beside each other, while each step leaves out some of those that decode."""
+    draw, scheduler, missed = random.Random(3), engine.core.scheduler, 0
+    answers = [engine.add(name, prompt, WRITTEN) for name, prompt in texts.items()]
+    deadline = time.monotonic() + CALL_S / 2
+    while scheduler.has_requests():
+        assert time.monotonic() < deadline
+        left_out = [one for one in scheduler.running if not one.is_prefill_chunk and draw.random() < 0.4]
+        missed += len(left_out)
+        scheduler.running[:] = [one for one in scheduler.running if one not in left_out]
+        output = scheduler.schedule
+
+        def partly(throttle_prefills: bool = False, schedule: Any = output, back: Any = left_out) -> Any:
+            made = schedule(throttle_prefills)
+            scheduler.running += back
+            return made
+
+        scheduler.schedule = partly
+        engine.step()
+        scheduler.schedule = output
+    assert missed > WRITTEN / 4
+    return [answer.tokens for answer in answers]
+
+
+def test_who_misses_steps_goes_on_from_its_own_state(states: EngineProcess) -> None:
+    """As those do which give way to another class."""
+    texts = {f"skips-{length}": clear(states, length) for length in LENGTHS}
+    expected = [states.call(generate, f"{name}-alone", prompt, WRITTEN) for name, prompt in texts.items()]
+    assert states.call(skipping, texts) == expected
 
 
 def test_what_the_prefix_cache_has_is_not_pulled(windows: EngineProcess) -> None:

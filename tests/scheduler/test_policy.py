@@ -160,6 +160,13 @@ def test_an_idle_decode_worker_reads_only_so_much() -> None:
         assert choose(need(prompt=100), reader, idle, idle_decode=bound) == expected
 
 
+def test_an_idle_decode_worker_reads_for_none_that_gives_way() -> None:
+    """What goes first would be handed to it in the midst of these prompts."""
+    reader, idle = worker("p", P, Reserved(prompt_tokens=300)), worker("d", D, load=IDLE)
+    assert choose(need(prompt=100), reader, idle) == ("", "d")
+    assert choose(replace(need(prompt=100), room=0.75), reader, idle) == ("p", "d")
+
+
 PROMPTS = "1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens"
 REQUESTS = "8 of 8 requests: engine.max_num_seqs, scheduler.max_queue_factor"
 

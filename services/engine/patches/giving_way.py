@@ -5,29 +5,37 @@ step that several classes want, requests of those that give way are left out as 
 their KV, and go on in a later step, in turns. Where a request that goes first finds no slot, or KV runs
 short, preemptible ones are preempted as vLLM does it: they are computed again, or what is left of them in the
 prefix cache is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be
-next in the queue: there its time has come (services/prefill/fair_share.py).
+next in the queue: there its time has come (services/prefill/fair_share.py). Steps without one that goes first
+are short, while such requests come (services/prefill/step_length.py).
 
 A request's class hangs on it as `standing`. Where all are of one class, a step costs a look at each.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; running, of which a step may leave out any;
 waiting, kv_holding_waiting, deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs,
-max_num_scheduled_tokens, block_size, kv_cache_config.kv_cache_groups,
+max_num_scheduled_tokens, num_spec_tokens, requests, scheduler_config.enable_chunked_prefill, block_size,
+kv_cache_config.kv_cache_groups,
 kv_cache_manager.block_pool.get_num_free_blocks, _pause_state, _preempt_request, _request_blocks_can_be_freed,
 requires_kv_delivery), PauseState.PAUSED_NEW (admits only what holds KV), vllm.v1.request.Request
-(is_prefill_chunk, num_tokens, num_tokens_with_spec, num_computed_tokens, num_output_tokens, num_preemptions,
+(is_prefill_chunk, num_tokens, num_tokens_with_spec, num_computed_tokens, num_output_placeholders,
+num_output_tokens, num_preemptions,
 kv_transfer_params, priority and its order), SchedulerOutput (num_scheduled_tokens,
 total_num_scheduled_tokens).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from baton.services.decode.step_share import STANDARD, Contest, Standing, StepShare
+from baton.services.engine.patches import accepted_states
 from baton.services.engine.patches.replace import replace
+from baton.services.prefill.step_length import LATELY_S, StepLength
+
+logger = logging.getLogger(__name__)
 
 MOST_PREEMPTIONS = 3  # of one request, for others; each costs it its slot, and at worst its computation
 
@@ -42,16 +50,19 @@ def standing_of(request: Any) -> Standing:
 
 @dataclass(slots=True)
 class _Step:
-    """A step that several classes want."""
+    """A step in which somebody gives way."""
 
-    contest: Contest
-    lower: set[str]  # ids of those that give way
-    rows: set[str]  # of them: those that decode
-    held: list[Any]  # of them: those that are left out
+    first: int  # priority of those that go first
+    contest: Contest | None  # None: none of them wants this step, but they come
+    rows: set[str]  # ids of those that give way and decode
+    held: list[Any]  # of those that give way: who is left out
     prefills: bool = False  # one more prompt of those that give way may be computed
     new: bool = True  # what waits may begin; else only what holds KV
     most_new: int | None = None  # of what waits; None: as many as find a slot
+    most_tokens: int | None = None  # None: as many as the engine takes
     output: Any = None
+    others: int = 0  # tokens in it of those that give way
+    prompts: int = 0  # of them: in prompts
 
 
 @dataclass
@@ -73,6 +84,8 @@ class GivingWay:
         self._rows_may_miss = rows_may_miss
         self._paused = PauseState.PAUSED_NEW
         self._share = StepShare()
+        self._length = StepLength(scheduler.max_num_scheduled_tokens)
+        self._first, self._first_at = STANDARD, -LATELY_S  # who went first of late; time.monotonic
         self._counts = Yielded()
         self._step: _Step | None = None
         self._idle = False  # nothing was scheduled beside those that were left out: leave out none
@@ -81,16 +94,18 @@ class GivingWay:
     def observe(self, seconds: float) -> None:
         """Take note of a step's time. Called after every step."""
         step, self._step = self._step, None
-        if step is None or not step.output.total_num_scheduled_tokens:
+        if step is None or not (total := step.output.total_num_scheduled_tokens):
             return
-        tokens = step.output.num_scheduled_tokens
-        owing = step.lower if step.contest.prompts else step.lower - step.rows
-        others = sum(count for name, count in tokens.items() if name in owing)
+        if step.most_tokens is not None and self._first.ttft_s:
+            self._length.observe(step.prompts, seconds, self._first.ttft_s)
+        if step.contest is None:
+            self._share.observe_alone(seconds, step.prompts / total)
+            return
         self._share.observe(
             step.contest,
             seconds,
-            others / step.output.total_num_scheduled_tokens,
-            len(step.rows & tokens.keys()),
+            (step.others if step.contest.prompts else step.prompts) / total,
+            len(step.rows & step.output.num_scheduled_tokens.keys()),
             held=not step.new or any(one.request_id in step.rows for one in step.held),
         )
 
@@ -106,20 +121,28 @@ class GivingWay:
                 return schedule(throttle_prefills)
             scheduler, left_out = self._scheduler, {id(one) for one in step.held}
             scheduler.running[:] = [one for one in scheduler.running if id(one) not in left_out]
-            before, slots = scheduler._pause_state, scheduler.max_num_active_reqs
+            before, slots, tokens = (
+                scheduler._pause_state,
+                scheduler.max_num_active_reqs,
+                scheduler.max_num_scheduled_tokens,
+            )
             scheduler.max_num_active_reqs = slots - len(left_out)
             if step.most_new is not None:
                 most = len(scheduler.running) + step.most_new
                 scheduler.max_num_active_reqs = min(scheduler.max_num_active_reqs, most)
+            if step.most_tokens is not None:
+                scheduler.max_num_scheduled_tokens = min(tokens, step.most_tokens)
             if not step.new and not before:
                 scheduler._pause_state = self._paused
             try:
                 step.output = schedule(throttle_prefills)
             finally:
-                scheduler._pause_state, scheduler.max_num_active_reqs = before, slots
+                scheduler._pause_state = before
+                scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens = slots, tokens
                 self._put_back(step)
             self._counts.held += len(left_out)
             self._idle = not step.output.total_num_scheduled_tokens
+            self._count(step)
             self._step = step
             return step.output
 
@@ -127,20 +150,35 @@ class GivingWay:
 
     def _put_back(self, step: _Step) -> None:
         """Put back what was left out, before those that took part: so it has the next turn."""
-        running, lower = self._scheduler.running, step.lower
-        took_part = [one for one in running if one.request_id in lower]
-        running[:] = [one for one in running if one.request_id not in lower] + step.held + took_part
+        running = self._scheduler.running
+        first = [one for one in running if standing_of(one).priority <= step.first]
+        took_part = [one for one in running if standing_of(one).priority > step.first]
+        running[:] = first + step.held + took_part
+
+    def _count(self, step: _Step) -> None:
+        """Count the tokens of those that give way."""
+        row = 1 + self._scheduler.num_spec_tokens
+        for name, count in step.output.num_scheduled_tokens.items():
+            if standing_of(self._scheduler.requests[name]).priority > step.first:
+                step.others += count
+                # Who began in this step may also decode: its KV was loaded.
+                step.prompts += count if count > row and name not in step.rows else 0
 
     def _contested(self) -> _Step | None:
-        """Return how to share a step that several classes want; None where all may take part."""
+        """Return how to share a step in which somebody gives way; None where all may take part."""
         scheduler, idle = self._scheduler, self._idle
         self._idle = False
         waits = self._next()
         wanting = scheduler.running if waits is None else [*scheduler.running, waits]
-        priorities = {standing_of(one).priority for one in wanting}
-        if len(priorities) < 2 or idle:
+        if not wanting or idle:
             return None
-        best = min(priorities)
+        goes_first = min(map(standing_of, wanting), key=lambda one: one.priority)
+        self._note(goes_first)
+        best = goes_first.priority
+        if waits is not None and standing_of(waits).priority == best:
+            wanting = [*wanting, *self._behind(best)]
+        if all(standing_of(one).priority == best for one in wanting):
+            return self._alone() if best > self._first.priority else None
         newcomer = waits if standing_of(waits).priority == best else None
         preempted = self._make_room(best, newcomer)
         if preempted is None:
@@ -155,11 +193,39 @@ class GivingWay:
             goal_s=min((one.itl_s for one in decoding if one.itl_s), default=0.0),
             share=min(MOST_SHARE, sum(share for priority, share in giving.items() if priority > best)),
         )
-        step = self._choose(contest, lower, waits if newcomer is None else None)
+        step = self._choose(best, contest, lower, waits if newcomer is None else None)
         step.new = step.new and (newcomer is not None or not preempted)
         if newcomer is not None and not step.prefills:
             step.most_new = self._first_in_line(best)
+        if not contest.prompts or best > self._first.priority:
+            step.most_tokens = self._most_tokens(step.held)
         return step
+
+    def _note(self, goes_first: Standing) -> None:
+        """Take note of who goes first, as steps are to be short for it a while longer."""
+        now = time.monotonic()
+        if goes_first.priority <= self._first.priority or now - self._first_at > LATELY_S:
+            self._first, self._first_at = goes_first, now
+
+    def _alone(self) -> _Step:
+        """Return a step for which none of those is there that came lately and go first."""
+        rows = {one.request_id for one in self._scheduler.running if not one.is_prefill_chunk}
+        return _Step(self._first.priority, None, rows, [], most_tokens=self._most_tokens([]))
+
+    def _most_tokens(self, held: Sequence[Any]) -> int | None:
+        """Return how many tokens a step may have for which a prompt that goes first may have to wait.
+
+        Those that decode take part in any case. Where prompts cannot be cut there is no limit.
+        """
+        scheduler, left_out = self._scheduler, {id(one) for one in held}
+        if not self._first.ttft_s or not scheduler.scheduler_config.enable_chunked_prefill:
+            return None
+        decoding = (one for one in scheduler.running if not one.is_prefill_chunk and id(one) not in left_out)
+        rows: int = sum(
+            one.num_tokens_with_spec + one.num_output_placeholders - one.num_computed_tokens
+            for one in decoding
+        )
+        return self._length.tokens + rows
 
     def _next(self) -> Any:
         """Return who would begin next: of what can, the first of the class that goes first; None for none."""
@@ -171,6 +237,14 @@ class GivingWay:
                     found.append(one)
                     break
         return min(found, key=lambda one: standing_of(one).priority, default=None)
+
+    def _behind(self, best: int) -> list[Any]:
+        """Return the first of those that wait and give way, which vLLM would let begin in the same step."""
+        scheduler = self._scheduler
+        for one in scheduler.waiting:
+            if standing_of(one).priority > best and one not in scheduler.deferred_waiting:
+                return [one]
+        return []
 
     def _first_in_line(self, best: int) -> int:
         """Return how many could begin before the first that gives way would."""
@@ -184,9 +258,9 @@ class GivingWay:
                 count += 1
         return count
 
-    def _choose(self, contest: Contest, lower: Sequence[Any], waits: Any) -> _Step:
+    def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any) -> _Step:
         """Decide who of those that give way is left out; `waits`: the next of them that would begin."""
-        step = _Step(contest, {one.request_id for one in lower}, set(), [])
+        step = _Step(best, contest, set(), [])
         rows, prefills = self._share.rows(contest), self._share.may_prefill
         for one in lower:
             if one.is_prefill_chunk:
@@ -253,7 +327,10 @@ def install(engine: Any) -> GivingWay | None:
 
     if engine.scheduler.policy != SchedulingPolicy.PRIORITY:
         return None
-    config = engine.vllm_config
-    # Who misses a step comes back with the state of its first drafted token, whatever was accepted.
-    drafts_with_states = config.speculative_config is not None and config.model_config.is_hybrid
-    return GivingWay(engine.scheduler, rows_may_miss=not drafts_with_states)
+    may_miss = accepted_states.keeps(engine.vllm_config)
+    if not may_miss:
+        logger.warning(
+            "classes: requests that decode are not left out of steps, as this model keeps states and drafts, "
+            "with a prefix cache, asynchronous scheduling or model runner V2"
+        )
+    return GivingWay(engine.scheduler, rows_may_miss=may_miss)

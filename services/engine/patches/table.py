@@ -295,6 +295,19 @@ PATCHES = (
         runners="V2",
     ),
     Patch(
+        name="accepted_states",
+        why="A request that a step leaves out comes back with the state of its first drafted token, whatever "
+        "was accepted: the number is kept by the batch's rows, and it has none meanwhile. With a prefix "
+        "cache of states and with asynchronous scheduling it stays so: no step leaves requests out there.",
+        symbols=(
+            f"{_V1_RUNNER}._update_states",
+            "vllm.v1.worker.gpu_input_batch:InputBatch.add_request",
+        ),
+        processes=RANKS,
+        until="vLLM keeps the number of accepted tokens with the request",
+        runners="V1",
+    ),
+    Patch(
         name="step_times",
         why="vLLM does not tell how long drafting and verification take in a step. Of all that wrap "
         "propose_draft_token_ids it is the outermost: our proposers' time is drafting too. V2's propose is "

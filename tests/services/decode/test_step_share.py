@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from baton.services.decode.step_share import Contest, StepShare
+from baton.services.decode.step_share import MOST_ALONE_S, Contest, StepShare
 
 GOAL_S = 0.1
 
@@ -53,3 +53,16 @@ def test_beside_prompts_the_time_is_shared(share: float) -> None:
         shares.observe(contest, seconds, part, 0, held=False)
         had, total = had + seconds * part, total + seconds
     assert had / total == pytest.approx(min(share, 0.3), rel=0.1)
+
+
+def test_who_had_the_engine_a_moment_ago_has_no_part_of_the_next_prompt() -> None:
+    shares, contest = StepShare(), Contest(0, prompts=True, goal_s=0, share=0.1)
+    shares.observe_alone(0.05, 0.0)  # no prompt of theirs
+    assert shares.may_prefill
+    for _ in range(1_000):
+        shares.observe_alone(0.05, 1.0)
+    paid_s = 0.0
+    while not shares.may_prefill:
+        shares.observe(contest, 0.05, 0.0, 0, held=True)
+        paid_s += 0.05
+    assert paid_s == pytest.approx(0.9 / 0.1 * MOST_ALONE_S, rel=0.02)

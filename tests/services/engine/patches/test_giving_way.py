@@ -201,6 +201,6 @@ def test_a_prompt_in_chunks_gives_way_at_the_next_step(engine: EngineProcess) ->
 
 def test_nobody_gives_way_for_ever(engine: EngineProcess) -> None:
     """A prompt gets its share of the steps while others decode, though these take longer than the goal."""
-    told = played(engine, prompts(2, 500), prompts(1, 60)[0], 0, answer=4 * ANSWER)
+    told = played(engine, prompts(2, 500), prompts(1, 60)[0], 0, answer=6 * ANSWER)
     assert told.held
     assert sum(1 for others in told.beside if others) >= 2

@@ -6,13 +6,16 @@ import random
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from baton.services.decode.step_share import Standing
+from baton.services.engine.patches import giving_way
 from baton.services.engine.patches.giving_way import MOST_PREEMPTIONS, GivingWay
+from baton.services.prefill.step_length import LATELY_S
 from tests.handoff import checkpoints
 
 with warnings.catch_warnings():
@@ -64,9 +67,10 @@ class World:
         self.tokens: dict[str, list[int]] = {}  # the steps in which they came
         self.asked: dict[str, int] = {}
         self.most_preemptions = 0
+        self.scheduled: dict[str, int] = {}  # tokens of the last step, by request
 
     def add(self, standing: Standing, prompt: int, answer: int) -> None:
-        name = f"{'first' if standing is FIRST else 'batch'} {len(self.came)}"
+        name = f"{'batch' if standing is BATCH else 'first'} {len(self.came)}"
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
         request = Request(name, list(range(10, 10 + prompt)), params, None)
         request.standing = standing
@@ -77,6 +81,7 @@ class World:
     def step(self) -> None:
         self.now += 1
         scheduled = self.scheduler.schedule()
+        self.scheduled = dict(scheduled.num_scheduled_tokens)
         assert len(self.scheduler.running) <= SLOTS
         ids = list(scheduled.num_scheduled_tokens)
         done = [self.scheduler.requests[name] for name in ids]
@@ -120,3 +125,55 @@ def test_those_that_go_first_wait_for_few_steps_and_the_others_not_for_ever(
     others = [steps for name, steps in world.tokens.items() if name.startswith("batch")]
     assert max(after - before for steps in others for before, after in pairwise(steps)) < 400
     assert 0 < world.most_preemptions <= MOST_PREEMPTIONS
+
+
+@pytest.mark.parametrize(("ttft_s", "least", "most"), [(0.2, 32, 48), (0.0, STEP, STEP)])
+def test_steps_of_prompts_that_give_way_are_short_while_others_come(
+    config: Any, monkeypatch: pytest.MonkeyPatch, ttft_s: float, least: int, most: int
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(giving_way, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    world = World(config, lambda tokens: 0.001 * tokens)
+
+    def full_steps(count: int) -> int:
+        """Let there be prompts for so many steps; return the most tokens of one of the last five."""
+        found = []
+        for _ in range(count):
+            while len(world.scheduler.requests) < SLOTS:
+                world.add(BATCH, 320, 1)
+            world.step()
+            found.append(sum(world.scheduled.values()))
+        return max(found[-5:])
+
+    assert full_steps(5) == STEP
+    world.add(FIRST._replace(ttft_s=ttft_s), 20, 1)
+    assert least <= full_steps(30) <= most
+    clock[0] += LATELY_S + 1
+    assert full_steps(5) == STEP
+
+
+def test_prompts_that_begin_beside_answers_have_their_share_of_the_time(config: Any) -> None:
+    """Each is one step long: it has begun and ended before it could be left out."""
+    world = World(config, lambda _: 0.02)
+    world.add(FIRST._replace(itl_s=0.0), 20, 300)
+    with_prompts = 0
+    for _ in range(250):
+        while len(world.scheduler.requests) < 3:
+            world.add(BATCH, 30, 1)
+        world.step()
+        with_prompts += any(name.startswith("batch") for name in world.scheduled)
+    assert 15 <= with_prompts <= 40  # a tenth of the time
+
+
+def test_a_prompt_that_goes_first_does_not_share_its_step_with_those_that_wait_behind_it(config: Any) -> None:
+    world = World(config, lambda _: 0.02)
+    world.add(FIRST, 20, 1)
+    world.add(BATCH, 320, 1)
+    while world.scheduler.has_unfinished_requests():
+        world.step()  # most of it without the first: the others have had more than their share
+    for standing in (BATCH, BATCH, FIRST):
+        world.add(standing, 30, 1)
+    world.step()
+    assert [name.split()[0] for name in world.scheduled] == ["first"]
+    world.step()
+    assert [name.split()[0] for name in world.scheduled] == ["batch", "batch"]

@@ -296,6 +296,7 @@ async def test_a_class_is_chosen_within_what_a_key_may_use(
             bool(priority),
             3_000 * priority,
         )
+        assert told.ttft_s == (0.0 if priority else 1.0)  # a goal of interactive alone
     for more, status in (({"service_tier": "priority"}, 403), ({"service_tier": "slow"}, 400)):
         refused = await ask("night", **more, stream=True)
         assert refused.status_code == status
