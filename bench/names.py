@@ -38,6 +38,7 @@ ALONE = [
     "prefixes",
     "pulls",
     "ray-autoscale",
+    "routing",
     "simulate",
     "soak",
     "tls",
