@@ -48,7 +48,7 @@ from harness.support import ROOT, free_port
 RESULT = "routing"
 PAIRS = 2
 BLOCK = 32  # tokens
-CACHE = 8_192  # tokens of each engine's KV cache
+CACHE = 6_144  # tokens of each engine's KV cache
 LETTERS = [ord(letter) for letter in string.ascii_lowercase]  # the model's tokens of them
 BATON = {"round robin": "round robin", "least loaded": "least loaded", "default": "Baton"}  # arm -> policy
 SIMULATED_PAIRS = 32
@@ -58,14 +58,14 @@ SIMULATED_PAIRS = 32
 class Load:
     """Users who chat at the same time. A token is a letter."""
 
-    users: int = 16
+    users: int = 12
     chats: int = 2  # of a user, one after the other
     turns: int = 6  # of a chat
     systems: int = 4  # system prompts
     system: int = 512  # tokens of each
-    message: int = 128
-    answer: int = 32
-    think_s: float = 1.0  # mean before a message
+    message: int = 96
+    answer: int = 24
+    think_s: float = 2.0  # mean before a message
 
     @property
     def longest(self) -> int:
