@@ -10,7 +10,7 @@ The model is in float32, answers are greedy and, of letters alone, go into the n
 fails where Baton's policies do not give the same answers.
 
 Beside it the simulator's 32P32D has its own multi-turn chats under the same policies. It takes five to ten
-minutes: --rounds 1, --chats 1 and --arm make it shorter, --no-simulation leaves out a minute.
+minutes: --rounds 1, --chats 1 and --arm make it shorter, --no-simulation leaves out most of one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from harness.support import ROOT, free_port
 RESULT = "routing"
 PAIRS = 2
 BLOCK = 32  # tokens
-CACHE = 6_144  # tokens of each engine's KV cache
+CACHE = 4_096  # tokens of each engine's KV cache
 LETTERS = [ord(letter) for letter in string.ascii_lowercase]  # the model's tokens of them
 BATON = {"round robin": "round robin", "least loaded": "least loaded", "default": "Baton"}  # arm -> policy
 SIMULATED_PAIRS = 32
@@ -62,9 +62,9 @@ class Load:
     chats: int = 2  # of a user, one after the other
     turns: int = 6  # of a chat
     systems: int = 4  # system prompts
-    system: int = 512  # tokens of each
-    message: int = 96
-    answer: int = 24
+    system: int = 384  # tokens of each
+    message: int = 48
+    answer: int = 16
     think_s: float = 2.0  # mean before a message
 
     @property
@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> None:
         name, kind = one.name.replace("_", "-"), type(one.default)
         parser.add_argument(f"--{name}", type=kind, default=one.default, help=f"of the load: {one.default}")
     parser.add_argument("--no-simulation", action="store_true")
-    parser.add_argument("--simulated-s", type=float, default=60.0, help="of arrivals in the simulator")
+    parser.add_argument("--simulated-s", type=float, default=30.0, help="of arrivals in the simulator")
     parser.add_argument("--dry", action="store_true", help="save nothing")
     options = parser.parse_args(arguments)
     load = Load(**{one.name: getattr(options, one.name) for one in fields(Load)})
@@ -162,7 +162,7 @@ def real(names: list[str], load: Load, rounds: int) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arms = _started(stack, folder, names, load)
         for name, arm in arms.items():
-            asyncio.run(chatted(arm.url, Load(chats=1, turns=2), seed=-1))  # compiles, connects, allocates
+            asyncio.run(chatted(arm.url, Load(users=4, chats=1, turns=2, think_s=0.1), seed=-1))  # compiles, connects, allocates
             _tell(f"{name} is warm")
         for number in range(rounds):
             answers = {}
