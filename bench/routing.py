@@ -162,7 +162,9 @@ def real(names: list[str], load: Load, rounds: int) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arms = _started(stack, folder, names, load)
         for name, arm in arms.items():
-            asyncio.run(chatted(arm.url, Load(users=4, chats=1, turns=2, think_s=0.1), seed=-1))  # compiles, connects, allocates
+            asyncio.run(
+                chatted(arm.url, Load(users=4, chats=1, turns=2, think_s=0.1), seed=-1)
+            )  # compiles, connects, allocates
             _tell(f"{name} is warm")
         for number in range(rounds):
             answers = {}
