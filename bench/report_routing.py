@@ -28,6 +28,7 @@ _SIMULATED = {
 
 def routing(result: Result) -> list[Block]:
     load, pairs = result["load"], result["pairs"]
+    rounds = len(next(iter(result["runs"].values())))
     requests = load["users"] * load["chats"] * load["turns"]
     longest = load["system"] + load["turns"] * (load["message"] + load["answer"])
     blocks: list[Block] = [
@@ -38,7 +39,7 @@ def routing(result: Result) -> list[Block]:
         f"adds {load['message']} and {load['answer']} of the answer, {longest:,} in the end, with {load['think_s']:g} s (mean) "
         f"before each message: {requests} requests, the same in each arm; all Baton's answers were equal. `round robin` and "
         "`least loaded` (fewest queued tokens, fewest requests, of all) hear nothing of caches; `default` is Baton as it comes. "
-        f"`kv_aware` hears vLLM's KV events, `cache_aware` remembers what went where. {result['rounds']} rounds in turns.",
+        f"`kv_aware` hears vLLM's KV events, `cache_aware` remembers what went where. {rounds} rounds in turns.",
         measured(result, "python -m bench routing"),
         _table(result["median"], _REAL),
     ]

@@ -10,7 +10,8 @@ The model is in float32, answers are greedy and, of letters alone, go into the n
 fails where Baton's policies do not give the same answers.
 
 Beside it the simulator's 32P32D has its own multi-turn chats under the same policies. It takes five to ten
-minutes: --rounds 1, --chats 1 and --arm make it shorter, --no-simulation leaves out most of one.
+minutes: --rounds 1, --chats 1 and --arm make it shorter, --no-simulation leaves out most of one, and
+`--rounds 1 --add` adds a round to those that are saved (`--rounds 0 --add`: the simulation alone).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from bench.traffic import Answer, stream
 from harness.deployment import Deployment, deployment, stock_vllm
 from harness.simulate.baselines import PLUGINS, POLICIES
 from harness.simulate.compare import LOADS, compare, conversations, named
-from harness.stats import medians, percentile, save
+from harness.stats import RESULTS, medians, percentile, save
 from harness.support import ROOT, free_port
 
 RESULT = "routing"
@@ -75,6 +76,9 @@ class Load:
     @property
     def requests(self) -> int:
         return self.users * self.chats * self.turns
+
+
+WARM = Load(users=4, chats=1, turns=2, think_s=0.1)
 
 
 class Arm(Protocol):
@@ -137,45 +141,49 @@ def main(arguments: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each arm, after one that warms up")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each arm")
     parser.add_argument("--arm", choices=[*BATON, *VLLM], action="append", help="one of them; all by default")
     for one in fields(Load):
         name, kind = one.name.replace("_", "-"), type(one.default)
         parser.add_argument(f"--{name}", type=kind, default=one.default, help=f"of the load: {one.default}")
-    parser.add_argument("--no-simulation", action="store_true")
+    parser.add_argument("--add", action="store_true", help="to the rounds of the same load that are saved")
+    parser.add_argument("--no-simulation", action="store_true", help="keep to the real deployments")
     parser.add_argument("--simulated-s", type=float, default=30.0, help="of arrivals in the simulator")
     parser.add_argument("--dry", action="store_true", help="save nothing")
     options = parser.parse_args(arguments)
+    if not (options.rounds or options.add):
+        parser.error("--rounds 0 is for --add")
     load = Load(**{one.name: getattr(options, one.name) for one in fields(Load)})
-    result: dict[str, Any] = {"load": asdict(load), "cache_tokens": CACHE, "pairs": PAIRS}
-    result |= real(options.arm or [*BATON, *VLLM], load, options.rounds)
+    sizes = {"load": asdict(load), "cache_tokens": CACHE, "pairs": PAIRS}
+    names = options.arm or [*BATON, *VLLM]
+    result = _earlier(sizes, names) if options.add else {**sizes, "runs": {name: [] for name in names}}
+    if options.rounds:
+        real(result["runs"], load, options.rounds)
+    result["median"] = {name: medians(found) for name, found in result["runs"].items()}
     if not options.no_simulation:
         result["simulation"] = simulated(options.simulated_s)
     if not options.dry:
         save(RESULT, result)
 
 
-def real(names: list[str], load: Load, rounds: int) -> dict[str, Any]:
-    """Run the arms in turns. Return their figures; raise SystemExit where Baton's answers differ."""
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+def real(runs: dict[str, list[dict[str, float]]], load: Load, rounds: int) -> None:
+    """Run the arms in turns, and add to the figures. Raise SystemExit where Baton's answers differ."""
+    names, first = list(runs), len(next(iter(runs.values())))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arms = _started(stack, folder, names, load)
         for name, arm in arms.items():
-            asyncio.run(
-                chatted(arm.url, Load(users=4, chats=1, turns=2, think_s=0.1), seed=-1)
-            )  # compiles, connects, allocates
+            asyncio.run(chatted(arm.url, WARM, seed=-1))  # compiles, connects, allocates
             _tell(f"{name} is warm")
-        for number in range(rounds):
+        for number in range(first, first + rounds):
             answers = {}
             for name, arm in arms.items():
                 figures, answers[name] = turn(arm, load, number)
                 runs[name].append(figures)
-                _tell(f"{name}, round {number + 1} of {rounds}: {_short(figures)}")
+                _tell(f"{name}, round {number + 1} of {first + rounds}: {_short(figures)}")
             written = [answers[name] for name in names if name in BATON]
             if any(one != written[0] for one in written):
                 raise SystemExit("Baton's policies gave different answers: the figures would mean nothing")
-    return {"rounds": rounds, "median": {name: medians(found) for name, found in runs.items()}, "runs": runs}
 
 
 def turn(arm: Arm, load: Load, seed: int) -> tuple[dict[str, float], list[str]]:
@@ -236,6 +244,14 @@ def simulated(seconds: float) -> dict[str, Any]:
         "requests_per_s": per_s,
         "policies": {name: one.figures for name, one in found.items()},
     }
+
+
+def _earlier(sizes: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """Return what was saved of the same load and arms. Raises SystemExit where that was another."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{RESULT}.json").read_text())
+    if any(found[key] != value for key, value in sizes.items()) or list(found["runs"]) != names:
+        raise SystemExit(f"{RESULT}.json is of another load or of other arms: leave --add out")
+    return {key: value for key, value in found.items() if key not in ("machine", "tree")}
 
 
 # Deployments.

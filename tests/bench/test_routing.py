@@ -76,7 +76,7 @@ def test_the_section_sets_the_simulation_beside_the_measurement() -> None:
         "load": vars(LOAD),
         "pairs": 2,
         "cache_tokens": 8192,
-        "rounds": 2,
+        "runs": {"default": [figures, figures]},
         "median": {"default": figures},
     }
     alone = "\n".join(map(str, SECTIONS["routing"](result)))
