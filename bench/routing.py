@@ -3,7 +3,7 @@
 All have four engines on the same cores, with caches of the same size: one cannot hold all chats, all
 together can. Every user has chats one after the other, each behind one of a few system prompts; the chats
 are the same in all arms, so that what was computed can be compared. The deployments stand side by side, idle
-but for the one whose turn it is. Both of vLLM's arms are the same servers, whose caches are emptied between
+but for the one whose turn it is. All of vLLM's arms are the same servers, whose caches are emptied between
 them. `kv_aware` hears the servers' KV events, `cache_aware` remembers what it has sent where.
 
 The model is in float32, answers are greedy and, of letters alone, go into the next prompt as text. The run
@@ -248,9 +248,12 @@ def simulated(seconds: float) -> dict[str, Any]:
 
 def _earlier(sizes: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """Return what was saved of the same load and arms. Raises SystemExit where that was another."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{RESULT}.json").read_text())
+    file = RESULTS / f"{RESULT}.json"
+    if not file.exists():
+        raise SystemExit(f"there is no {file.relative_to(ROOT)} to add to: leave --add out")
+    found: dict[str, Any] = json.loads(file.read_text())
     if any(found[key] != value for key, value in sizes.items()) or list(found["runs"]) != names:
-        raise SystemExit(f"{RESULT}.json is of another load or of other arms: leave --add out")
+        raise SystemExit(f"{file.relative_to(ROOT)} is of another load or of other arms: leave --add out")
     return {key: value for key, value in found.items() if key not in ("machine", "tree")}
 
 
@@ -266,7 +269,7 @@ def _started(stack: ExitStack, folder: Path, names: list[str], load: Load) -> di
             arms[name] = Baton(one.up(PAIRS, PAIRS))
             _tell(f"{name} is up")
     if wanted := [name for name in names if name in VLLM]:
-        servers = [stack.enter_context(_server(folder, engine, core)) for core in range(2 * PAIRS)]
+        servers = [stack.enter_context(_server(folder, engine, number)) for number in range(2 * PAIRS)]
         _tell("vLLM's servers are up")
         for name in wanted:
             url = stack.enter_context(VLLM[name](folder, servers))
