@@ -39,6 +39,7 @@ ALONE = [
     "prefixes",
     "pulls",
     "ray-autoscale",
+    "routing",
     "simulate",
     "soak",
     "tls",

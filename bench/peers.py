@@ -142,7 +142,6 @@ def baton(folder: Path) -> Iterator[Arm]:
 @contextmanager
 def vllm(folder: Path, *, quiet: bool) -> Iterator[Arm]:
     """Serve with two vLLM engines, one a core, and vllm-router before them."""
-    router = installed("vllm-router", PINS)
     engine = engine_settings() | {"tool_call_parser": "hermes"}
     with ExitStack() as stack:
         servers = {}
@@ -167,18 +166,25 @@ def vllm(folder: Path, *, quiet: bool) -> Iterator[Arm]:
                 )
             )
         (first, producer), (second, consumer) = servers["kv_producer"], servers["kv_consumer"]
-        port = free_port()
-        line = [
-            *(router, "--vllm-pd-disaggregation", "--kv-connector", "nixl"),
-            *("--prefill", first, "--decode", second, "--host", "127.0.0.1", "--port", str(port)),
-            *("--prometheus-port", str(free_port())),
-        ]
+        disaggregated = ("--vllm-pd-disaggregation", "--kv-connector", "nixl")
+        line = (*disaggregated, "--prefill", first, "--decode", second)
+        url, process = stack.enter_context(vllm_router(folder, *line))
+        yield Arm(url, (process.pid, producer.popen.pid, consumer.popen.pid), second)
+
+
+@contextmanager
+def vllm_router(folder: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start vllm-router with these flags, its log in `folder`. Yield its URL and process."""
+    port = free_port()
+    line = [installed("vllm-router", PINS), *flags, "--host", "127.0.0.1", "--port", str(port)]
+    line += ["--prometheus-port", str(free_port())]
+    with ExitStack() as stack:
         log = stack.enter_context((folder / "router.log").open("wb"))
         process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
         stack.callback(_end, process)
         url = f"http://127.0.0.1:{port}"
         eventually(lambda: status_of(f"{url}/health") == 200, ROUTER_S, "vllm-router is ready")
-        yield Arm(url, (process.pid, producer.popen.pid, consumer.popen.pid), second)
+        yield url, process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

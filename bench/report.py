@@ -16,6 +16,7 @@ from bench import (
     report_figures,
     report_peers,
     report_prefixes,
+    report_routing,
     report_sections,
     report_simulate,
 )
@@ -30,6 +31,7 @@ SECTIONS = (
     | report_peers.SECTIONS
     | report_classes.SECTIONS
     | report_prefixes.SECTIONS
+    | report_routing.SECTIONS
     | report_simulate.SECTIONS
 )
 

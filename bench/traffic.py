@@ -8,6 +8,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -36,9 +37,17 @@ class Answer:
 
 
 async def stream(
-    http: aiohttp.ClientSession, url: str, model: str, prompt: list[int], max_tokens: int
+    http: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    prompt: list[int] | str,
+    max_tokens: int,
+    **more: Any,
 ) -> Answer:
-    """Stream a greedy completion of exactly `max_tokens`. Raises RuntimeError unless it is whole."""
+    """Stream a greedy completion of exactly `max_tokens`. Raises RuntimeError unless it is whole.
+
+    more: further fields of the request's body.
+    """
     body = {
         "model": model,
         "prompt": prompt,
@@ -47,6 +56,7 @@ async def stream(
         "ignore_eos": True,
         "stream": True,
         "return_token_ids": True,
+        **more,
     }
     answer = Answer(time.perf_counter())
     async with http.post(f"{url}/v1/completions", json=body) as response:
