@@ -78,9 +78,9 @@ class Members:
     async def lose(self, worker: FakeWorker) -> None:
         """Send no more heartbeats of a worker, which goes on serving."""
         session = self._sessions[worker.worker_id]
-        if session._task is not None:
-            await stop(session._task)
-            session._task = None
+        for task in session._tasks:
+            await stop(task)
+        session._tasks = []
 
     async def close(self) -> None:
         """Deregister and stop all workers."""
