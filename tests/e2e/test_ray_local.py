@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from harness.ray_head import RAY, RayHead, ray_folder, ray_head
+from harness.ray_head import RAY, ray_folder
 from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port, redis_server
 
 START_S = 120.0
@@ -34,8 +34,9 @@ with deploy(sys.argv[1], tell=lambda *said: print(*said, flush=True)) as deploym
 """
 VISIBLE = """
 import json, sys, time
+import ray
 from baton.services.ray import cluster
-cluster.connect(sys.argv[2])
+ray.init("local", num_cpus=1, num_gpus=2, include_dashboard=False, object_store_memory=80_000_000)
 bundles = [{"CPU": 0.1, "GPU": 1.0}] * 2
 groups = [cluster.reserve(f"worker-{at}", bundle, {}) for at, bundle in enumerate(bundles)]
 deadline = time.monotonic() + float(sys.argv[1])
@@ -129,13 +130,6 @@ class Local:
         return {part["name"]: part["state"] for part in told["parts"]}
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[RayHead]:
-    """Start a Ray with two GPUs that are not there: it deals them out all the same."""
-    with ray_head("--num-cpus=1", "--num-gpus=2") as one:
-        yield one
-
-
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Local]:
     with ray_folder() as ray:
@@ -207,24 +201,17 @@ def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_port_that_another_has_ends_the_start(local: Local, head: RayHead) -> None:
+def test_a_port_that_another_has_ends_the_start(local: Local) -> None:
     """Whoever has it, such as a `baton up`, would be taken for this deployment's router."""
     local.write()
-    command = [str(BATON), "ray", "up", local.file, "--address", head.address]
-    with socket.create_server(("127.0.0.1", local.port)):
-        done = subprocess.run(
-            command,
-            env=local.environment | head.environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
-    assert done.returncode == 1, done.stdout
-    told = done.stderr.splitlines()[-1]
+    with (
+        socket.create_server(("127.0.0.1", local.port)),
+        local.start(str(BATON), "ray", "up", local.file) as up,
+    ):
+        assert up.wait(CALL_S) == 1, local.text
+    told = local.text.splitlines()[-1]
     assert f"router.port: cannot listen on 127.0.0.1:{local.port}: Address already in use" in told
-    assert "Ready." not in done.stdout
+    assert "Ready." not in local.text
 
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts once more")
@@ -249,10 +236,11 @@ def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_workers_of_one_node_see_different_gpus(head: RayHead) -> None:
+def test_workers_of_one_node_see_different_gpus(local: Local) -> None:
+    """Ray is told of GPUs that are not there: it deals them out all the same."""
     done = subprocess.run(
-        [str(PYTHON), "-c", VISIBLE, str(CALL_S / 2), head.address],
-        env=head.environment,
+        [str(PYTHON), "-c", VISIBLE, str(CALL_S / 2)],
+        env=local.environment,
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -73,10 +73,11 @@ def run(settings: dict[str, Any]) -> None:
 
 def run_scheduler(address: str) -> None:
     """Run a scheduler, in the forked process, until its end."""
-    from baton.scheduler import service, servicer
+    from baton.scheduler import placer, service, servicer
     from baton.scheduler.settling import Settling
 
     servicer.SNAPSHOT_AGE_S = 0.05  # for the same reason
+    placer.VIEW_AGE_S = 0.0  # a worker that has just registered is placed on by the next request
     # One that has just begun may not know all workers: while it says so, routers place from their last
     # snapshots where it finds no room, and such a snapshot may be older than half of a test's pair.
     service.Settling = lambda _settle_s: Settling(0.0)
