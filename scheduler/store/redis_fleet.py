@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.store import redis_wire as wire
-from baton.scheduler.types import Reserved, WorkerRecord
+from baton.scheduler.types import Reserved, WorkerRecord, name_of
 
 WHOLE_S = 10.0  # s
 
@@ -61,7 +61,7 @@ class RedisFleet:
             self._update(told, until, changed)
         if drained != self._drained:
             for worker in self.workers.values():
-                worker.drain_asked = wire.name_of(worker.identity) in drained
+                worker.drain_asked = name_of(worker.identity) in drained
         self._revision, self._drained = revision, drained
         self._look_at_leases(now)
 
