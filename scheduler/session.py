@@ -190,14 +190,15 @@ class WorkerSession:
 
     async def _register(self) -> None:
         for _ in range(EPOCH_TRIES):
-            self._identity.epoch += 1
+            epoch = self._identity.epoch = self._identity.epoch + 1
             try:
                 reply = await self._client.register(self._identity, self._state)
             except StaleWorker as error:  # of an earlier process with this id: go on above it
                 self._identity.epoch = error.last
                 continue
             self._heartbeat_s = reply.heartbeat_s
-            self._registered = True
+            # A later one may be under way, with a capacity: a heartbeat before it would say ready without one.
+            self._registered = epoch == self._identity.epoch
             return
         raise Refused(
             f"another process registers as worker {self.worker_id} at the same time: name it otherwise"

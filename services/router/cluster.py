@@ -131,4 +131,6 @@ class ClusterView:
 
 
 def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
-    return [worker for worker in workers if worker.state == pb.WORKER_STATE_READY]
+    """Return those that are ready, as their registration says what they can take."""
+    ready = (one for one in workers if one.state == pb.WORKER_STATE_READY)
+    return [one for one in ready if one.identity.HasField("capacity")]

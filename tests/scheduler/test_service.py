@@ -610,6 +610,48 @@ async def test_workers_register_again_with_a_scheduler_that_forgot_them() -> Non
             await session.close()
 
 
+class Slow(SchedulerClient):
+    """Its first registration's reply and its second registration take until they are let go."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.registrations = 0
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+
+    async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> pb.RegisterReply:
+        self.registrations += 1
+        number = self.registrations
+        if number == 2:
+            await self.second.wait()
+        reply = await super().register(identity, state)
+        if number == 1:
+            await self.first.wait()
+        return reply
+
+
+async def test_no_worker_is_ready_before_its_capacity_is_known(server: SchedulerServer) -> None:
+    """A heartbeat behind a registration that a later one has overtaken would say so."""
+    one = identity("m")
+    one.ClearField("capacity")
+    async with Slow(server.address) as client:
+        session = WorkerSession(client, one, pb.WorkerLoad)
+        starting = asyncio.create_task(session.start(2))
+
+        async def registering(number: int) -> bool:
+            return client.registrations == number
+
+        await until(lambda: registering(1))
+        loaded = asyncio.create_task(session.ready(capacity()))
+        await until(lambda: registering(2))
+        client.first.set()
+        await starting
+        told = (await client.describe()).workers[0]
+        assert told.identity.HasField("capacity") or told.state != pb.WORKER_STATE_READY
+        client.second.set()
+        await loaded
+        await session.close()
+
+
 async def test_serve_tells_its_address_and_its_figures() -> None:
     stop, started = asyncio.Event(), asyncio.Event()
     addresses: list[str] = []

@@ -158,7 +158,7 @@ async def test_the_prefill_worker_makes_drafts_for_it(pair: Pair) -> None:
         begun = await source.run(core, PREFILL)
         assert begun.saved is not None
         drafts = list(begun.saved.draft_token_ids)
-        assert len(drafts) == DRAFTS["num_speculative_tokens"]  # what followed this token before
+        assert 0 < len(drafts) <= DRAFTS["num_speculative_tokens"]  # what followed this token before
         how: dict[str, Any] = {"written": begun.tokens, "manifest": begun.saved.manifest, "drafts": drafts}
         rest = await target.run(core, DECODE, **how)
     assert begun.tokens + rest.tokens == whole
