@@ -197,7 +197,7 @@ class WorkerSession:
                 self._identity.epoch = error.last
                 continue
             self._heartbeat_s = reply.heartbeat_s
-            # A later one may be under way, with a capacity: a heartbeat before it would say ready without one.
+            # A later one, with a capacity, may be under way: a heartbeat before it would say ready without.
             self._registered = epoch == self._identity.epoch
             return
         raise Refused(
