@@ -3,7 +3,8 @@
 One deployment of the 80 M model, to which requests come in turns: interactive ones alone, at random times;
 batch work alone, more streams than there are slots; both, the batch work as OpenAI's `service_tier: flex`;
 and both without saying so. The interactive requests of a round come at the same times in each arm, with other
-tokens: a prefix cache would know them. In one more arm they come while something else computes on the decode workers' cores: what they wait there is the machine's.
+tokens: a prefix cache would know them. In one more arm they come while something else computes on the decode
+workers' cores: what they wait there is the machine's.
 
 What is left for batch is the part of the time in which the busiest engine has no step while interactive
 requests are alone. The batch work's generator shares the cores, so it runs at nice 10 (bench/light.py); the
