@@ -2,8 +2,9 @@
 
 One deployment of the 80 M model, to which requests come in turns: interactive ones alone, at random times;
 batch work alone, more streams than there are slots; both, the batch work as OpenAI's `service_tier: flex`;
-and both without saying so. The interactive requests of a round are the same in each arm. In one more arm they
-come while something else computes on the decode workers' cores: what they wait there is the machine's.
+and both without saying so. The interactive requests of a round come at the same times in each arm, with other
+tokens: a prefix cache would know them. In one more arm they come while something else computes on the decode
+workers' cores: what they wait there is the machine's.
 
 What is left for batch is the part of the time in which the busiest engine has no step while interactive
 requests are alone. The batch work's generator shares the cores, so it runs at nice 10 (bench/light.py); the
@@ -93,7 +94,7 @@ async def in_turns(
     batch: dict[str, list[float]] = {arm: [] for arm in ARMS}
     busy: dict[str, list[float]] = {arm: [] for arm in ARMS}
     stages: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
-    order = list(ARMS)
+    order, tokens = list(ARMS), random.Random()
     gc.collect()
     gc.disable()  # our own pauses would look like the server's
     run = partial(asyncio.get_running_loop().run_in_executor, flooding)
@@ -102,15 +103,15 @@ async def in_turns(
         for number in range(options.rounds):
             for arm in order:
                 eventually(lambda: idle(one), SETTLE_S, "nothing runs")
-                log, draw = Log(one), random.Random(number)
+                log, times = Log(one), random.Random(number)
                 began, before = time.perf_counter(), busy_s(one)
                 asked: list[Awaitable[Any]] = []
                 if arm in {BATCH, CLASSES, EQUAL}:
                     flex = FLEX if arm != EQUAL else {}
                     asked.append(run(flood, one.port, options.streams * pairs, seconds, flex))
                 if arm != BATCH:
-                    make = partial(body, draw, PROMPT, ANSWER)
-                    asked.append(opened(client, make, options.per_s * pairs, seconds, draw))
+                    make = partial(body, tokens, PROMPT, ANSWER)
+                    asked.append(opened(client, make, options.per_s * pairs, seconds, times))
                 with burning(pairs if arm == BUSY else 0):
                     *rates, got = await asyncio.gather(*asked)
                 took = time.perf_counter() - began

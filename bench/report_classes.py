@@ -26,7 +26,7 @@ def classes(result: Result) -> list[Block]:
     return [
         "## Interactive requests beside a flood of batch work\n",
         f"The 80 M model. Interactive requests come at random times, {load['per_s']:g} a second for each pair of workers, the "
-        f"same in each arm of a round; batch work is {load['streams']} streams for each pair, more than there are slots. In "
+        f"same times in each arm of a round; batch work is {load['streams']} streams for each pair, more than there are slots. In "
         "turns each is alone, both come with classes (`service_tier: flex`), and both come without; in one more arm the "
         "interactive ones come while a loop keeps the decode workers' cores busy, as batch work does: a floor for the time to "
         f"first token. {load['rounds']} rounds of {load['seconds']:g} s each. The interactive class has goals of "
