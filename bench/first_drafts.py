@@ -37,13 +37,14 @@ def main(arguments: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--prompts", type=int, default=40)
     options = parser.parse_args(arguments)
     prompts = held_out("chat", options.prompts, longest=200)
     runs: dict[int, list[dict[str, float]]] = {drafts: [] for drafts in DRAFTS}
     answers: list[set[tuple[int, ...]]] = []
     with EngineProcess(_options()) as engine:
         engine.call(_install)
+        print("the engine is loaded", flush=True)
         for drafts in DRAFTS:  # the first requests compile and allocate
             engine.call(_hand_over, f"warm-{drafts}", prompts[0], drafts)
         for number, prompt in enumerate(prompts):

@@ -154,13 +154,9 @@ def least_drafts(config: Any) -> int:
     return layers if layers > 1 else 0
 
 
-def model_tokens(engine: Any, spec: SpeculativeSettings) -> int | None:
-    """Return how many tokens of a draft a draft model makes, with a pass each; None for all."""
-    if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
-        return 0
-    return model_steps(spec) if spec.mtp_strategy != "default" else None
-
-
 def _adaptive(engine: Any, spec: SpeculativeSettings) -> DraftLengthSeam:
-    chooser = DraftLength(spec.limit, model_tokens=model_tokens(engine, spec))
-    return DraftLengthSeam(engine.scheduler, chooser)
+    if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
+        model_tokens: int | None = 0
+    else:
+        model_tokens = model_steps(spec) if spec.mtp_strategy != "default" else None
+    return DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from baton.services.engine.patches import draft_length
+from baton.services.decode.proposers import registry
 from baton.services.engine.patches.replace import replace
 from baton.services.speculation import SpeculativeSettings
 
@@ -162,5 +162,5 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> FirstDrafts | None
     scheduler = engine.scheduler
     if spec is None or scheduler.use_v2_model_runner or scheduler.scheduler_config.async_scheduling:
         return None
-    by_model = draft_length.model_tokens(engine, spec) is None
+    by_model = registry.method(spec.method).keeps_kv and spec.mtp_strategy == "default"
     return FirstDrafts(scheduler, min(MOST, spec.limit) if by_model else spec.limit)
