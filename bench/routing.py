@@ -4,12 +4,12 @@ All have four engines on the same cores, with caches of the same size: one canno
 together can. Every user has chats one after the other, each behind one of a few system prompts; the chats
 are the same in all arms, so that what was computed can be compared. The deployments stand side by side, idle
 but for the one whose turn it is. All of vLLM's arms are the same servers, whose caches are emptied between
-them. `kv_aware` hears the servers' KV events, `cache_aware` remembers what it has sent where.
+them. `kv_aware` hears the servers' KV events; `cache_aware` (by --arm) remembers what it has sent where.
 
 The model is in float32, answers are greedy and, of letters alone, go into the next prompt as text. The run
 fails where Baton's policies do not give the same answers.
 
-Beside it the simulator's 32P32D has its own multi-turn chats under the same policies. It takes five to ten
+Beside it the simulator's 32P32D has its own multi-turn chats under the same policies. It takes up to ten
 minutes: --rounds 1, --chats 1 and --arm make it shorter, --no-simulation leaves out most of one, and
 `--rounds 1 --add` adds a round to those that are saved (`--rounds 0 --add`: the simulation alone).
 """
@@ -52,6 +52,7 @@ BLOCK = 32  # tokens
 CACHE = 4_096  # tokens of each engine's KV cache
 LETTERS = [ord(letter) for letter in string.ascii_lowercase]  # the model's tokens of them
 BATON = {"round robin": "round robin", "least loaded": "least loaded", "default": "Baton"}  # arm -> policy
+CACHE_AWARE = "vllm-router cache_aware"
 SIMULATED_PAIRS = 32
 
 
@@ -142,7 +143,9 @@ def main(arguments: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=2, help="turns of each arm")
-    parser.add_argument("--arm", choices=[*BATON, *VLLM], action="append", help="one of them; all by default")
+    parser.add_argument(
+        "--arm", choices=[*BATON, *VLLM], action="append", help="one of them; all but cache_aware by default"
+    )
     for one in fields(Load):
         name, kind = one.name.replace("_", "-"), type(one.default)
         parser.add_argument(f"--{name}", type=kind, default=one.default, help=f"of the load: {one.default}")
@@ -155,7 +158,7 @@ def main(arguments: list[str]) -> None:
         parser.error("--rounds 0 is for --add")
     load = Load(**{one.name: getattr(options, one.name) for one in fields(Load)})
     sizes = {"load": asdict(load), "cache_tokens": CACHE, "pairs": PAIRS}
-    names = options.arm or [*BATON, *VLLM]
+    names = options.arm or [name for name in (*BATON, *VLLM) if name != CACHE_AWARE]
     result = _earlier(sizes, names) if options.add else {**sizes, "runs": {name: [] for name in names}}
     if options.rounds:
         real(result["runs"], load, options.rounds)
@@ -305,9 +308,16 @@ def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[Serve
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     environment = {"VLLM_CPU_OMP_THREADS_BIND": str(number % 2), "VLLM_SERVER_DEV_MODE": "1"}
-    flags = ("--num-gpu-blocks-override", str(CACHE // BLOCK), "--kv-events-config", json.dumps(events))
+    # kv_aware asks a server for a prompt's tokens, by an endpoint that is off by default; refused, it goes by
+    # load alone and says so in debug messages only.
+    flags = (
+        *("--enable-scale-out", "--kv-events-config", json.dumps(events)),
+        *("--num-gpu-blocks-override", str(CACHE // BLOCK)),
+    )
     options = engine | {"tool_call_parser": "hermes"}
     with stock_vllm(folder / f"vllm-{number}", environment, flags=flags, **options) as (url, _):
+        body = {"model": MODEL_NAME, "prompt": "a"}
+        _fetch(f"{url}/v1/completions/render", json.dumps(body).encode())  # raises where it is refused
         yield Server(url, endpoint)
 
 
@@ -328,13 +338,14 @@ def _kv_aware(folder: Path, servers: list[Server]) -> AbstractContextManager[str
 
 VLLM: dict[str, Callable[[Path, list[Server]], AbstractContextManager[str]]] = {
     "vllm-router round_robin": lambda folder, servers: _routed(folder, servers, "round_robin"),
-    "vllm-router cache_aware": lambda folder, servers: _routed(folder, servers, "cache_aware"),
+    CACHE_AWARE: lambda folder, servers: _routed(folder, servers, "cache_aware"),
     "vllm-router kv_aware": _kv_aware,
 }
 
 
 def _fetch(url: str, body: bytes | None = None) -> str:
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10) as answer:  # noqa: S310 (our own)
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 (ours)
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
         text: str = answer.read().decode()
         return text
 
