@@ -307,7 +307,7 @@ async def test_more_sequences_than_fit_at_once(
     await pair(members, max_num_seqs=4)
     await placeable(http)
     async with http.stream("POST", "/v1/completions", json={**body(stream=stream), **many}) as response:
-        assert response.status_code == 200
+        assert response.status_code == 200, await response.aread()
         if stream:
             chunks = await events(response)
         else:
