@@ -131,6 +131,6 @@ class ClusterView:
 
 
 def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
-    """Return those that are ready, as their registration says what they can take."""
+    """Return the workers that are ready and have said what they can take."""
     ready = (one for one in workers if one.state == pb.WORKER_STATE_READY)
     return [one for one in ready if one.identity.HasField("capacity")]

@@ -161,7 +161,7 @@ def test_an_idle_decode_worker_reads_only_so_much() -> None:
 
 
 def test_an_idle_decode_worker_reads_for_none_that_gives_way() -> None:
-    """What goes first would be handed to it in the midst of these prompts."""
+    """Else a request that goes first would be handed to it in the midst of their prompts."""
     reader, idle = worker("p", P, Reserved(prompt_tokens=300)), worker("d", D, load=IDLE)
     assert choose(need(prompt=100), reader, idle) == ("", "d")
     assert choose(replace(need(prompt=100), room=0.75), reader, idle) == ("p", "d")
