@@ -149,7 +149,8 @@ class WorkerSession:
             try:
                 if not self._registered:
                     await self._register()
-                await self._heartbeat()
+                if self._registered:  # else a later registration is under way, and wakes this
+                    await self._heartbeat()
             except Refused as error:
                 log.warning("the scheduler refuses this worker: %s", error)
             except SchedulerUnavailable as error:

@@ -25,7 +25,7 @@ class RedisFleet:
         self._revision = 0
         self._until: dict[str, float] = {}  # by worker: the end of its lease, ms of the server's clock
         self._drained: frozenset[str] = frozenset()
-        self.workers: dict[str, WorkerRecord] = {}  # another one when workers come or go
+        self.workers: dict[str, WorkerRecord] = {}  # another one when workers come, go or change their identity
         self.by_roles: dict[tuple[int, ...], list[WorkerRecord]] = {}  # as in `FleetView`
 
     @property
@@ -66,13 +66,18 @@ class RedisFleet:
         self._look_at_leases(now)
 
     def _update(self, told: dict[str, WorkerRecord], until: dict[str, float], changed: Sequence[str]) -> None:
+        come: dict[str, WorkerRecord] = {}
         for key, worker in told.items():
-            if (record := self.workers.get(key)) is not None:
+            record = self.workers.get(key)
+            # An export may have fetched the new identities already: no view of all follows then.
+            if record is None or record.identity != worker.identity:
+                come[key] = worker
+            else:
                 record.state, record.load, record.reserved = worker.state, worker.load, worker.reserved
         self._until |= until
-        come, gone = told.keys() - self.workers.keys(), self.workers.keys() & (set(changed) - told.keys())
+        gone = self.workers.keys() & (set(changed) - told.keys())
         if come or gone:
-            self._replace({key: one for key, one in (told | self.workers).items() if key not in gone})
+            self._replace({key: one for key, one in (self.workers | come).items() if key not in gone})
 
     def _look_at_leases(self, now: int) -> None:
         over = set()

@@ -58,6 +58,20 @@ async def test_registering_again_replaces_the_identity(store: Store) -> None:
     assert worker.capacity.num_blocks == 100
 
 
+async def test_an_export_does_not_hide_a_new_identity_from_the_next_view(store: Store) -> None:
+    """Copies for a spare are taken between two views: each of the two has its own idea of what is known."""
+    bare = identity("w", pb.ROLE_PREFILL)
+    bare.ClearField("capacity")
+    assert await store.register(bare, pb.WORKER_STATE_STARTING, LEASE_S) == ""
+    assert not (await store.view()).of(pb.ROLE_DECODE)
+    await register(store, "w", pb.ROLE_DECODE)
+    await store.export()
+    view = await store.view()
+    assert view.workers["w"].capacity.num_blocks == 100
+    assert [one.worker_id for one in view.of(pb.ROLE_DECODE)] == ["w"]
+    assert not view.of(pb.ROLE_PREFILL)
+
+
 def serving(model: str, worker_id: str) -> pb.WorkerIdentity:
     one = identity(worker_id)
     one.model = model
