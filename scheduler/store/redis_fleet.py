@@ -25,7 +25,7 @@ class RedisFleet:
         self._revision = 0
         self._until: dict[str, float] = {}  # by worker: the end of its lease, ms of the server's clock
         self._drained: frozenset[str] = frozenset()
-        self.workers: dict[str, WorkerRecord] = {}  # another one when workers come, go or change their identity
+        self.workers: dict[str, WorkerRecord] = {}  # another one when identities change
         self.by_roles: dict[tuple[int, ...], list[WorkerRecord]] = {}  # as in `FleetView`
 
     @property
