@@ -347,6 +347,11 @@ class EngineProcess:
             self._connection.close()
             self._folder.cleanup()
 
+    def kill(self) -> None:
+        """Kill it, as a machine that is lost, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait(END_S)
+
     def call(self, function: Callable[Concatenate[Engine, P], T], *arguments: P.args, **_: P.kwargs) -> T:
         self._connection.send((function, arguments))
         result: T = self._receive(CALL_S)

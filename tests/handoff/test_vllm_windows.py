@@ -290,7 +290,7 @@ def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProce
         early = brief.call(begin_prefill, name, prompt)
         assert early is not None
         writer.call(begin_decode, name, prompt, WRITTEN, early)
-        brief._process.kill()
+        brief.kill()
         began = time.monotonic()
         answer = writer.call(resumed, name, early)
         assert answer.finish_reason == "error"
