@@ -36,6 +36,8 @@ QUIET = Path(__file__).with_name("nixl_quiet")
 ROUTER_S = 60.0
 LONG = 900  # tokens
 
+Figures = dict[str, float]
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -86,16 +88,25 @@ def main(arguments: list[str]) -> None:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for number in range(options.rounds):
         for name in names:
-            with tempfile.TemporaryDirectory() as folder, ARMS[name](Path(folder)) as one:
-                asyncio.run(run(Mix(seconds=8), one.url, MODEL_NAME, seed=0))  # compiles, connects, allocates
-                found = asyncio.run(alone(one, options.prompts, number)) | asyncio.run(
-                    loaded(one, mix, number + 1)
-                )
-                one.check()
+            try:
+                found = turn(ARMS[name], options.prompts, mix, number)
+            except (TimeoutError, RuntimeError, aiohttp.ClientError) as error:
+                print(f"{name:>28} did not come through: {error or 'no answer in time'}", flush=True)
+                continue
             runs[name].append(found)
             print(f"{name:>28}", {key: round(value, 1) for key, value in found.items()}, flush=True)
-    middle = {name: medians(results) for name, results in runs.items()}
-    save(RESULT, {"load": asdict(mix), "prompts": options.prompts, "median": middle, "runs": runs})
+    middle = {name: medians(results) for name, results in runs.items() if results}
+    result = {"load": asdict(mix), "prompts": options.prompts, "turns": options.rounds}
+    save(RESULT, result | {"median": middle, "runs": runs})
+
+
+def turn(arm: Callable[[Path], AbstractContextManager[Arm]], prompts: int, mix: Mix, number: int) -> Figures:
+    """Start a deployment, measure it once, and end it. Raises where a request is not answered as it should."""
+    with tempfile.TemporaryDirectory() as folder, arm(Path(folder)) as one:
+        asyncio.run(run(Mix(seconds=8), one.url, MODEL_NAME, seed=0))  # compiles, connects, allocates
+        found = asyncio.run(alone(one, prompts, number)) | asyncio.run(loaded(one, mix, number + 1))
+        one.check()
+    return found
 
 
 async def alone(one: Arm, count: int, seed: int) -> dict[str, float]:

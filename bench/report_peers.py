@@ -24,7 +24,8 @@ ROWS = (
 
 
 def peers(result: Result) -> list[Block]:
-    load, arms = result["load"], result["median"]
+    load, arms, turns = result["load"], result["median"], result["turns"]
+    short = {name: len(runs) for name, runs in result["runs"].items() if len(runs) < turns}
     rows = [
         [what, *(f"{arm[key]:.3g}" if arm[key] < 100 else f"{arm[key]:.0f}" for arm in arms.values())]
         for what, key in ROWS
@@ -34,7 +35,11 @@ def peers(result: Result) -> list[Block]:
         "1P1D of Baton against two vLLM servers with `NixlConnector` and vllm-router, an engine a core each, without drafts. "
         "NIXL's progress thread spins on a core; vLLM has no setting for it, so that the last column is vLLM with a patch. "
         f"Long prompts have {load['long_prompt']} tokens; the mixed load is that of the section on long prompts beside running "
-        f"streams, {len(next(iter(result['runs'].values())))} rounds of {load['seconds']:.0f} s each.",
+        f"streams, {turns} turns of {load['seconds']:.0f} s each, each in a deployment started anew.",
+        *(
+            f"{name}: {came} of {turns} turns came through; in the others requests got no answer in time."
+            for name, came in short.items()
+        ),
         measured(result, "python -m bench peers"),
         table(["", *arms], rows),
     ]
