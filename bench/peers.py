@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> None:
             try:
                 found = turn(ARMS[name], options.prompts, mix, number)
             except (TimeoutError, RuntimeError, aiohttp.ClientError) as error:
-                print(f"{name:>28} did not come through: {error or 'no answer in time'}", flush=True)
+                print(f"{name:>28} did not come through: {str(error) or 'no answer in time'}", flush=True)
                 continue
             runs[name].append(found)
             print(f"{name:>28}", {key: round(value, 1) for key, value in found.items()}, flush=True)
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
 
 
 def turn(arm: Callable[[Path], AbstractContextManager[Arm]], prompts: int, mix: Mix, number: int) -> Figures:
-    """Start a deployment, measure it once, and end it. Raises where a request is not answered as it should."""
+    """Start a deployment, measure it once, and end it. Raises where an answer is not as it should be."""
     with tempfile.TemporaryDirectory() as folder, arm(Path(folder)) as one:
         asyncio.run(run(Mix(seconds=8), one.url, MODEL_NAME, seed=0))  # compiles, connects, allocates
         found = asyncio.run(alone(one, prompts, number)) | asyncio.run(loaded(one, mix, number + 1))

@@ -37,7 +37,7 @@ def peers(result: Result) -> list[Block]:
         f"Long prompts have {load['long_prompt']} tokens; the mixed load is that of the section on long prompts beside running "
         f"streams, {turns} turns of {load['seconds']:.0f} s each, each in a deployment started anew.",
         *(
-            f"{name}: {came} of {turns} turns came through; in the others requests got no answer in time."
+            f"{name}: {came} of {turns} turns came through; in the others a request got no answer in time."
             for name, came in short.items()
         ),
         measured(result, "python -m bench peers"),

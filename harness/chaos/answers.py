@@ -34,6 +34,7 @@ class Case:
     stream: bool
     salt: str = ""  # not empty: the prompt's cached blocks are not used
     cost: bool = False  # the answer says what it cost: `usage.baton`
+    batch: bool = False  # of the class that gives way to interactive requests
 
     def body(self) -> dict[str, Any]:
         """Return the body of a request to OpenAI's completions."""
@@ -47,6 +48,7 @@ class Case:
             "stream": self.stream,
             **({"cache_salt": self.salt} if self.salt else {}),
             **({"baton": {"usage": True}} if self.cost else {}),
+            **({"service_tier": "flex"} if self.batch else {}),
             **({"stream_options": {"include_usage": True}} if self.cost and self.stream else {}),
         }
 
@@ -61,7 +63,7 @@ class Questions:
         self._known = known
 
     def draw(self, random: random.Random, *, long: bool = False) -> Case:
-        """Draw a case: one in four has a prompt that may be cached, and one in four is not streamed.
+        """Draw a case: one in four may find its prompt cached, one not streamed, one is batch work.
 
         `long`: the longest answer there is, streamed.
         """
@@ -70,7 +72,8 @@ class Questions:
         salt = f"{random.getrandbits(64):x}" if random.random() < 0.75 else ""
         if long:
             return Case(prompt, most, stream=True, salt=salt, cost=self._cost)
-        return Case(prompt, random.randint(FEWEST, most), random.random() < 0.75, salt, self._cost)
+        tokens, stream, batch = random.randint(FEWEST, most), random.random() < 0.75, random.random() < 0.25
+        return Case(prompt, tokens, stream, salt, self._cost, batch)
 
     def expected(self, case: Case) -> list[int]:
         return self._known[case.prompt][: case.tokens]

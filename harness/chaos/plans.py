@@ -113,9 +113,9 @@ plan(
 plan(
     Plan(
         "hybrid-2p2d",
-        Shape(2, 2, speculation=HYBRID, redis=True),
+        Shape(2, 2, processes=2, speculation=HYBRID, redis=True),
         (*DEATHS, "kill-scheduler", "kill-redis"),
-        "the same with drafts by MTP and n-grams together, over Redis",
+        "the same with drafts by MTP and n-grams together, over Redis, and a router of two processes",
         seconds=150.0,
         clients=12,
     )

@@ -47,6 +47,7 @@ class Shape:
     decode: int = 1
     mixed: int = 0
     routers: int = 1
+    processes: int = 1  # of each router
     schedulers: int = 1
     redis: bool = False
     proxied: bool = False  # a proxy that can delay and drop is before each worker
@@ -281,7 +282,11 @@ class Site:
         for number in range(shape.routers):
             settings = {
                 **common,
-                "router": {"port": free_port(), "drain_timeout_s": 30.0},
+                "router": {
+                    "port": free_port(),
+                    "processes": shape.processes,
+                    "drain_timeout_s": 30.0,
+                },
                 "ops": {"listen": f"127.0.0.1:{free_port()}"},
             }
             self.parts.append(Part(f"router-{number}", "router", settings, self))
