@@ -33,7 +33,8 @@ def peers(result: Result) -> list[Block]:
     return [
         "## Beside vLLM's own prefill and decode\n",
         "1P1D of Baton against two vLLM servers with `NixlConnector` and vllm-router, an engine a core each, without drafts. "
-        "NIXL's progress thread spins on a core; vLLM has no setting for it, so that the last column is vLLM with a patch. "
+        "NIXL's progress thread spins on a core in each of vLLM's engines. With it off (vLLM has no setting for it) no request was "
+        "answered: the engines poll NIXL only while they step, and never come to know each other. "
         f"Long prompts have {load['long_prompt']} tokens; the mixed load is that of the section on long prompts beside running "
         f"streams, {turns} turns of {load['seconds']:.0f} s each, each in a deployment started anew.",
         *(
