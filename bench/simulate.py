@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -177,12 +178,22 @@ def _measure(options: argparse.Namespace) -> Profile:
 
 async def _measured() -> Profile:
     engine = engine_settings() | {"model": str(longer(TOKENS)), "max_model_len": TOKENS}
-    with tempfile.TemporaryDirectory() as folder, deployment(Path(folder), engine=engine) as one:
-        await asyncio.to_thread(one.up, 0, 0, 1)
+    with tempfile.TemporaryDirectory() as folder, deployment(Path(folder), cold=True, engine=engine) as one:
+        await asyncio.to_thread(_up_on_one_core, one)
         worker = one.describe().workers[0].identity.capacity
         sizes = Sizes(worker.max_num_batched_tokens, 8 * worker.max_num_batched_tokens)
         found = await measure(one, _sender(one), sizes, f"{MODEL_NAME}, a core")
     return found.model_copy(update={"handoff": Handoff(**_handoff(Path(engine["model"])))})
+
+
+def _up_on_one_core(one: Deployment) -> None:
+    """Start one worker on one core: alone it would be given all that there are."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})  # of this thread; what it starts has the same
+    try:
+        one.up(0, 0, 1)
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _sender(one: Deployment) -> Any:
