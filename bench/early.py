@@ -64,12 +64,12 @@ def main(arguments: list[str]) -> None:
         name += f", steps of {step} tokens" if step != CPU_STEP_TOKENS else ""
         print(name, flush=True)
         with ARMS[arm](staging, step) as (url, inside), inside:
-            arms[name] = asyncio.run(measure(url, options.rounds, step))
+            arms[name] = asyncio.run(measure(url, options.rounds, step, apart=arm in APART))
     save(RESULT, {"step_tokens": CPU_STEP_TOKENS, "goal": GOAL, "goal_steps": GOAL_STEPS, "arms": arms})
 
 
-async def measure(url: str, rounds: int, step: int) -> dict[str, dict[str, float]]:
-    """Return medians by the number of steps of `step` tokens."""
+async def measure(url: str, rounds: int, step: int, *, apart: bool) -> dict[str, dict[str, float]]:
+    """Return medians by the number of steps of `step` tokens; `apart`: the workers are on two hosts."""
     found = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http:
         for steps in (steps for steps in STEPS if steps * step <= TOKENS):
@@ -78,26 +78,30 @@ async def measure(url: str, rounds: int, step: int) -> dict[str, dict[str, float
             prompts = [
                 [draw.randrange(100, 4000) for _ in range(step * steps - 20)] for _ in range(rounds + 1)
             ]
-            values = [await probe(http, url, prompt) for prompt in prompts][1:]
+            values = [await probe(http, url, prompt, apart=apart) for prompt in prompts][1:]
             found[f"{steps}"] = {key: round(median([one[key] for one in values]), 4) for key in values[0]}
             print(f"{steps:>3} steps: {found[str(steps)]}", flush=True)
             found[f"{steps}"]["rest_p95_ms"] = round(percentile([one["rest_ms"] for one in values], 0.95), 2)
     return found
 
 
-async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int]) -> dict[str, float]:
-    """Send a prompt, and return what its handoff brought and took."""
+async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int], *, apart: bool) -> dict[str, float]:
+    """Send a prompt, and return what its handoff brought and took.
+
+    Between two hosts, whose clocks differ, the handoff's time begins when the decode worker hears of it.
+    """
     before, had = await stages(http, url), await handed_over(http, url)
     answer = await stream(http, url, MODEL_NAME, prompt, 4)
     after, have = await stages(http, url), await handed_over(http, url)
     spent = {stage: after[stage] - before[stage] for stage in after}
     moved, early = (have[name] - had[name] for name in ("bytes", "early"))
     first, second, *_ = answer.arrivals
+    before_it = 0.0 if apart else spent["save"] - spent["sample"]  # as in bench/path.py
     return {
         "mib": moved / 2**20,
         "early": early / moved,
         "left_mib": (moved - early) / 2**20,
-        "rest_ms": 1e3 * (spent["total"] + spent["save"] - spent["sample"]),  # as in bench/path.py
+        "rest_ms": 1e3 * (spent["total"] + before_it),
         "ttft_ms": 1e3 * (first - answer.asked),
         "second_token_ms": 1e3 * (second - first),
     }
@@ -157,3 +161,4 @@ ARMS = {
     "grpc": functools.partial(here, "grpc"),
     "1 Gbit/s": functools.partial(over, GBIT),
 }
+APART = {"1 Gbit/s"}  # of them, those with a host for each worker

@@ -328,7 +328,8 @@ def early(result: Result) -> list[Block]:
         "## Handoffs that begin with their prompt\n",
         f"Prompts of so many steps of {result['step_tokens']} tokens where nothing else is said, one at a time, in 1P1D. Early: KV that the decode worker had "
         "before it heard that the prompt was complete. The rest: from the end of the prefill's last step until the decode engine "
-        "can take the request, ms; then the client's wait between its first two tokens. Goal: "
+        "can take the request, ms (over 1 Gbit/s: from when the decode worker hears of that end); then the client's wait between "
+        "its first two tokens. Goal: "
         f"{100 * result['goal']:.0f} % early from {result['goal_steps']} steps on.",
         measured(result, "python -m bench early"),
         table(

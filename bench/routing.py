@@ -305,8 +305,9 @@ class Server:
 
 @contextmanager
 def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[Server]:
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
-    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    port = free_port()
+    # With a host in its endpoint vLLM connects, and nobody hears of its events.
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
     environment = {"VLLM_CPU_OMP_THREADS_BIND": str(number % 2), "VLLM_SERVER_DEV_MODE": "1"}
     # kv_aware asks a server for a prompt's tokens, by an endpoint that is off by default; refused, it goes by
     # load alone and says so in debug messages only.
@@ -318,7 +319,7 @@ def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[Serve
     with stock_vllm(folder / f"vllm-{number}", environment, flags=flags, **options) as (url, _):
         body = {"model": MODEL_NAME, "prompt": "a"}
         _fetch(f"{url}/v1/completions/render", json.dumps(body).encode())  # raises where it is refused
-        yield Server(url, endpoint)
+        yield Server(url, f"tcp://127.0.0.1:{port}")
 
 
 @contextmanager
