@@ -58,10 +58,14 @@ class Answer:
     router_lost: bool = False
 
     def pauses(self) -> list[tuple[float, float]]:
-        """Return (start, end) of each wait of a stream's client; none for a response in one piece."""
+        """Return (start, end) of each wait of a stream's client; none for a response in one piece.
+
+        Batch work waits for its turn: before its first token that is no pause.
+        """
         if not self.case.stream:
             return []
-        times = [self.sent, *self.arrivals, self.ended]
+        begin = self.arrivals[0] if self.case.batch and self.arrivals else self.sent
+        times = [begin, *self.arrivals, self.ended]
         return list(itertools.pairwise(times))
 
 
