@@ -4,7 +4,8 @@ All have four engines on the same cores, with caches of the same size: one canno
 together can. Every user has chats one after the other, each behind one of a few system prompts; the chats
 are the same in all arms, so that what was computed can be compared. The deployments stand side by side, idle
 but for the one whose turn it is. All of vLLM's arms are the same servers, whose caches are emptied between
-them. `kv_aware` hears the servers' KV events; `cache_aware` (by --arm) remembers what it has sent where.
+them. `cache_aware`, vllm-router's default, remembers what it has sent where. `kv_aware` (by --arm) hears the
+servers' KV events, but vllm-router 0.1.17 credits no prompt with what they told of: it places by load.
 
 The model is in float32, answers are greedy and, of letters alone, go into the next prompt as text. The run
 fails where Baton's policies do not give the same answers.
@@ -52,7 +53,7 @@ BLOCK = 32  # tokens
 CACHE = 4_096  # tokens of each engine's KV cache
 LETTERS = [ord(letter) for letter in string.ascii_lowercase]  # the model's tokens of them
 BATON = {"round robin": "round robin", "least loaded": "least loaded", "default": "Baton"}  # arm -> policy
-CACHE_AWARE = "vllm-router cache_aware"
+KV_AWARE = "vllm-router kv_aware"
 SIMULATED_PAIRS = 32
 
 
@@ -144,7 +145,7 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--rounds", type=int, default=2, help="turns of each arm")
     parser.add_argument(
-        "--arm", choices=[*BATON, *VLLM], action="append", help="one of them; all but cache_aware by default"
+        "--arm", choices=[*BATON, *VLLM], action="append", help="one of them; all but kv_aware by default"
     )
     for one in fields(Load):
         name, kind = one.name.replace("_", "-"), type(one.default)
@@ -158,7 +159,7 @@ def main(arguments: list[str]) -> None:
         parser.error("--rounds 0 is for --add")
     load = Load(**{one.name: getattr(options, one.name) for one in fields(Load)})
     sizes = {"load": asdict(load), "cache_tokens": CACHE, "pairs": PAIRS}
-    names = options.arm or [name for name in (*BATON, *VLLM) if name != CACHE_AWARE]
+    names = options.arm or [name for name in (*BATON, *VLLM) if name != KV_AWARE]
     result = _earlier(sizes, names) if options.add else {**sizes, "runs": {name: [] for name in names}}
     if options.rounds:
         real(result["runs"], load, options.rounds)
@@ -313,7 +314,7 @@ def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[Serve
     # load alone and says so in debug messages only.
     flags = (
         *("--enable-scale-out", "--kv-events-config", json.dumps(events)),
-        *("--num-gpu-blocks-override", str(CACHE // BLOCK)),
+        *("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(CACHE // BLOCK)),
     )
     options = engine | {"tool_call_parser": "hermes"}
     with stock_vllm(folder / f"vllm-{number}", environment, flags=flags, **options) as (url, _):
@@ -339,8 +340,8 @@ def _kv_aware(folder: Path, servers: list[Server]) -> AbstractContextManager[str
 
 VLLM: dict[str, Callable[[Path, list[Server]], AbstractContextManager[str]]] = {
     "vllm-router round_robin": lambda folder, servers: _routed(folder, servers, "round_robin"),
-    CACHE_AWARE: lambda folder, servers: _routed(folder, servers, "cache_aware"),
-    "vllm-router kv_aware": _kv_aware,
+    "vllm-router cache_aware": lambda folder, servers: _routed(folder, servers, "cache_aware"),
+    KV_AWARE: _kv_aware,
 }
 
 
