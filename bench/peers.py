@@ -2,7 +2,7 @@
 
 vLLM's deployment is its recipe as it stands. NIXL's progress thread spins on a core in each of its engines,
 so that each deployment is started for its turn, and ended. With that thread off (vLLM has no setting for it)
-no request is answered: servers poll NIXL only while they step, and never come to know each other.
+no request was answered when that was tried: the prefill server's worker hung, and each request timed out.
 In a turn come long prompts one after the other, then short streams beside which long prompts arrive. CPU time
 is that of all processes.
 """

@@ -34,11 +34,11 @@ def peers(result: Result) -> list[Block]:
         "## Beside vLLM's own prefill and decode\n",
         "1P1D of Baton against two vLLM servers with `NixlConnector` and vllm-router, an engine a core each, without drafts. "
         "NIXL's progress thread spins on a core in each of vLLM's engines. With it off (vLLM has no setting for it) no request was "
-        "answered: the engines poll NIXL only while they step, and never come to know each other. "
+        "answered when that was tried: the prefill server's worker hung. "
         f"Long prompts have {load['long_prompt']} tokens; the mixed load is that of the section on long prompts beside running "
         f"streams, {turns} turns of {load['seconds']:.0f} s each, each in a deployment started anew.",
         *(
-            f"{name}: {came} of {turns} turns came through; in the others a request got no answer in time."
+            f"{name}: {came} of {turns} turns came through; in the others a request was not answered as it should be."
             for name, came in short.items()
         ),
         measured(result, "python -m bench peers"),

@@ -39,8 +39,8 @@ def routing(result: Result) -> list[Block]:
         f"adds {load['message']} and {load['answer']} of the answer, {longest:,} in the end, with {load['think_s']:g} s (mean) "
         f"before each message: {requests} requests, the same in each arm; all Baton's answers were equal. `round robin` and "
         "`least loaded` (fewest queued tokens, fewest requests, of all) hear nothing of caches; `default` is Baton as it comes. "
-        f"`cache_aware`, vllm-router's default, remembers what it has sent where; its `kv_aware` (0.1.17) hears of vLLM's KV events, but "
-        f"credited no prompt with them here, so that it is left out. {rounds} round(s) in turns.",
+        f"`cache_aware`, vllm-router's default, remembers what it has sent where; its `kv_aware` (0.1.17) credited no prompt with "
+        f"a cached token here, though the servers tell their KV events, so that it is left out. {rounds} round(s) in turns.",
         measured(result, "python -m bench routing"),
         _table(result["median"], _REAL),
     ]

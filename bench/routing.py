@@ -4,8 +4,8 @@ All have four engines on the same cores, with caches of the same size: one canno
 together can. Every user has chats one after the other, each behind one of a few system prompts; the chats
 are the same in all arms, so that what was computed can be compared. The deployments stand side by side, idle
 but for the one whose turn it is. All of vLLM's arms are the same servers, whose caches are emptied between
-them. `cache_aware`, vllm-router's default, remembers what it has sent where. `kv_aware` (by --arm) hears the
-servers' KV events, but vllm-router 0.1.17 credits no prompt with what they told of: it places by load.
+them. `cache_aware`, vllm-router's default, remembers what it has sent where. `kv_aware` (by --arm) is
+told the servers' KV events, but credited no prompt with a cached token when its log was read (0.1.17).
 
 The model is in float32, answers are greedy and, of letters alone, go into the next prompt as text. The run
 fails where Baton's policies do not give the same answers.
