@@ -15,9 +15,10 @@ from random import uniform
 # Up to here recomputing the prompt on the decode worker is cheaper than another placement, prefill and
 # handoff: it is about one step of an engine's usual token budget, so its running requests wait for one step.
 SHORT_PROMPT_TOKENS = 512
-# An attempt that generated so many tokens does not count as the request's failure: a request that kills its
-# workers does so at the same token again, and a long one may well outlive more workers than the budget has.
-PROGRESS_TOKENS = 16
+# An attempt that generated so many tokens made progress, and the failures before it are forgotten: one token
+# may be the prefill's, two are of a worker that decoded. A request that kills its workers does so at the same
+# token again, and one that waits for others may well outlive more workers than the budget has.
+PROGRESS_TOKENS = 2
 # Seconds between two placements of one request; the first retry does not wait, as another worker may be free.
 BACKOFF_S = 0.05
 MOST_BACKOFF_S = 1.0

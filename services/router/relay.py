@@ -166,12 +166,10 @@ class Relay:
             if self._finish_if_complete():
                 return
             generated = len(state.tokens) - before
-            if generated >= PROGRESS_TOKENS:
-                state.failures = 0
-            state.failures += failure.counts
-            if generated > 1 or not self._retries:  # one token is the prefill's: no decode has begun yet
-                self._retries = 0
+            if generated >= PROGRESS_TOKENS or not self._retries:
+                state.failures = self._retries = 0
                 self._give_up = time.monotonic() + self._replace_wait_s
+            state.failures += failure.counts
             self._retries += 1
             self._last_failure = failure.message
             await self._recover(failure)

@@ -205,10 +205,8 @@ class SimulatedRouter:
         if failure is None:
             return None
         generated = life.generated - before
-        if generated >= PROGRESS_TOKENS:
-            life.failures = 0
-        if generated > 1 or not life.retries:
-            life.retries = 0
+        if generated >= PROGRESS_TOKENS or not life.retries:
+            life.failures = life.retries = 0
             life.give_up = self._loop.time() + self._settings.replace_wait_s
         return failure
 

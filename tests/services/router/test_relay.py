@@ -24,7 +24,7 @@ from baton.services import logs
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router import pairs, pool, relay, stream
 from baton.services.router.http.admission import Admission, current_admission
-from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
+from baton.services.router.recovery import SHORT_PROMPT_TOKENS
 from baton.services.router.relay import Relay
 from baton.services.router.timings import HttpTimes
 from baton.services.router.usage import usage_of
@@ -695,7 +695,7 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
     cluster.remake(max_attempts=2)
     workers = await cluster.pair(prefill=1, decode=3)
     for worker in workers[1:]:
-        worker.faults.append(Fault(PHASE_DECODE, 1, failed=Failed.CODE_ENGINE))
+        worker.faults.append(Fault(PHASE_DECODE, 0, failed=Failed.CODE_ENGINE))
     got = await cluster.ask(PROMPT, 20)
     assert "2 workers of at most 2 failed under the request (router.max_attempts)" in str(got.error)
     assert got.tokens == answer(PROMPT, len(got.tokens))
@@ -704,7 +704,7 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
 
 async def test_an_answer_that_gets_on_outlives_more_workers(cluster: Cluster) -> None:
     cluster.remake(max_attempts=2)
-    faults = deque(Fault(PHASE_DECODE, PROGRESS_TOKENS, failed=Failed.CODE_ENGINE) for _ in range(5))
+    faults = deque(Fault(PHASE_DECODE, 2, failed=Failed.CODE_ENGINE) for _ in range(5))
     for worker in await cluster.pair(decode=2):
         worker.faults = faults
     right(await cluster.ask(PROMPT, 200), PROMPT, 200)
