@@ -102,12 +102,19 @@ class Policy:
     def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
         """Return the workers that shall take `need`, or why none can. Changes nothing."""
         if need.prompt_tokens < self._limits.handoff_min_tokens:
-            return self._alone(view.of(pb.ROLE_DECODE, pb.ROLE_MIXED), need)
+            return self._choose_one(view, need)
         held = self._holders(view, need)
         choice = self._choose(view, need, held)
         if isinstance(choice, WorkerChoice) and choice.prefill:
             source = self._source(choice.prefill, [choice.decode, *held], need)
             return replace(choice, source=source) if source else choice
+        return choice
+
+    def _choose_one(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
+        """Choose for a prompt that is too short to be handed over."""
+        choice = self._alone(view.of(pb.ROLE_DECODE, pb.ROLE_MIXED), need)
+        if isinstance(choice, NoChoice) and self._keep(view.of(pb.ROLE_DECODE), need, Side.DECODE).lost:
+            choice = self._or_else(choice, view.of(pb.ROLE_PREFILL), need, ())
         return choice
 
     def _choose(self, view: FleetView, need: Need, held: Holders) -> WorkerChoice | NoChoice:

@@ -176,17 +176,28 @@ def test_full_prefill_workers_are_not_covered_for() -> None:
     assert (code, message) == ("FULL", f"no worker can prefill: all are full (p: {PROMPTS})")
 
 
+SHORT_OR_NOT = pytest.mark.parametrize("handoff_min", [0, 500])
+
+
+@SHORT_OR_NOT
 @pytest.mark.parametrize("lost", [[], [worker("d", D, drain=True)], [worker("failed", D)]])
-def test_a_prefill_worker_covers_for_lost_decode_workers(lost: list[WorkerRecord]) -> None:
+def test_a_prefill_worker_covers_for_lost_decode_workers(lost: list[WorkerRecord], handoff_min: int) -> None:
     what = need("r", 2, 100, 10, "failed")
-    assert choose(what, worker("p", P), *lost) == ("", "p")
-    assert choose(what, worker("p", P), worker("m", M), *lost) == ("", "m")  # better: it writes anyway
-    assert choose(what, worker("p", P), worker("m", M, CROWDED), *lost) == ("", "p")
+    able = worker("p", P)
+
+    def chosen(*workers: WorkerRecord) -> tuple[str, str]:
+        return choose(what, able, *workers, *lost, handoff_min=handoff_min)
+
+    assert chosen() == ("", "p")
+    assert chosen(worker("m", M)) == ("", "m")  # better: it decodes anyway
+    assert chosen(worker("m", M, CROWDED)) == ("", "p")
 
 
-def test_full_decode_workers_are_not_covered_for() -> None:
-    code, message = choose(need(), worker("p", P), worker("d", D, CROWDED))
-    assert (code, message) == ("FULL", f"no worker can decode: all are full (d: {REQUESTS})")
+@SHORT_OR_NOT
+def test_full_decode_workers_are_not_covered_for(handoff_min: int) -> None:
+    code, message = choose(need(), worker("p", P), worker("d", D, CROWDED), handoff_min=handoff_min)
+    assert code == "FULL"
+    assert ": all are full (d: " in message
 
 
 def test_nobody_at_all() -> None:
