@@ -168,7 +168,6 @@ def test_an_idle_decode_worker_reads_for_none_that_gives_way() -> None:
 
 
 PROMPTS = "1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens"
-REQUESTS = "8 of 8 requests: engine.max_num_seqs, scheduler.max_queue_factor"
 
 
 def test_full_prefill_workers_are_not_covered_for() -> None:
