@@ -121,7 +121,7 @@ class Placer:
             return self._view
         async with self._reading:
             if self._view is None or self._read_at < oldest:
-                await self._read()
+                return await self._read()
             return self._view
 
     def _ages(self) -> bool:
@@ -133,12 +133,13 @@ class Placer:
             if self._ages():
                 await self._read()
 
-    async def _read(self) -> None:
+    async def _read(self) -> FleetView:
         read_at = self._clock()
-        self._view = await self._store.view()
+        view = self._view = await self._store.view()
         self._read_at = read_at
-        if self._view.expired:
-            self._on_expired(self._view.expired)
+        if view.expired:
+            self._on_expired(view.expired)
+        return view
 
     def _refusal(self, need: Need, result: ReserveResult) -> NoChoice:
         """Return what another try would not change."""

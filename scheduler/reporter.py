@@ -79,6 +79,19 @@ class Reporter:
         elif self.held == 1:
             self._wake.set()  # it may sleep without a time to renew
 
+    def hold_on(self, attempt: Attempt, epoch: int) -> Attempt:
+        """Hold under `epoch` what an attempt holds, and report it. Return the attempt of that epoch.
+
+        A later epoch that was refused, or got no reply, may have ended the attempt for the scheduler.
+        """
+        held = Attempt(attempt.request_id, epoch)
+        known = self._held.get(attempt.request_id)
+        if known and known.attempt == attempt and known.booking:
+            booking = replace(known.booking, attempt=held)
+            lease_s = self._renew_every_s * RENEWALS_PER_LEASE
+            self.hold(replace(known, attempt=held, booking=booking), lease_s, tell=True)
+        return held
+
     def prefilled(self, attempt: Attempt) -> None:
         """Report that the prompt is prefilled."""
         known = self._held.get(attempt.request_id)

@@ -47,6 +47,11 @@ class Placements:
         self._metrics.placed(placement, time.monotonic() - began)
         return placement
 
+    def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:
+        """Hold what an attempt holds under a new epoch: another placement was refused. Return its attempt."""
+        state.epoch += 1
+        return self._client.reporter.hold_on(attempt, state.epoch)
+
     def prefilled(self, attempt: Attempt) -> None:
         """Report that the prompt was prefilled: the prefill worker's reservation ends."""
         self._client.reporter.prefilled(attempt)

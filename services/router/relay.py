@@ -219,7 +219,7 @@ class Relay:
                 others = suspects | {prefill.worker_id}
                 another = await self._placements.place(self.state, others, service)
             except NotAdmitted:
-                pass  # no other worker can prefill it now: the decode worker can
+                self._hold_on()  # no other worker can prefill it now: the decode worker can
             else:
                 self._report("retried")
                 self._placement = another
@@ -258,10 +258,15 @@ class Relay:
             try:
                 await self._place(state.service)
             except NotAdmitted:
-                pass  # no other worker can prefill it now: the decode worker can
+                self._hold_on()  # no other worker can prefill it now: the decode worker can
             else:
                 return
         self._compute_here()
+
+    def _hold_on(self) -> None:
+        """Keep the placement: another one was asked for and refused, which may have ended its booking."""
+        attempt = self._placements.hold_on(self.state, self.placement.attempt)
+        self._placement = replace(self.placement, attempt=attempt)
 
     def _without_prefix(self) -> None:
         """Keep the placement, but have its prefill worker compute the prompt from its beginning."""

@@ -19,7 +19,8 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase
 from baton.scheduler.policy import Policy
-from baton.scheduler.types import Need
+from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.types import Claim, Need, ReserveResult
 from baton.services import logs
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router import pairs, pool, relay, stream
@@ -269,6 +270,34 @@ async def test_without_another_prefill_worker_the_decode_worker_prefills(cluster
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
     right(await cluster.ask(LONG), LONG, 8)
     assert [start.HasField("manifest") for start in decode.seen.starts] == [True, False]
+    await cluster.settled()
+
+
+async def test_a_placement_that_is_kept_stays_booked(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another pair was found for it, but somebody else was faster, time and again."""
+    await cluster.pair(prefill=2)
+    reserve = MemoryStore.reserve
+
+    async def late(store: MemoryStore, claim: Claim, lease_s: float) -> ReserveResult:
+        later = claim.attempt.epoch > 1
+        return await reserve(store, replace(claim, max_requests=0) if later else claim, lease_s)
+
+    async def booked() -> list[int]:
+        return [one.reserved_requests for one in (await cluster.scheduler.describe()).workers]
+
+    monkeypatch.setattr(MemoryStore, "reserve", late)
+    faults = deque([Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF), Fault(PHASE_DECODE, 2, silent=True)])
+    for worker in cluster.members.workers.values():
+        worker.faults = faults
+    await cluster.send("q", LONG)
+    await until(lambda: len(cluster.got["q"].tokens) > 1, "it decodes")
+    deadline = time.monotonic() + 5 * PATIENCE
+    while sum(await booked()) != 1:
+        assert time.monotonic() < deadline, await booked()
+        await asyncio.sleep(0.01)
+    await cluster.client.abort_requests_async(["q"])
     await cluster.settled()
 
 
