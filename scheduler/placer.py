@@ -2,9 +2,8 @@
 
 Optimistic: the policy chooses on a view that may be `VIEW_AGE_S` old, then one atomic step of the store
 checks limits, epoch and workers again and books. When another placement was faster, the choice is made again
-on a fresh view. A view of half that age is read anew beside the placement that finds it: so a placement costs
-one round trip while many come in, two otherwise; and no request is rejected on an old view. Where all workers
-are full, the routers' requests take turns by age (turns.py).
+on a fresh view. So a placement costs one round trip while many come in, two otherwise; and no request is
+rejected on an old view. Where all workers are full, the routers' requests take turns by age (turns.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
 from baton.scheduler.store import Store
-from baton.scheduler.tasks import spawn
 from baton.scheduler.turns import RouterTurns
 from baton.scheduler.types import (
     Booking,
@@ -66,7 +64,6 @@ class Placer:
         self._view: FleetView | None = None
         self._read_at = 0.0  # on the clock, before `_view` was asked for
         self._reading = asyncio.Lock()
-        self._renewal: asyncio.Task[None] | None = None
         self.turns = RouterTurns(clock)
 
     async def place(self, need: Need) -> Assignment | NoChoice:
@@ -116,30 +113,15 @@ class Placer:
     async def view(self, oldest: float) -> FleetView:
         """Return a view no older than `oldest` (on the clock). Callers that wait share one call."""
         if self._view is not None and self._read_at >= oldest:
-            if self._ages() and (self._renewal is None or self._renewal.done()):
-                self._renewal = spawn(self._renew(), "placer-view")
             return self._view
         async with self._reading:
             if self._view is None or self._read_at < oldest:
-                return await self._read()
+                read_at = self._clock()
+                self._view = await self._store.view()
+                self._read_at = read_at
+                if self._view.expired:
+                    self._on_expired(self._view.expired)
             return self._view
-
-    def _ages(self) -> bool:
-        """Tell whether the view is to be read anew, before anyone has to wait for that."""
-        return self._clock() - self._read_at > VIEW_AGE_S / 2
-
-    async def _renew(self) -> None:
-        async with self._reading:
-            if self._ages():
-                await self._read()
-
-    async def _read(self) -> FleetView:
-        read_at = self._clock()
-        view = self._view = await self._store.view()
-        self._read_at = read_at
-        if view.expired:
-            self._on_expired(view.expired)
-        return view
 
     def _refusal(self, need: Need, result: ReserveResult) -> NoChoice:
         """Return what another try would not change."""
