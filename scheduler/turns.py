@@ -67,8 +67,10 @@ class RouterTurns:
         self._waiting[need.router_id] = _Waiting(need, now - need.waited_s, now)
 
     def placed(self, need: Need) -> None:
-        """Note that `need` has its place."""
-        self._waiting.pop(need.router_id, None)
+        """Note that `need` has its place. Another request of its router may wait on, as of a later class."""
+        waiting = self._waiting.get(need.router_id)
+        if waiting is not None and waiting.need.attempt.request_id == need.attempt.request_id:
+            del self._waiting[need.router_id]
 
     def elder(self, need: Need, worker_ids: set[str]) -> str:
         """Return the router whose request goes first and could take those workers; "" if none."""

@@ -221,10 +221,11 @@ class WaitingRoom:
         placed = sum(one.placed for one in self._queues.values())
         within = queue.placed + 1 <= queue.service.share * (placed + 1)
         waited = now - queue.since >= max(LEAST_PATIENCE_S, queue.service.patience_s)
-        if not (within or waited) or now < queue.rests_until:
-            return False
         if queue.owed_until and now > queue.owed_until:
-            queue.owed_until, queue.rests_until = 0.0, now + REST_S
+            # The rest begins where its second ended, which was long ago if nobody has waited since. That its
+            # requests left ends no rest: the next one may be as large.
+            queue.owed_until, queue.rests_until = 0.0, queue.owed_until + REST_S
+        if not (within or waited) or now < queue.rests_until:
             return False
         queue.owed_until = queue.owed_until or now + OWED_S
         return True

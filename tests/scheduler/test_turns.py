@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns
-from baton.scheduler.types import Adapter, Need
+from baton.scheduler.types import Adapter, Attempt, Need
 from harness.scheduling import need
 
 WORKERS = {"p", "d"}
@@ -43,6 +43,18 @@ def test_who_has_waited_longest_comes_first(turns: RouterTurns) -> None:
     assert turns.elder(asks("a", 0.0), WORKERS) == ""  # its router chooses among its own
     turns.placed(asks("a", 5.0))
     assert turns.elder(asks("b"), WORKERS) == ""
+
+
+def test_a_placement_of_another_request_does_not_cost_a_router_its_turn(
+    turns: RouterTurns, clock: Clock
+) -> None:
+    """Requests of a class before the one that waits are placed at once, also of its own router."""
+    turns.refused(asks("a", 60.0, priority=10))
+    turns.placed(replace(asks("a"), attempt=Attempt("another", 1)))
+    clock.now += 0.5
+    assert turns.elder(asks("b", 5.0, priority=10), WORKERS) == "a"
+    turns.placed(replace(asks("a"), attempt=Attempt("of-a", 2)))  # it, with its next try
+    assert turns.elder(asks("b", 5.0, priority=10), WORKERS) == ""
 
 
 def test_a_router_that_asks_no_more_is_not_waited_for(turns: RouterTurns, clock: Clock) -> None:

@@ -415,6 +415,48 @@ async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
     large.cancel()
 
 
+async def lodging(*, rooms: int) -> House:
+    """Return a house whose rooms are the first class's, and where the next one is owed to batch."""
+    house = House(rooms=rooms)
+    house.kept = 100
+    await asyncio.gather(*(house.guest(f"a{number}") for number in range(rooms)))
+    return house
+
+
+async def left_while_owed(house: House, after_s: float) -> None:
+    """Let a batch request that is owed a place wait, and give up."""
+    gone = house.guest("gone", service=BATCH)
+    await waiting(house, gone)
+    house.now += after_s
+    gone.cancel()
+    await until(lambda: len(house.waiting) == 0, "it gave up")
+
+
+async def test_a_class_whose_requests_gave_up_is_owed_a_place_when_it_waits_again() -> None:
+    house = await lodging(rooms=9)
+    await left_while_owed(house, 0.5)
+    house.now += 3600.0
+    batch, other = house.guest("b", service=BATCH), house.guest("c")
+    await waiting(house, batch, other)
+    house.leave()
+    await until(functools.partial(all_used, house), "the room is taken")
+    assert house.inside[-1] == "b"
+    other.cancel()
+
+
+async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer() -> None:
+    """Neither for a second from then on, nor before it has rested."""
+    house = await lodging(rooms=9)
+    for _ in range(3):
+        await left_while_owed(house, 0.9 * OWED_S)
+    batch, other = house.guest("b", service=BATCH), house.guest("c")
+    await waiting(house, batch, other)
+    house.leave()
+    await until(functools.partial(all_used, house), "the room is taken")
+    assert house.inside[-1] == "c"
+    batch.cancel()
+
+
 async def test_a_flood_does_not_take_the_whole_queue() -> None:
     house = House(limit=4)
     flood = [house.guest(f"b{number}", service=BATCH) for number in range(3)]
