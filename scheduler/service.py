@@ -71,7 +71,7 @@ class SchedulerServer:
         self._store = open_store(options.store, options.topic, store_password)
         expired = self.metrics.leases_expired.inc
         policy = Policy(options, options.policy)
-        self._prefixes = PrefixLedger(PrefixIndex(options.prefix_blocks))
+        self._prefixes = PrefixLedger(PrefixIndex(options.prefix_blocks), heartbeat_s=options.heartbeat_s)
         self._placer = Placer(
             self._store, policy, options, options.placement_lease_s, expired, prefixes=self._prefixes
         )

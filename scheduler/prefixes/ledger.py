@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex
 
-SILENT_S = 10.0  # s; a worker whose log was not heard of for so long is not known any more
+# A worker whose log was not heard of for so long, seconds and heartbeats, is not known any more.
+SILENT_S, SILENT_BEATS = 10.0, 3
 
 
 @dataclass(slots=True)
@@ -29,9 +30,13 @@ class _Worker:
 class PrefixLedger:
     """The logs of all workers, as far as they are in the index. Used in one event loop."""
 
-    def __init__(self, index: PrefixIndex, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, index: PrefixIndex, clock: Callable[[], float] = time.monotonic, *, heartbeat_s: float = 0.0
+    ) -> None:
+        """Know of nobody yet. `heartbeat_s`: seconds between two messages of a worker that has no news."""
         self.index = index
         self._clock = clock
+        self._silent_s = max(SILENT_S, SILENT_BEATS * heartbeat_s)
         self._workers: dict[str, _Worker] = {}
         self._names: dict[int, str] = {}  # by slot
         self._roles: dict[int, int] = {}  # bits of slots
@@ -61,7 +66,7 @@ class PrefixLedger:
 
     def keep(self, roles: Mapping[str, int]) -> None:
         """Forget workers that are not in `roles`, by worker id, and those that were silent for too long."""
-        oldest = self._clock() - SILENT_S
+        oldest = self._clock() - self._silent_s
         self._roles = {}
         for worker_id, worker in list(self._workers.items()):
             role = roles.get(worker_id)

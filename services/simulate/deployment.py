@@ -95,9 +95,11 @@ class SimulatedDeployment:
         self.lost = 0
         self.workers: dict[str, SimulatedWorker] = {}  # by id: those that live
         self.store = MemoryStore("simulated", loop.time)
-        self.ledger = PrefixLedger(PrefixIndex(settings.prefix_blocks), loop.time) if events else None
+        self.ledger: PrefixLedger | None = None
         self._knowledge: Knowledge | None = None
-        if self.ledger is not None:
+        if events:
+            index = PrefixIndex(settings.prefix_blocks)
+            self.ledger = PrefixLedger(index, loop.time, heartbeat_s=settings.heartbeat_s)
             self._knowledge = Knowledge(self.ledger, PrefixMetrics(CollectorRegistry()), loop.time)
         policy = Policy(settings, settings.policy, random.Random(seed))  # noqa: S311
         self.placer = Placer(

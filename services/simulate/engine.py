@@ -107,6 +107,7 @@ class SimulatedEngine:
         self._timer: asyncio.TimerHandle | None = None  # of the end of the steps under way
         self._began, self._step_s, self._steps = 0.0, 0.0, 0
         self._pieces: list[tuple[Job, int]] = []
+        self._aborted: list[Job] = []  # during them
         self._joining = 0  # requests whose first step is under way: the gap before it is not the engine's
 
     @property
@@ -126,11 +127,14 @@ class SimulatedEngine:
         heapq.heappush(self._waiting, (job.order, next(self._number), job))
         if self._timer is None:
             self._begin()
-        elif self._steps > 1:  # it joins at the end of the step under way
-            done = max(1, math.ceil((now - self._began) / self._step_s - 1e-9))
-            if done < self._steps:
-                self._timer.cancel()
-                self._plan(done)
+        else:  # it joins at the end of the step under way
+            self._cut()
+
+    def abort(self, job: Job) -> None:
+        """Drop a request for which nobody waits any more, at the end of the step under way."""
+        if self._timer is not None:  # else it has ended
+            self._aborted.append(job)
+            self._cut()
 
     def kill(self) -> None:
         """Fail all requests; nothing is left."""
@@ -180,6 +184,15 @@ class SimulatedEngine:
         self._steps = steps
         self._timer = self._loop.call_at(self._began + steps * self._step_s, self._end)
 
+    def _cut(self) -> None:
+        """Take no more steps together than have begun."""
+        if self._timer is None or self._steps == 1:
+            return
+        done = max(1, math.ceil((self._loop.time() - self._began) / self._step_s - 1e-9))
+        if done < self._steps:
+            self._timer.cancel()
+            self._plan(done)
+
     def _end(self) -> None:
         self._advance(self._steps)
         now = self._loop.time()
@@ -205,6 +218,9 @@ class SimulatedEngine:
             job.generated += job.left
             if not job.over.done():  # else its request ran out of time
                 job.over.set_result(None)
+        for job in self._aborted:
+            self._drop(job)
+        self._aborted = []
         self._begin()
 
     def _advance(self, steps: int) -> None:
@@ -299,15 +315,32 @@ class SimulatedEngine:
     def _preempt(self) -> None:
         """Put the request that began to decode last back into the queue, to be computed anew."""
         place = max(range(len(self._decoding)), key=lambda at: self._decoding[at][1])
-        job = self._decoding.pop(place)[2]
-        heapq.heapify(self._decoding)
-        self._leave(job)
-        self._stop(job)
+        job = self._interrupt(place)
         left = max(1, math.ceil(job.left - (self._progress - job.joined)))
         self.cache.release(job.held)
         job.prompt += job.output - left
         job.output, job.given, job.computed = left, False, 0
         heapq.heappush(self._waiting, (job.order, next(self._number), job))
+
+    def _drop(self, job: Job) -> None:
+        """Take an aborted request off the batch or the queue, unless it has ended meanwhile."""
+        place = next((at for at, (*_, one) in enumerate(self._decoding) if one is job), None)
+        if place is not None:
+            self._interrupt(place)
+        elif job in self._prompts:
+            self._prompts.remove(job)
+        else:
+            self._waiting = [one for one in self._waiting if one[2] is not job]
+            heapq.heapify(self._waiting)
+        self.cache.release(job.held)
+
+    def _interrupt(self, place: int) -> Job:
+        """Take one off those that decode, before its end."""
+        job = self._decoding.pop(place)[2]
+        heapq.heapify(self._decoding)
+        self._leave(job)
+        self._stop(job)
+        return job
 
     def _stop_stepping(self) -> None:
         if self._timer is not None:

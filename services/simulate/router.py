@@ -246,6 +246,9 @@ class SimulatedRouter:
         worker.engine.submit(job)
         try:
             await job.over
+        except asyncio.CancelledError:  # the request ran out of time
+            worker.engine.abort(job)
+            raise
         except EngineLost:
             life.generated += min(int(job.generated), asked)
             return Failure(Trouble.LOST, worker.worker_id, f"worker {worker.worker_id} died")
@@ -287,8 +290,10 @@ class SimulatedRouter:
         ready = max(arrived, now + last / way.bytes_per_s) + way.latency_s
         target.link_free_at = max(target.link_free_at, min(arrived, ready))
         source.pin(size)
-        await asyncio.sleep(ready - now)
-        source.unpin(size)
+        try:
+            await asyncio.sleep(ready - now)
+        finally:
+            source.unpin(size)
         if not source.alive:
             return Failure(Trouble.HANDOFF, source.worker_id, f"worker {source.worker_id} died with its KV")
         return None

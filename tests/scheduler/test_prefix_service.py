@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+import pytest
+
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.prefixes.keys import PromptKeys, key_of
@@ -65,6 +67,17 @@ async def test_a_worker_is_found_by_what_it_told_of_its_cache() -> None:
 
         await until(empty)
         assert figures("baton_scheduler_prefix_placements_total", {"holds": "nothing"})
+
+
+async def test_what_a_worker_told_is_known_until_its_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far apart the settings have them."""
+    ledger = SchedulerServer(Options(heartbeat_s=60.0, worker_lease_s=300.0))._prefixes
+    now = 100.0
+    monkeypatch.setattr(ledger, "_clock", lambda: now)
+    ledger.hear("w", BlockLog().message())
+    now += 61.0
+    ledger.keep({"w": P})
+    assert "w" in ledger
 
 
 async def test_a_heartbeat_of_a_worker_that_is_not_registered_is_not_heard() -> None:

@@ -148,6 +148,20 @@ def test_silent_and_dead_workers_are_forgotten() -> None:
     assert held(ledger, "silent") == {1}
 
 
+def test_rare_heartbeats_are_no_silence() -> None:
+    clock = Clock()
+    ledger = PrefixLedger(PrefixIndex(PLENTY), clock, heartbeat_s=60.0)
+    log = a_log()
+    log.take(Change(stored=[1]))
+    deliver(ledger, log)
+    clock.now += 2.5 * 60.0  # a heartbeat was lost
+    ledger.keep({"w": 1})
+    assert held(ledger, "w") == {1}
+    clock.now += 60.0
+    ledger.keep({"w": 1})
+    assert "w" not in ledger
+
+
 def test_a_log_that_nobody_hears_stays_small() -> None:
     draw = random.Random(1)
     names = [draw.getrandbits(60) for _ in range(4 * log_module.MOST + 1_500)]

@@ -149,6 +149,54 @@ def test_a_killed_engine_fails_all_and_tells_how_far_they_were() -> None:
     on(scenario)
 
 
+def test_an_aborted_request_leaves_with_the_step_under_way() -> None:
+    """In whatever part of its life, and what it has computed stays in the cache."""
+
+    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+        stream, other = job(loop, 50, 40, given=True, name=1), job(loop, 50, 40, given=True, name=2)
+        engine.submit(stream)
+        engine.submit(other)
+        await asyncio.sleep(0.012 + 2.5 * 0.014)  # the first step was the stream's alone
+        other.over.cancel()
+        engine.abort(other)
+        assert engine.running == 2
+        await stream.over
+        assert loop.time() == pytest.approx(0.012 + 3 * 0.014 + 36 * 0.012)
+        prompt, queued = job(loop, 250, 1, name=3), job(loop, 900, 1, name=4)
+        engine.submit(prompt)
+        engine.submit(queued)
+        assert (engine.running, engine.waiting) == (1, 1)
+        await asyncio.sleep(0.001)
+        for one in (prompt, queued):
+            one.over.cancel()
+            engine.abort(one)
+        await asyncio.sleep(1.0)
+        assert (engine.running, engine.waiting) == (0, 0)
+        assert engine.counts.computed_tokens == 100  # one step
+        again = job(loop, 250, 1, name=3)
+        engine.submit(again)
+        await again.over
+        assert again.hit == 100
+
+    engine = on(scenario)
+    assert engine.cache.free == engine.cache.blocks
+
+
+def test_a_request_that_ended_meanwhile_is_not_aborted() -> None:
+    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+        one, two = job(loop, 50, 2, given=True, name=1), job(loop, 50, 9, given=True, name=2)
+        engine.submit(one)
+        engine.submit(two)
+        await one.over
+        engine.abort(one)
+        await two.over
+        engine.abort(two)
+        assert [one.generated, two.generated] == [2, 9]
+
+    engine = on(scenario)
+    assert engine.cache.free == engine.cache.blocks
+
+
 def test_workers_on_one_core_slow_each_other_down() -> None:
     loop = VirtualLoop()
     shared = PROFILE.model_copy(update={"engine": PROFILE.engine.model_copy(update={"cores": 1})})

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.services.config import SchedulerSettings
+from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.simulate import tune
 from baton.services.simulate.deployment import Split
 from baton.services.simulate.figures import Goals, Run
@@ -103,6 +103,32 @@ def test_every_request_ends_and_nothing_stays_booked() -> None:
         assert worker.pinned == worker.pinned_handoffs == 0
 
 
+@pytest.mark.parametrize(
+    ("ask", "after_s"),
+    [
+        (Ask(0.0, 900, 5, []), 0.5),  # while its prompt is computed
+        (Ask(0.0, 400, 5, []), 0.6),  # while its KV moves
+        (Ask(0.0, 50, 900, []), 1.0),  # while it decodes
+    ],
+    ids=["prompt", "handoff", "decoding"],
+)
+def test_a_request_that_runs_out_of_time_leaves_nothing_on_the_workers(ask: Ask, after_s: float) -> None:
+    loop = VirtualLoop()
+    setup = Setup(PAIR, PROFILE, router=RouterSettings(request_timeout_s=after_s))
+    simulation = _Simulation(loop, setup, recorded(ask), None)
+
+    async def whole() -> None:
+        await simulation.run()
+        await asyncio.sleep(0.2)  # the steps under way
+
+    run(whole(), loop)
+    assert [out.problem for out in simulation._outcomes] == ["router.request_timeout_s"]
+    for worker in simulation._deployment.workers.values():
+        assert worker.engine.running == worker.engine.waiting == 0
+        assert worker.engine.cache.free == worker.engine.cache.blocks
+        assert worker.pinned == worker.pinned_handoffs == 0
+
+
 def test_a_lost_worker_costs_a_request_its_place_and_not_its_tokens() -> None:
     trace = recorded(Ask(0.0, 50, 100, []))
     runs = [one(trace, Split(1, 2), faults=[Fault(0.7, f"decode-{number}", 60.0)]) for number in range(2)]
@@ -135,6 +161,15 @@ def test_a_scheduler_that_hears_of_caches_has_less_computed() -> None:
         for events in (True, False)
     }
     assert shares[True] < 0.8 * shares[False]
+
+
+def test_caches_are_known_from_one_rare_heartbeat_to_the_next() -> None:
+    rare = SchedulerSettings(heartbeat_s=20.0, worker_lease_s=60.0)
+    hashes = [7_000 + at for at in range(16)]
+    # Each tells it by 21 s, the moment being drawn, and again 20 s later.
+    asks = [Ask(float(at), 150, 5, hashes) for at in (0, *range(22, 62))]
+    found = one(recorded(*asks), scheduler=rare)
+    assert [out.known for out in found.outcomes] == [0] + [149] * 40  # the last token is computed anyway
 
 
 def test_full_workers_make_requests_wait() -> None:
