@@ -175,13 +175,16 @@ class Parts:
         due = [at for part in self.members for at in (part.restart_at, part.leaves_by) if at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def stop(self, drain_s: float) -> None:
-        """Stop all parts, kind by kind; the router has `drain_s` seconds more, for running streams."""
+    def stop(self, drain_s: float, ended: Callable[[Child], None] = lambda _: None) -> None:
+        """Stop all parts, kind by kind; the router has `drain_s` seconds more, for running streams.
+
+        Calls `ended` for each that did not have to be killed, as soon as it is gone.
+        """
         for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
             timeout_s = WATCHER_STOP_S if kind is Kind.WATCHER else STOP_TIMEOUT_S
             timeout_s += drain_s if kind is Kind.ROUTER else 0.0
-            for child in processes.stop_all(group, timeout_s):
+            for child in processes.stop_all(group, timeout_s, ended):
                 self.say(child.name, f"did not exit within {timeout_s:.0f} s: killed")
 
     def _let_go(self, part: Part, late: bool) -> None:

@@ -11,8 +11,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import cast
 
 import setproctitle
 
@@ -79,15 +81,27 @@ def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
     return Child(name, process, log, log_from, time.monotonic())
 
 
-def stop_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
-    """Send SIGTERM to all, SIGKILL to those still alive after `timeout_s`; return the latter."""
+def stop_all(
+    children: Sequence[Child], timeout_s: float, ended: Callable[[Child], None] = lambda _: None
+) -> list[Child]:
+    """Send SIGTERM to all, SIGKILL to those still alive after `timeout_s`; return the latter.
+
+    Calls `ended` for each of the others as soon as it is gone.
+    """
+    left: dict[int, Child] = {}  # by sentinel
     for child in children:
         if child.alive:
             child.process.terminate()
+            left[child.process.sentinel] = child
+        else:
+            ended(child)
     deadline = time.monotonic() + timeout_s
-    for child in children:
-        child.process.join(max(0.0, deadline - time.monotonic()))
-    stubborn = [child for child in children if child.alive]
+    while left and (gone := wait(list(left), max(0.0, deadline - time.monotonic()))):
+        for sentinel in gone:
+            child = left.pop(cast(int, sentinel))
+            child.process.join()
+            ended(child)
+    stubborn = [child for child in left.values() if child.alive]
     for child in stubborn:
         child.process.kill()
         child.process.join()

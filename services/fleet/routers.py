@@ -18,6 +18,7 @@ from baton.services import identities
 from baton.services.config import RouterSettings, Settings
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet.parts import Kind, Parts
+from baton.services.fleet.processes import Child
 from baton.services.fleet.signals import wake_on_signals
 from baton.services.leave import leave, leave_on_signals
 from baton.services.models import Model, models_of
@@ -81,11 +82,15 @@ class _Routers:
     def _end(self) -> None:
         """End all processes: each lets its streams end, and closes its socket once nobody waits there."""
         self._router.group.end()
-        for part, sock in zip(self._parts.members, self._router.group.sockets, strict=False):
-            if not (part.child and part.child.alive):
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)  # nobody would accept there
-        self._parts.stop(self._settings.router.drain_timeout_s)
+        pairs = zip(self._parts.members, self._router.group.sockets, strict=False)
+        sockets = {part.name: sock for part, sock in pairs}
+
+        def close(child: Child) -> None:
+            """Close a socket whose process died before it did so: clients would wait for nobody."""
+            with contextlib.suppress(OSError):  # the process did
+                sockets[child.name].shutdown(socket.SHUT_RDWR)
+
+        self._parts.stop(self._settings.router.drain_timeout_s, close)
 
 
 def _serve(settings: Settings, models: Sequence[Model], router: app.Opened, number: int) -> None:

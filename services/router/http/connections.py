@@ -338,14 +338,21 @@ class LimitedConnection(HttpToolsProtocol):
         self.transport.abort()
 
 
-def connections(limits: HttpLimits, refused: OnRefused) -> Callable[..., LimitedConnection]:
-    """Return the factory by which uvicorn makes each connection's protocol."""
-    intake = Intake(BODIES_AT_ONCE * limits.max_body)
+@dataclass(frozen=True)
+class Connections:
+    """The factory by which uvicorn makes each connection's protocol."""
 
-    def connection(**uvicorn: Any) -> LimitedConnection:
-        return LimitedConnection(limits=limits, intake=intake, refused=refused, **uvicorn)
+    limits: HttpLimits
+    intake: Intake
+    refused: OnRefused
 
-    return connection
+    def __call__(self, **uvicorn: Any) -> LimitedConnection:
+        return LimitedConnection(limits=self.limits, intake=self.intake, refused=self.refused, **uvicorn)
+
+
+def connections(limits: HttpLimits, refused: OnRefused) -> Connections:
+    """Return what makes the connections of a router, all within these limits."""
+    return Connections(limits, Intake(BODIES_AT_ONCE * limits.max_body), refused)
 
 
 def affordable_connections(wanted: int) -> int:

@@ -2,7 +2,7 @@
 
 The kernel gives each connection to one process, by its addresses. What a process leaves lying, because it is
 dead, starts again, drains or is busy, another one accepts at its second look: no client is refused or reset,
-and it waits for twice LOOK_S at most.
+and it waits for twice LOOK_S at most. A process without room for it leaves it to the others for longer.
 
 Leans on: uvicorn.Server (capture_signals, handle_exit, startup, shutdown, should_exit, server_state,
 lifespan).
@@ -17,14 +17,19 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
 
 from baton.scheduler.tasks import spawn, stop
 from baton.services.router.group import Seat
+from baton.services.router.http.connections import Connections
 
 LOOK_S = 0.05
+LOOKS = 2  # in a row at which something lies at another process's socket, before it is taken
+# By a process at its limit of connections, which refuses the requests on them. The others may have room; but
+# where one is dead and the rest are full, a client is told so, and health is shown.
+LOOKS_WHEN_FULL = 20
 AT_ONCE = 16  # connections taken from another process's socket at one look: more of them are for others
 LAST_S = 0.5  # to accept what the kernel has accepted when a process ends
 
@@ -76,16 +81,19 @@ class Server(uvicorn.Server):
         poll = select.poll()
         for descriptor in others:
             poll.register(descriptor, select.POLLIN)
-        before: set[int] = set()
+        looks: dict[int, int] = {}  # in a row, at which something lay there
         while True:
             await asyncio.sleep(LOOK_S)
-            found = {descriptor for descriptor, event in poll.poll(0) if event & select.POLLIN}
-            for descriptor in before & found:
-                await self._take(others[descriptor])
-            before = found
+            found = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLIN]
+            looks = {descriptor: looks.get(descriptor, 0) + 1 for descriptor in found}
+            for descriptor, count in looks.items():
+                if count >= LOOKS:
+                    await self._take(others[descriptor], though_full=count >= LOOKS_WHEN_FULL)
 
-    async def _take(self, sock: socket.socket) -> None:
+    async def _take(self, sock: socket.socket, *, though_full: bool) -> None:
         for _ in range(AT_ONCE):
+            if self._full and not though_full:
+                return
             try:
                 connection, _ = sock.accept()
             except OSError:  # none is left; one that is left for another reason is found at the next look
@@ -97,13 +105,20 @@ class Server(uvicorn.Server):
             except OSError:  # its client has left
                 connection.close()
 
+    @property
+    def _full(self) -> bool:
+        """Whether a request on one more connection would be refused."""
+        return len(self.server_state.connections) >= self._connections.limits.max_connections
+
+    @property
+    def _connections(self) -> Connections:
+        return cast(Connections, self.config.http_protocol_class)  # declared as a class, but only called
+
     def _protocol(self) -> asyncio.Protocol:
         """Make a connection's protocol as uvicorn does."""
-        make = cast(Any, self.config.http_protocol_class)
-        made: asyncio.Protocol = make(
+        return self._connections(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
 
     async def _accept_last(self) -> None:
         """Accept the connections that wait, then refuse new ones: also for those who hold this socket too."""

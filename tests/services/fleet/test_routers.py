@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from harness import zygote
 from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import MODEL, FakeWorker, answer, until
 from harness.router import Members
-from harness.support import PATIENCE, free_port
+from harness.support import CALL_S, PATIENCE, free_port
 
 PROMPT = [72, 105]
 TOKENS = 100  # two seconds: 16 streams begin meanwhile
@@ -141,6 +142,19 @@ def connected(routers: Routers, count: int) -> list[socket.socket]:
     return made
 
 
+def told_to_end(pid: int) -> bool:
+    """Tell whether SIGTERM waits for this process, which is stopped."""
+    (pending,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(pending, 16) & 1 << signal.SIGTERM - 1)
+
+
+def refused(routers: Routers) -> bool:
+    """Tell whether a new client is refused; one that is not heard because others wait is not."""
+    with socket.socket() as client:
+        client.settimeout(0.5)
+        return client.connect_ex(("127.0.0.1", routers.port)) == errno.ECONNREFUSED
+
+
 async def statuses(connections: list[socket.socket]) -> set[bytes]:
     """Return the status lines of the answers. Raises ConnectionResetError."""
 
@@ -242,6 +256,29 @@ async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.Async
         assert (one.text, one.whole) == (TEXT, True)
     assert routers.forked.wait(END_S * PATIENCE) == 0
     assert not any(psutil.pid_exists(pid) for pid in last)
+
+
+@pytest.mark.timeout(60)
+async def test_nobody_waits_for_a_process_that_is_gone_before_its_drain(
+    routers: Routers, http: httpx.AsyncClient
+) -> None:
+    """It crashes, or was only starting, when all end. The other drains: new clients are refused meanwhile."""
+    await serving(routers, http, 2)
+    gone, draining = routers.pids
+    os.kill(gone, signal.SIGSTOP)  # it does not see that it is to end
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", routers.port)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), CALL_S)).startswith(OK)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\n")  # and no end: its process waits for that
+    routers.forked.terminate()
+    await until(lambda: told_to_end(gone), "the end has begun")
+    os.kill(gone, signal.SIGKILL)
+    await until(lambda: refused(routers), "new clients are refused", 5.0)
+    assert draining in routers.pids
+    writer.close()
+    await writer.wait_closed()
+    assert routers.forked.wait(END_S * PATIENCE) == 0
 
 
 def test_the_parts_of_the_limits_are_the_whole() -> None:

@@ -1,0 +1,116 @@
+"""What one of several processes accepts for another, which does not run and has a port of its own here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+
+from baton.addresses import listen
+from baton.services.router.group import Group, Seat
+from baton.services.router.http import server as module
+from baton.services.router.http.connections import HttpLimits, connections
+from baton.services.router.http.server import LOOK_S, LOOKS_WHEN_FULL, Server
+from harness.fake_worker import until
+from harness.support import CALL_S
+
+ROOM = 3  # connections
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+
+
+@dataclass
+class Process:
+    """The one process that serves."""
+
+    server: Server
+    port: int
+    other_port: int  # where nobody accepts but this one
+    clients: list[Client] = field(default_factory=list)
+
+    def client(self, port: int) -> Client:
+        self.clients.append(Client(port))
+        return self.clients[-1]
+
+    @property
+    def connections(self) -> int:
+        return len(self.server.server_state.connections)
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@pytest.fixture
+async def process() -> AsyncIterator[Process]:
+    limits = HttpLimits(max_body=1024, max_connections=ROOM, slow_client_s=CALL_S)
+    protocol: Any = connections(limits, lambda _: None)
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
+    with (
+        contextlib.closing(listen("127.0.0.1", 0)) as own,
+        contextlib.closing(listen("127.0.0.1", 0)) as other,
+    ):
+        one = Process(
+            Server(config, Seat(Group([own, other]), 0), 0.0, lambda: None),
+            own.getsockname()[1],
+            other.getsockname()[1],
+        )
+        task = asyncio.create_task(one.server._serve([own]))
+        await until(lambda: one.server.started, "it serves")
+        yield one
+        for client in one.clients:
+            await client.close()
+        one.server.should_exit = one.server.force_exit = True
+        await task
+
+
+class Client:
+    """A connection with a request, and the task that reads the response; it stays open."""
+
+    def __init__(self, port: int) -> None:
+        self.writer: asyncio.StreamWriter | None = None
+        self.status = asyncio.create_task(self._ask(port))
+
+    async def _ask(self, port: int) -> bytes:
+        reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
+        self.writer.write(POST)
+        return (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), CALL_S))[:12]
+
+    async def close(self) -> None:
+        self.status.cancel()
+        await asyncio.wait([self.status])
+        if self.writer is not None:
+            self.writer.close()
+
+
+async def test_no_more_is_taken_than_there_is_room_for(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for the process that is busy, and have an answer here once there is room."""
+    monkeypatch.setattr(module, "LOOKS_WHEN_FULL", 1 << 30)
+    waiting = [process.client(process.other_port) for _ in range(3 * ROOM)]
+
+    def answered() -> list[Client]:
+        return [one for one in waiting if one.status.done()]
+
+    while waiting:
+        await until(lambda: len(answered()) >= ROOM, "as many have an answer")
+        assert process.connections == ROOM
+        for one in answered():
+            assert await one.status == b"HTTP/1.1 200"
+            await one.close()
+            waiting.remove(one)
+
+
+async def test_a_full_process_takes_at_last_what_nobody_else_does(process: Process) -> None:
+    """A client hears that there is no room. Else it would wait as long as the other process is away."""
+    idle = [process.client(process.port) for _ in range(ROOM)]
+    assert {await one.status for one in idle} == {b"HTTP/1.1 200"}
+    began = asyncio.get_running_loop().time()
+    assert await process.client(process.other_port).status == b"HTTP/1.1 503"
+    assert asyncio.get_running_loop().time() - began >= LOOK_S * (LOOKS_WHEN_FULL - 1)
