@@ -32,7 +32,8 @@ from harness.scheduling import RedisServer
 from harness.support import free_port
 
 START_S = 120.0  # until all parts are ready, on a busy machine
-END_S = 75.0  # until a part that drains has ended
+DRAIN_S = 60.0  # of a router: batch work may wait for its `patience_s` of 30 s, and for its turn
+END_S = DRAIN_S + 15  # until a part that drains has ended
 LOOK_S = 0.05  # between two calls of the scheduler
 SELDOM_S = 0.5  # the same without workers: no stage of a request has to be met
 MOST_CRASHES = 10  # of all parts; what crashes then stays dead
@@ -285,7 +286,7 @@ class Site:
                 "router": {
                     "port": free_port(),
                     "processes": shape.processes,
-                    "drain_timeout_s": 30.0,
+                    "drain_timeout_s": DRAIN_S,
                 },
                 "ops": {"listen": f"127.0.0.1:{free_port()}"},
             }
