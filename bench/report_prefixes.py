@@ -80,7 +80,7 @@ def scheduler_at_size(result: Result) -> list[Block]:
     ]
     return [
         f"## The scheduler with {result['workers']:,} workers\n",
-        "As above, with no heartbeats.",
+        "As in [the scheduler's section](#the-scheduler-place-report-the-prefill-report-the-end), with 1,000 workers that send no heartbeats.",
         measured(result, f"python -m bench scheduler --workers {result['workers']}"),
         table(["store", "at a time", "requests/s", "place p50 ms", "p99 ms"], rows),
     ]

@@ -1,4 +1,4 @@
-"""The upkeep of what is known of workers' caches, and the word about what is not.
+"""Keep the prefix index up to date, and log workers that report nothing of their caches.
 
 Requests are placed without regard to prefixes where nothing is known: that is counted with each placement
 (`PrefixMetrics`), and told once for each worker of which it stays so.

@@ -59,8 +59,8 @@ class ClassSettings(BaseModel):
         0.1,
         gt=0,
         lt=1,
-        description="Guaranteed part: of turns and of the tokens in steps, while those before it want them "
-        "all; and of the workers' room, which classes that give way to it leave free.",
+        description="Guaranteed share of placements, of an engine's time beside prompts, and of the requests "
+        "in a decode step. Classes that give way to it also leave this share of the workers' room free.",
     )
     preemptible: bool = Field(
         False, description="Whether an engine may take slot and KV from it; it goes on later, exactly."
@@ -69,8 +69,8 @@ class ClassSettings(BaseModel):
         30.0,
         ge=0,
         le=86_400,
-        description="In a worker's queue it goes before what arrives more than so many seconds later, "
-        "whatever class that is.",
+        description="After waiting so many seconds, a request goes before later ones of every class, in the "
+        "router's queue and in a worker's.",
     )
 
 

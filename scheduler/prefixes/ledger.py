@@ -1,4 +1,4 @@
-"""The scheduler's side: operations of workers' logs into the index, each once and in order.
+"""Apply the operations of workers' logs to the index, each once and in order: the scheduler's side.
 
 Operations that were applied are known by their number, so what comes twice, late or out of order does no
 harm; a gap applies nothing, and the answer says from where the worker must send again. A log that began

@@ -13,5 +13,6 @@
 
 A request passes its relay once per phase; its tokens go from the stream to the leg and on to the front end.
 `app.py` puts the parts together and serves; `cluster.py` watches the workers for /health and the model's
-limits; `metrics.py` counts; `prefix.py` hashes prompts for the scheduler.
+limits; `metrics.py` counts; `vllm/block_hashes.py` names a prompt's KV blocks for the scheduler; `prefix.py`
+has a prompt's beginning pulled from another worker.
 """
