@@ -36,6 +36,7 @@ ALONE = [
     "overload",
     "peers",
     "preload",
+    "prefix-faults",
     "prefixes",
     "pulls",
     "ray-autoscale",

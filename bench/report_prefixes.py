@@ -46,6 +46,30 @@ def prefixes(result: Result) -> list[Block]:
     ]
 
 
+def faults(result: Result) -> list[Block]:
+    load = result["load"]
+    rows = [
+        [
+            name,
+            *(", ".join(f"{one:g}" for one in found[key]) for key in ("computed_again", "last_after_s")),
+            *(found[key] for key in ("ttft_p50_ms", "wrong")),
+        ]
+        for name, found in result["faults"].items()
+    ]
+    messages = ", ".join(f"{fate} {beats}" for fate, beats in result["messages"].items())
+    without = next(iter(result["faults"].values()))["ttft_without_cache_p50_ms"]
+    return [
+        "## Where prefixes lie: after faults\n",
+        f"2P2D; {load['prompts']} prompts of {load['tokens']} tokens that one prefill worker each has cached, asked for once more, "
+        f"{load['per_s']:g} a second, from the fault on. Computed again are those whose first token took more than half of the "
+        f"{without:g} ms that it takes without a cache; the last of them was asked so many seconds after the fault. By round. A "
+        "killed worker's prompts are lost with it. One message about a cache that fares badly leaves the scheduler without what "
+        f"is in it for so many heartbeats: {messages}.",
+        measured(result, f"python -m bench prefix-faults --rounds {load['rounds']}"),
+        table(["", "computed again", "last after, s", "TTFT p50, ms", "wrong answers"], rows),
+    ]
+
+
 def chats(result: Result) -> list[Block]:
     turns = [f"turn {number}" for number in range(1, result["turns"] + 1)]
     rows = [
@@ -119,5 +143,6 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "scheduler-1000": scheduler_at_size,
     "scheduler-sharing": sharing,
     "prefixes": prefixes,
+    "prefix-faults": faults,
     "chats": chats,
 }
