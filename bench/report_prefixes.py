@@ -63,7 +63,7 @@ def faults(result: Result) -> list[Block]:
         f"2P2D; {load['prompts']} prompts of {load['tokens']} tokens that one prefill worker each has cached, asked for once more, "
         f"{load['per_s']:g} a second, from the fault on. Computed again are those whose first token took more than half of the "
         f"{without:g} ms that it takes without a cache; the last of them was asked so many seconds after the fault. By round. A "
-        "killed worker's prompts are lost with it. One message about a cache that fares badly leaves the scheduler without what "
+        "killed prefill worker's prompts are lost with it, but decode workers hold them, too. One message about a cache that fares badly leaves the scheduler without what "
         f"is in it for so many heartbeats: {messages}.",
         measured(result, f"python -m bench prefix-faults --rounds {load['rounds']}"),
         table(["", "computed again", "last after, s", "TTFT p50, ms", "wrong answers"], rows),
