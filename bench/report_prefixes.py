@@ -56,6 +56,7 @@ def faults(result: Result) -> list[Block]:
         ]
         for name, found in result["faults"].items()
     ]
+    command = f"python -m bench prefix-faults --rounds {load['rounds']} --prompts {load['prompts']} --per-s {load['per_s']:g}"
     messages = ", ".join(f"{fate} {beats}" for fate, beats in result["messages"].items())
     without = next(iter(result["faults"].values()))["ttft_without_cache_p50_ms"]
     return [
@@ -65,7 +66,7 @@ def faults(result: Result) -> list[Block]:
         f"{without:g} ms that it takes without a cache; the last of them was asked so many seconds after the fault. By round. A "
         "killed prefill worker's prompts are lost with it, but decode workers hold them, too. One message about a cache that fares badly leaves the scheduler without what "
         f"is in it for so many heartbeats: {messages}.",
-        measured(result, f"python -m bench prefix-faults --rounds {load['rounds']}"),
+        measured(result, command),
         table(["", "computed again", "last after, s", "TTFT p50, ms", "wrong answers"], rows),
     ]
 
