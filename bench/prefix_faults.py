@@ -1,4 +1,4 @@
-"""What placement loses where it does not know what caches hold: after faults, and for how long.
+"""Faults of what placement knows of caches: what is lost by them, and for how long.
 
 A real 2P2D, each of whose prompts one prefill worker has in its cache. They are asked for once more each, at
 a steady rate: while nothing happens; after the scheduler was killed, and its index with it; and after a
