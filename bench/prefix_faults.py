@@ -2,9 +2,9 @@
 
 A real 2P2D, each of whose prompts one prefill worker has in its cache. They are asked for once more each, at
 a steady rate: while nothing happens; after the scheduler was killed, and its index with it; and after a
-prefill worker was killed, which comes back with an empty cache. `baton up` starts both again. A prompt whose
-first token takes more than half as long as without a cache was computed: on a worker that does not hold it,
-or because nobody does any more. Each answer is compared with the first one to its prompt.
+prefill worker was killed, which comes back with an empty cache. `baton up` starts both again. A first token
+is slow if it takes more than half as long as without a cache: its prompt was computed again, or waited for
+what died. Each answer is compared with the first one to its prompt.
 
 Messages about caches that are lost, doubled or late are counted in heartbeats, on a worker's log and the
 scheduler's ledger: the number of those after which the scheduler did not know all that was in the message.
@@ -32,10 +32,12 @@ from bench.model import MODEL_NAME, engine_settings
 from bench.traffic import Answer, stream
 from harness.deployment import Deployment, deployment
 from harness.stats import median, save
+from harness.support import eventually
 
 PROMPT, ANSWER = 640, 8  # tokens
 FATES = "lost", "its reply lost", "doubled", "late"  # of a message
-QUIET_S = 3.0  # for the last heartbeats
+QUIET_S, BACK_S = 3.0, 60.0  # for the last heartbeats; until workers are back
+ROLES = "prefill", "decode"
 BEATS, BLOCKS = 40, 16  # heartbeats of a way that fails, and blocks that are stored before each
 
 
@@ -58,10 +60,10 @@ def main(arguments: list[str]) -> None:
     ):
         one.up(2, 2)
         faults = {
-            name: [asyncio.run(measure(one, fault, options, number)) for number in range(options.rounds)]
+            name: [round_of(one, fault, options, number) for number in range(options.rounds)]
             for name, fault in FAULTS.items()
         }
-    found = {name: summary(rounds, options.prompts) for name, rounds in faults.items()}
+    found = {name: summary(rounds) for name, rounds in faults.items()}
     messages = {fate: behind(fate) for fate in FATES}
     for name, figures in (found | {"messages": messages}).items():
         print(name, figures, flush=True)
@@ -90,10 +92,19 @@ FAULTS: dict[str, Callable[[Deployment], None]] = {
 }
 
 
+def round_of(
+    one: Deployment, fault: Callable[[Deployment], None], options: argparse.Namespace, number: int
+) -> dict[str, Any]:
+    """Measure one round, and wait until all workers are back."""
+    found = asyncio.run(measure(one, fault, options, number))
+    eventually(lambda: all(len(one.workers(role)) == 2 for role in ROLES), BACK_S, "all workers are back")
+    return found
+
+
 async def measure(
     one: Deployment, fault: Callable[[Deployment], None], options: argparse.Namespace, number: int
 ) -> dict[str, Any]:
-    """Return when each prompt that was computed again was asked, in seconds after the fault."""
+    """Return times to first token, and when those that were slow were asked: seconds after the fault."""
     draw = random.Random(f"{fault.__name__} {number}")
     prompts = [[draw.randrange(100, 4000) for _ in range(PROMPT)] for _ in range(options.prompts)]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http:
@@ -110,31 +121,20 @@ async def measure(
             asked.append(time.monotonic() - began)
             again.append(ask(prompt))
         answers = [await one for one in again]
-    until_ready(one)
     long_s = median([answer.ttft for answer in first]) / 2
     return {
-        "computed": [at for at, answer in zip(asked, answers, strict=True) if answer.ttft > long_s],
+        "slow": [at for at, answer in zip(asked, answers, strict=True) if answer.ttft > long_s],
         "ttft_ms": [1e3 * answer.ttft for answer in answers],
         "first_ms": [1e3 * answer.ttft for answer in first],
         "wrong": sum(a.token_ids != b.token_ids for a, b in zip(first, answers, strict=True)),
     }
 
 
-def until_ready(one: Deployment) -> None:
-    """Wait until all workers are back."""
-    deadline = time.monotonic() + 60
-    while any(len(one.workers(role)) < 2 for role in ("prefill", "decode")):
-        if time.monotonic() > deadline:
-            raise SystemExit("a worker did not come back within 60 s: the next figures would mean nothing")
-        time.sleep(0.1)
-
-
-def summary(rounds: list[dict[str, Any]], prompts: int) -> dict[str, Any]:
-    """Return the medians of all rounds, and the worst of them."""
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return counts by round, and medians over all rounds."""
     return {
-        "computed_again": [len(one["computed"]) for one in rounds],
-        "of": prompts,
-        "last_after_s": [round(max(one["computed"], default=0.0), 1) for one in rounds],
+        "slow": [len(one["slow"]) for one in rounds],
+        "last_slow_after_s": [round(max(one["slow"], default=0.0), 1) for one in rounds],
         "ttft_p50_ms": round(median(list(itertools.chain(*(one["ttft_ms"] for one in rounds)))), 1),
         "ttft_without_cache_p50_ms": round(
             median(list(itertools.chain(*(one["first_ms"] for one in rounds)))), 1

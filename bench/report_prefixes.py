@@ -51,7 +51,7 @@ def faults(result: Result) -> list[Block]:
     rows = [
         [
             name,
-            *(", ".join(f"{one:g}" for one in found[key]) for key in ("computed_again", "last_after_s")),
+            *(", ".join(f"{one:g}" for one in found[key]) for key in ("slow", "last_slow_after_s")),
             *(found[key] for key in ("ttft_p50_ms", "wrong")),
         ]
         for name, found in result["faults"].items()
@@ -62,12 +62,12 @@ def faults(result: Result) -> list[Block]:
     return [
         "## Where prefixes lie: after faults\n",
         f"2P2D; {load['prompts']} prompts of {load['tokens']} tokens that one prefill worker each has cached, asked for once more, "
-        f"{load['per_s']:g} a second, from the fault on. Computed again are those whose first token took more than half of the "
-        f"{without:g} ms that it takes without a cache; the last of them was asked so many seconds after the fault. By round. A "
-        "killed prefill worker's prompts are lost with it, but decode workers hold them, too. One message about a cache that fares badly leaves the scheduler without what "
-        f"is in it for so many heartbeats: {messages}.",
+        f"{load['per_s']:g} a second, from the fault on. Slow are first tokens that took more than half of the {without:g} ms that "
+        "it takes without a cache: their prompts were computed again, or waited for what died. The last of them was asked so many "
+        "seconds after the fault. By round. One message about a cache that fares badly leaves the scheduler without what is in it "
+        f"for so many heartbeats: {messages}.",
         measured(result, command),
-        table(["", "computed again", "last after, s", "TTFT p50, ms", "wrong answers"], rows),
+        table(["", "slow first tokens", "last after, s", "TTFT p50, ms", "wrong answers"], rows),
     ]
 
 
