@@ -25,6 +25,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
+from baton.services.imports import collect_seldom
 from bench import scheduler_cpu
 from harness.stats import save
 from harness.support import ROOT, free_port, redis_server
@@ -55,6 +56,7 @@ def main(arguments: list[str]) -> None:
         name = "scheduler-sharing" if options.schedulers else "scheduler-cpu"
         save(name, {"workers": options.workers, "hold_s": options.hold, "arms": shares(options)})
         return
+    collect_seldom()  # as the product's own processes do
     results = {}
     for store in options.stores:
         if store == "redis":
