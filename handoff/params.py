@@ -102,3 +102,8 @@ def parse(params: Mapping[str, Any] | None) -> Wish | None:
         return LoadWish(epoch, manifest, str(params.get("saved_as", "")))
     except (DecodeError, TypeError) as error:
         raise InvalidWish(f"kv_transfer_params: the manifest cannot be parsed: {error}") from None
+
+
+def asks_for_load(found: Mapping[str, Any] | None) -> bool:
+    """Return whether a request's `kv_transfer_params` ask for a load of all its prompt."""
+    return found is not None and found.get(_KEY) == "load"

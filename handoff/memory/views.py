@@ -34,8 +34,10 @@ _TICKET, _STATE, _DIGEST = range(3)
 _COMING, _WHOLE, _FAILED = range(3)  # the low bits of a state; the record's number is above them
 _NUMBER, _KIND = np.uint64(2), np.uint64(3)  # bits to shift, and to keep
 # Between looks for a record. A chunk of 4 MiB takes about as long to arrive from a device; a step of a prompt
-# that is still computed takes some hundred times that.
-_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.1, 0.002
+# that is still computed takes some hundred times that: so the first look comes after a part of the last wait.
+# Each look wakes a thread beside the engine's, which cost a decode worker on one core a tenth of it.
+_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.25, 0.002
+_LOOK_PART = 0.125  # of the last wait
 
 Run = tuple[int, int]  # neighbouring slots: the first one, and how many
 
@@ -156,6 +158,7 @@ class SaveView(SavePlan):
         """memory: a segment; offset: of its first record; runs: the save's slots."""
         super().__init__(offset, record_bytes, runs)
         self._memory = memory
+        self._waited_s = 0.0  # the last time that a record was waited for
         self._headers: Digests = memory[:offset].view(np.uint64).reshape(-1, _WORDS)
 
     # ---- headers
@@ -206,16 +209,19 @@ class SaveView(SavePlan):
         check: called between looks, and may raise. Raises SaveFailed when one never will be, AlreadyTaken
         when its slot has gone to a later one.
         """
-        slots, look_s = self._at(first, stop), _LOOK_S
-        wanted = _states(first, first + 1, _WHOLE)[0]
-        while not (count := whole_ones(headers := self._headers[slots], first, what)):
-            if headers[0, _STATE] > wanted:
-                check()  # whose is it?
-                raise AlreadyTaken(f"{what}: block {first} was taken before, and its slot was used again")
+        slots, began_s = self._at(first, stop), time.monotonic()
+        look_s = min(_LOOK_MOST_S, max(_LOOK_S, _LOOK_PART * self._waited_s))
+        wanted = first << int(_NUMBER) | _WHOLE
+        while (state := int(self._headers[slots[0], _STATE])) < wanted and state & int(_KIND) != _FAILED:
             check()
             time.sleep(look_s)
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
-        return first + count
+        self._waited_s = time.monotonic() - began_s
+        headers = self._headers[slots]
+        if count := whole_ones(headers, first, what):
+            return first + count
+        check()  # whose is it?
+        raise AlreadyTaken(f"{what}: block {first} was taken before, and its slot was used again")
 
     def digests(self, first: int, stop: int) -> Digests:
         """Return the digests of blocks `first` to `stop`: [stop - first], a copy."""

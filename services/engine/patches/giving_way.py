@@ -6,7 +6,8 @@ their KV, and go on in a later step, in turns. Where a request that goes first f
 short, preemptible ones are preempted as vLLM does it: they are computed again, or what is left of them in the
 prefix cache is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be
 next in the queue: there its time has come (services/prefill/fair_share.py). Steps without one that goes first
-are short, while such requests come (services/prefill/step_length.py).
+are short, while such requests come (services/prefill/step_length.py), and do not begin while the KV of one
+is about to be here (awaited_loads.py).
 
 A request's class hangs on it as `standing`. Where all are of one class, a step costs a look at each.
 
@@ -32,6 +33,7 @@ from typing import Any
 
 from baton.services.decode.step_share import STANDARD, Contest, Standing, StepShare
 from baton.services.engine.patches import accepted_states
+from baton.services.engine.patches.awaited_loads import AwaitedLoads
 from baton.services.engine.patches.replace import replace
 from baton.services.prefill.step_length import LATELY_S, StepLength
 
@@ -88,13 +90,18 @@ class GivingWay:
         self._first, self._first_at = STANDARD, -LATELY_S  # who went first of late; time.monotonic
         self._counts = Yielded()
         self._step: _Step | None = None
+        self._loads = AwaitedLoads(scheduler, lambda request: standing_of(request).priority)
+        self._tokens = 0  # of the last step
         self._idle = False  # nothing was scheduled beside those that were left out: leave out none
         replace(scheduler, "schedule", self._wrap, ("throttle_prefills",))
 
     def observe(self, seconds: float) -> None:
         """Take note of a step's time. Called after every step."""
         step, self._step = self._step, None
-        if step is None or not (total := step.output.total_num_scheduled_tokens):
+        if not (total := self._tokens):
+            return
+        self._loads.observe(seconds)
+        if step is None:
             return
         if step.most_tokens is not None and self._first.ttft_s:
             self._length.observe(step.prompts, seconds, self._first.ttft_s)
@@ -116,37 +123,52 @@ class GivingWay:
 
     def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         def giving_way(throttle_prefills: bool = False) -> Any:
-            step = self._contested()
-            if step is None:
-                return schedule(throttle_prefills)
-            scheduler, left_out = self._scheduler, {id(one) for one in step.held}
-            scheduler.running[:] = [one for one in scheduler.running if id(one) not in left_out]
-            before, slots, tokens = (
-                scheduler._pause_state,
-                scheduler.max_num_active_reqs,
-                scheduler.max_num_scheduled_tokens,
-            )
-            scheduler.max_num_active_reqs = slots - len(left_out)
-            if step.most_new is not None:
-                most = len(scheduler.running) + step.most_new
-                scheduler.max_num_active_reqs = min(scheduler.max_num_active_reqs, most)
-            if step.most_tokens is not None:
-                scheduler.max_num_scheduled_tokens = min(tokens, step.most_tokens)
-            if not step.new and not before:
-                scheduler._pause_state = self._paused
-            try:
-                step.output = schedule(throttle_prefills)
-            finally:
-                scheduler._pause_state = before
-                scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens = slots, tokens
-                self._put_back(step)
-            self._counts.held += len(left_out)
-            self._idle = not step.output.total_num_scheduled_tokens
-            self._count(step)
-            self._step = step
-            return step.output
+            output = self._divided(lambda: schedule(throttle_prefills))
+            self._tokens = output.total_num_scheduled_tokens
+            return output
 
         return giving_way
+
+    def _divided(self, schedule: Callable[[], Any]) -> Any:
+        awaited = self._loads.next() if self._rows_may_miss else None
+        if awaited is not None and self._has_room(awaited):
+            return self._loads.schedule(awaited, schedule)
+        step = self._contested()
+        if step is None:
+            return schedule()
+        scheduler, left_out = self._scheduler, {id(one) for one in step.held}
+        scheduler.running[:] = [one for one in scheduler.running if id(one) not in left_out]
+        before, slots, tokens = (
+            scheduler._pause_state,
+            scheduler.max_num_active_reqs,
+            scheduler.max_num_scheduled_tokens,
+        )
+        scheduler.max_num_active_reqs = slots - len(left_out)
+        if step.most_new is not None:
+            most = len(scheduler.running) + step.most_new
+            scheduler.max_num_active_reqs = min(scheduler.max_num_active_reqs, most)
+        if step.most_tokens is not None:
+            scheduler.max_num_scheduled_tokens = min(tokens, step.most_tokens)
+        if not step.new and not before:
+            scheduler._pause_state = self._paused
+        try:
+            step.output = schedule()
+        finally:
+            scheduler._pause_state = before
+            scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens = slots, tokens
+            self._put_back(step)
+        self._counts.held += len(left_out)
+        self._idle = not step.output.total_num_scheduled_tokens
+        self._count(step)
+        self._step = step
+        return step.output
+
+    def _has_room(self, awaited: Any) -> bool:
+        """Return whether there is a slot and KV for a request whose load is to begin, or has begun."""
+        return (
+            self._loads.has_begun(awaited)
+            or self._make_room(standing_of(awaited).priority, awaited) is not None
+        )
 
     def _put_back(self, step: _Step) -> None:
         """Put back what was left out, before those that took part: so it has the next turn."""

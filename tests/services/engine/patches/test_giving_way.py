@@ -138,6 +138,35 @@ def scene(
     return told
 
 
+@dataclass
+class Begun:
+    tokens: list[list[int]]
+    steps: int = 0  # of the others alone, from the arrival of the one that goes first to its first step
+
+
+def loaded_scene(engine: Engine, others: list[list[int]], first: list[int], seconds: float) -> Begun:
+    """Let others decode in steps of `seconds` when a request comes that goes first, and whose KV is loaded."""
+    kept = prefill(engine, "first", first)
+    assert kept.saved is not None
+    names = [f"batch {number}" for number in range(len(others))]
+    for name, prompt in zip(names, others, strict=True):
+        add(engine, name, prompt, BATCH, ANSWER)
+    until_tokens(engine, names, 2)
+    step(engine, seconds=seconds)
+    params, told = load_params(1, kept.saved.manifest), Begun([])
+    add(engine, "first", first, FIRST, ANSWER, params=params, written=kept.tokens)
+    engine.answers["first"].tokens += kept.tokens
+    while len(engine.answers["first"].tokens) < 2:
+        before = sum(len(engine.answers[name].tokens) for name in names)
+        step(engine, seconds=seconds)
+        alone = sum(len(engine.answers[name].tokens) for name in names) > before
+        told.steps += alone and len(engine.answers["first"].tokens) < 2
+    while engine.core.scheduler.has_requests():
+        step(engine)
+    told.tokens = [engine.answers[name].tokens for name in [*names, "first"]]
+    return told
+
+
 # In the test's own.
 
 
@@ -204,3 +233,14 @@ def test_nobody_gives_way_for_ever(engine: EngineProcess) -> None:
     told = played(engine, prompts(2, 500), prompts(1, 60)[0], 0, answer=6 * ANSWER)
     assert told.held
     assert sum(1 for others in told.beside if others) >= 2
+
+
+def test_the_others_wait_for_the_kv_of_one_that_goes_first(engine: EngineProcess) -> None:
+    others, first = prompts(2, 40), prompts(1, 100)[0]
+    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
+    patient = engine.call(loaded_scene, others, first, 2 * CALL_S)
+    assert patient.tokens == alone
+    assert patient.steps == 0
+    short = engine.call(loaded_scene, others, first, 0.0)  # a step is over before any KV could be here
+    assert short.tokens == alone
+    assert short.steps > 0

@@ -1,0 +1,70 @@
+"""How a reader waits for the records of a save."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from baton.handoff.errors import AlreadyTaken, SaveFailed
+from baton.handoff.memory.views import SaveView, bytes_for, records_at
+
+SLOTS, RECORD_BYTES = 4, 64
+
+
+@pytest.fixture
+def view() -> SaveView:
+    """Make a save of four slots whose records are still to come."""
+    memory = np.zeros(bytes_for(SLOTS, RECORD_BYTES), np.uint8)
+    made = SaveView(memory, records_at(SLOTS), RECORD_BYTES, [(0, SLOTS)])
+    made.expect()
+    return made
+
+
+def arrive(view: SaveView, *records: int) -> None:
+    view.arrived(records[0], np.zeros(len(records), np.uint64))
+
+
+def test_a_wait_ends_with_the_records_that_are_there(view: SaveView) -> None:
+    arrive(view, 0, 1)
+    assert view.wait(0, 4, "KV", lambda: None) == 2
+
+
+def test_a_second_wait_looks_as_seldom_as_the_first_one_was_long(view: SaveView) -> None:
+    looks: list[float] = []
+
+    def waited_s(record: int) -> float:
+        looks.clear()
+        began = time.monotonic()
+        late = threading.Timer(0.05, arrive, (view, record))
+        late.start()
+        assert view.wait(record, record + 1, "KV", lambda: looks.append(time.monotonic())) == record + 1
+        late.join()
+        return time.monotonic() - began
+
+    waited_s(0)
+    took_s = waited_s(1)
+    assert len(looks) <= took_s / 0.002 + 1
+    assert min(np.diff(looks)) >= 0.002
+
+
+def test_a_record_in_a_slot_of_one_before_it_is_waited_for(view: SaveView) -> None:
+    arrive(view, 0, 1, 2, 3)
+    threading.Timer(0.01, lambda: (view.expect(4, 5), arrive(view, 4))).start()
+    assert view.wait(4, 5, "KV", lambda: None) == 5
+
+
+def test_a_record_whose_slot_went_to_a_later_one_is_told(view: SaveView) -> None:
+    arrive(view, 0, 1, 2, 3)
+    view.expect(4, 5)
+    with pytest.raises(AlreadyTaken, match="KV: block 0 was taken before"):
+        view.wait(0, 1, "KV", lambda: None)
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_record_that_never_comes_is_told(view: SaveView, first: int) -> None:
+    view.fail()
+    with pytest.raises(SaveFailed, match="KV: the source could not save it all"):
+        view.wait(first, first + 1, "KV", lambda: None)
