@@ -207,17 +207,23 @@ class GivingWay:
             return None
         first = [one for one in scheduler.running if standing_of(one).priority == best]
         lower = [one for one in scheduler.running if standing_of(one).priority > best]
+        prompts = sum(one.is_prefill_chunk for one in first)
         decoding = [standing_of(one) for one in first if not one.is_prefill_chunk]
+        decodes = newcomer is not None and self._is_loaded(newcomer)
+        if decodes:
+            decoding.append(standing_of(newcomer))
+        elif newcomer is not None:
+            prompts += 1
         giving = {standing_of(one).priority: standing_of(one).share for one in wanting}
         contest = Contest(
             first_rows=len(decoding),
-            prompts=newcomer is not None or len(decoding) < len(first),
+            prompts=prompts > 0,
             goal_s=min((one.itl_s for one in decoding if one.itl_s), default=0.0),
             share=min(MOST_SHARE, sum(share for priority, share in giving.items() if priority > best)),
         )
         step = self._choose(best, contest, lower, waits if newcomer is None else None)
         step.new = step.new and (newcomer is not None or not preempted)
-        if newcomer is not None and not step.prefills:
+        if decodes or (newcomer is not None and not step.prefills):
             step.most_new = self._first_in_line(best)
         if not contest.prompts or best > self._first.priority:
             step.most_tokens = self._most_tokens(step.held)
@@ -259,6 +265,10 @@ class GivingWay:
                     found.append(one)
                     break
         return min(found, key=lambda one: standing_of(one).priority, default=None)
+
+    def _is_loaded(self, waits: Any) -> bool:
+        """Return whether one that waits has all its KV from another worker, and decodes at once."""
+        return waits.request_id in self._scheduler.finished_recving_kv_req_ids and waits.num_output_tokens > 0
 
     def _behind(self, best: int) -> list[Any]:
         """Return the first of those that wait and give way, which vLLM would let begin in the same step."""

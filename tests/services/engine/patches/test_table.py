@@ -59,9 +59,15 @@ def test_every_patch_is_in_it() -> None:
         assert (ROOT / file).is_file()
     patches = [one.name for one in table.PATCHES]
     assert len(patches) == len(set(patches))
-    assert named - {"table", "replace", "signatures", "draft_length", "first_drafts", "giving_way", "awaited_loads"} == set(
-        patches
-    )
+    assert named - {
+        "table",
+        "replace",
+        "signatures",
+        "draft_length",
+        "first_drafts",
+        "giving_way",
+        "awaited_loads",
+    } == set(patches)
 
 
 def test_it_is_applied_once_and_in_its_order() -> None:
