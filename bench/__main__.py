@@ -16,6 +16,7 @@ def main() -> int:
         return 0 if name in ("-h", "--help") else 2
     for one in NAMES if name == "all" else [name]:
         print(f"== {one}", flush=True)
+        sys.argv[1:] = [one, *rest]  # a result tells by which command it is taken again
         importlib.import_module(f"bench.{one.replace('-', '_')}").main(rest)
     if name == "all":
         importlib.import_module("bench.report").main([])

@@ -46,8 +46,9 @@ def _heads(keys: Iterable[str]) -> list[str]:
     return [HEADS.get(key, key) for key in keys]
 
 
-def measured(result: Result, command: str) -> str:
-    """Say by which command, where and when a result was taken."""
+def measured(result: Result, usual: str) -> str:
+    """Say by which command, where and when a result was taken. usual: that of one which does not tell its own."""
+    command = result.get("command") or usual
     machine, tree = result["machine"], result.get("tree")  # results from before trees were noted have none
     commit = f", commit {tree['commit'][:8]}{' with changes' if tree['dirty'] else ''}" if tree else ""
     return f"`{command}`; {machine['cores']} cores ({machine['cpu']}), {machine['when']}{commit}.\n"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -58,7 +60,7 @@ def compared(arms: dict[str, Sequence[float]]) -> dict[str, dict[str, float]]:
 
 
 def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
-    """Write a result, its machine and tree into NAME.json, in bench/results by default. Return the file."""
+    """Write a result, its machine, tree and command into NAME.json, in bench/results by default. Return the file."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -69,8 +71,21 @@ def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
         "packages": {name: metadata.version(name) for name in ("torch", "grpcio") if _has(name)},
         "when": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
-    path.write_text(json.dumps({"machine": machine, "tree": tree(), **result}, indent=2) + "\n")
+    known = {"machine": machine, "tree": tree(), "command": command()}
+    path.write_text(json.dumps(known | result, indent=2) + "\n")
     return path
+
+
+def command() -> str:
+    """Return the command that this process runs; empty unless it is a module of this checkout.
+
+    A file elsewhere on this machine is FILE.
+    """
+    main = Path(sys.argv[0])
+    if main.name != "__main__.py" or not main.is_relative_to(ROOT):
+        return ""
+    module = ".".join(main.parent.relative_to(ROOT).parts)
+    return shlex.join(["python", "-m", module, *("FILE" if one.startswith("/") else one for one in sys.argv[1:])])
 
 
 def tree(folder: Path = ROOT) -> dict[str, Any]:

@@ -44,6 +44,14 @@ def test_every_result_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert saved["figure"] == 1
 
 
+def test_a_result_tells_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = str(stats.ROOT / "bench" / "__main__.py")
+    monkeypatch.setattr("sys.argv", [main, "preload", "--rounds", "3", "--tcmalloc", "/usr/lib/one.so"])
+    assert stats.command() == "python -m bench preload --rounds 3 --tcmalloc FILE"
+    monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "tests"])
+    assert stats.command() == ""
+
+
 def test_the_spread_is_the_median_and_the_quartiles() -> None:
     assert spread([5, 1, 2, 4, 3]) == {"p25": 2, "p50": 3, "p75": 4}
     with pytest.raises(ValueError, match="data point"):
