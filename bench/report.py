@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from typing import Any
 
 from bench import (
@@ -41,6 +42,7 @@ def _names(names: list[str]) -> str:
 
 
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
 HEAD = f"""# Benchmarks
 
@@ -97,11 +99,14 @@ def render(results: dict[str, dict[str, Any]]) -> tuple[str, list[Figure]]:
 
 
 def with_measured(readme: str, results: dict[str, dict[str, Any]]) -> str:
-    """Return README with its section anew. Raises ValueError where its markers are missing."""
+    """Return README with its headline's figures and its section anew. Raises ValueError where one is missing."""
     head, begin, rest = readme.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"README.md has no {BEGIN} ... {END}")
+    head, found = HEADLINE.subn(report_brief.headline(results), head)
+    if not found:
+        raise ValueError(f"README.md has no {HEADLINE.pattern}")
     return f"{head}{BEGIN}\n{_markdown(report_brief.measured(results), 'docs/figures')}{END}{tail}"
 
 

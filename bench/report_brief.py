@@ -34,14 +34,22 @@ def brief(results: dict[str, Result]) -> str:
     return table(["", "Baton", "compared with"], [line.row() for line in _lines(results)]) + "\n" + note
 
 
+def headline(results: dict[str, Result]) -> str:
+    """Return README's first figures: the longest gap between tokens without Baton, and with it."""
+    arms = results["disaggregation"]["median"]
+    theirs, ours = (arms[arm]["itl_max_ms"] for arm in ("2 aggregated", "1P1D"))
+    return f"[from {theirs:.0f} ms to {ours:.0f} ms](#measured)"
+
+
 def measured(results: dict[str, Result]) -> list[Block]:
     """Return the blocks of README's section. Raises KeyError where a result is missing."""
-    handoff, machine = results["path"], results["path"]["machine"]
+    handoff = results["path"]
+    machines = [results[name]["machine"] for name in ("disaggregation", "clients", "path", "router")]
     runs = [run for run in results["router"]["runs"] if run["interval_ms"]]
     router = max(runs, key=lambda run: run["tokens_per_s"])
     return [
         longest_gap(results["disaggregation"]),
-        f"On {machine['cores']} cores ({machine['cpu']}):\n",
+        f"On {machines[0]['cores']} cores ({', '.join(dict.fromkeys(one['cpu'] for one in machines))}):\n",
         brief(results),
         f"A handoff of {handoff['tokens']} tokens takes {handoff['median_ms']['shm']['total']:.0f} ms over shared memory and "
         f"{handoff['median_ms']['grpc']['total']:.0f} ms over gRPC. One router process carries {router['tokens_per_s']:,} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.services.router.timeline import TO_FIRST_TOKEN
-from bench.report_sections import Block, Result, measured, table
+from bench.report_sections import Block, Result, many, measured, table
 
 
 def classes(result: Result) -> list[Block]:
@@ -29,7 +29,7 @@ def classes(result: Result) -> list[Block]:
         f"same times in each arm of a round; batch work is {load['streams']} streams for each pair, more than there are slots. In "
         "turns each is alone, both come with classes (`service_tier: flex`), and both come without; in one more arm the "
         "interactive ones come while a loop keeps the decode workers' cores busy, as batch work does: a floor for the time to "
-        f"first token. {load['rounds']} rounds of {load['seconds']:g} s each. The interactive class has goals of "
+        f"first token. {many(load['rounds'], 'round')} of {load['seconds']:g} s each. The interactive class has goals of "
         f"{load['ttft_ms']:g} ms for the first token and {load['itl_ms']:g} ms between tokens.",
         measured(result, "python -m bench classes"),
         table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.report_sections import Block, Result, measured, table
+from bench.report_sections import Block, Result, many, measured, table
 
 
 def prefixes(result: Result) -> list[Block]:
@@ -90,7 +90,7 @@ def chats(result: Result) -> list[Block]:
         "## Chats\n",
         f"Chats of {result['turns']} turns: each adds a message of {result['message']} tokens and an answer of "
         f"{result['answer']}. The decode worker holds what was said before; `on` is `scheduler.prefix_pull_s: "
-        f"{result['pull_s']:g}`, `off` 0. Tokens are those of a chat, float32, medians of {result['rounds']} rounds. "
+        f"{result['pull_s']:g}`, `off` 0. Tokens are those of a chat, float32, medians of {many(result['rounds'], 'round')}. "
         f"Answers that are equal, token for token, with and without: {equal}.",
         measured(result, "python -m bench chats"),
         table(["fleet", "pulls", "", *turns, "last turn to first"], rows),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.report_sections import Block, Result, measured, table
+from bench.report_sections import Block, Result, many, measured, table
 
 _REAL = {
     "ttft_p50_ms": ("TTFT p50, ms", ",.0f"),
@@ -40,7 +40,7 @@ def routing(result: Result) -> list[Block]:
         f"before each message: {requests} requests, the same in each arm; all Baton's answers were equal. `round robin` and "
         "`least loaded` (fewest queued tokens, fewest requests, of all) hear nothing of caches; `default` is Baton as it comes. "
         f"`cache_aware`, vllm-router's default, remembers what it has sent where; its `kv_aware` (0.1.17) credited no prompt with "
-        f"a cached token here, though the servers tell their KV events, so that it is left out. {rounds} round(s) in turns.",
+        f"a cached token here, though the servers tell their KV events, so that it is left out. {many(rounds, 'round')} in turns.",
         measured(result, "python -m bench routing"),
         _table(result["median"], _REAL),
     ]

@@ -42,6 +42,11 @@ def table(head: list[str], rows: list[list[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
 
 
+def many(number: int, thing: str) -> str:
+    """Return a number of things in words: "1 round", "3 rounds"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def _heads(keys: Iterable[str]) -> list[str]:
     return [HEADS.get(key, key) for key in keys]
 
@@ -77,7 +82,7 @@ def disaggregation(result: Result) -> list[Block]:
         "1P1D against two aggregated engines on the same two cores. "
         f"{load['streams']} closed-loop streams of {load['short_answer'][0]} to {load['short_answer'][1]} output tokens "
         f"run while prompts of {load['long_prompt']} tokens arrive at {load['long_per_s']}/s; "
-        f"{len(result['runs']['1P1D'])} rounds of {load['seconds']:.0f} s each. In an aggregated engine a long prompt's "
+        f"{many(len(result['runs']['1P1D']), 'round')} of {load['seconds']:.0f} s each. In an aggregated engine a long prompt's "
         "prefill stalls the streams beside it; in 1P1D it runs on the other worker.",
         measured(result, "python -m bench disaggregation"),
         longest_gap(result),
@@ -194,13 +199,13 @@ def speculation(result: Result) -> list[Block]:
         blocks += [
             "Over HTTP, each method at `auto`, on two cores for each side, which the router and the scheduler share. 1P1D has "
             "an engine on each core; aggregated is one mixed worker. The deployment with a method and the one without took "
-            f"turns, {result['served_rounds']} rounds; answers of 32 tokens and more, timed from the request to the last token.\n",
+            f"turns, {many(result['served_rounds'], 'round')}; answers of 32 tokens and more, timed from the request to the last token.\n",
             _drafts(result["served"]["1P1D"]),
             table(["", "method", "prompts", "streams", "none", "with", "times as fast"], served),
         ]
     return [
         *blocks,
-        f"In one engine on a core of its own, against an engine without drafts, in turns, {result['rounds']} rounds. Requests "
+        f"In one engine on a core of its own, against an engine without drafts, in turns, {many(result['rounds'], 'round')}. Requests "
         "come as a decode worker gets them: prefilled, with their first token. The fixed number is that of drafted tokens a "
         "step; `auto` chooses it step by step. It is compared round by round with whichever fared best of the fixed numbers "
         "and no drafts at all: the median of the ratios. With a model this small most of a step is vLLM's own Python, with "
@@ -233,7 +238,7 @@ def fair_share(result: Result) -> list[Block]:
         f"{result['shorts']} prompts of 20 to 60 tokens arrive while the first step of a prompt of {result['long']} tokens "
         "runs, with more such prompts before them in the queue or none; milliseconds of the engine core until each first "
         "token. A flood is 40 prompts at once, one in eight of them long. "
-        f"{result['rounds']} rounds of each policy, in turns, in one engine. Baton's choice is the order together with shares "
+        f"{many(result['rounds'], 'round')} of each policy, in turns, in one engine. Baton's choice is the order together with shares "
         "of steps of 256 tokens (services/prefill/fair_share.py).",
         measured(result, "python -m bench fair_share"),
         _short_prompts(result["models"]),
@@ -375,7 +380,7 @@ def window(result: Result) -> list[Block]:
     return [
         "## A prompt larger than staging\n",
         f"{result['prompt_mib']} MiB of KV between two processes without engines, staging of {large} MiB and of {small} MiB (a window of "
-        f"{small // 4}) in turns, medians of {result['rounds']} rounds, ms. Whole: saved, and then pulled. Early: in steps of "
+        f"{small // 4}) in turns, medians of {many(result['rounds'], 'round')}, ms. Whole: saved, and then pulled. Early: in steps of "
         f"{result['step_tokens']} tokens, one every {result['step_s'] * 1e3:.0f} ms, and pulled meanwhile; from the begin of the last step's "
         "save until all is loaded. Step: what the engine's thread spends on a save. The ratio is that of each round, with its quartiles.",
         measured(result, "python -m bench window"),
@@ -490,7 +495,7 @@ def router_processes(result: Result) -> list[Block]:
         "## Several router processes, and tokens that wait for more\n",
         f"The same load, a step of {result['interval_ms']:g} ms: `router.processes` and `router.flush_ms`, in {result['rounds']} turns; "
         "medians. A core's tokens/s are by the CPU time of all processes of the router, the parent's included. Goal: 16,000.",
-        measured(result, f"python -m bench router {result['arguments']}"),
+        measured(result, "python -m bench router --processes 1 2"),
         table(_heads(keys), [[run[key] for key in keys] for run in result["arms"]]),
     ]
 
@@ -648,7 +653,7 @@ def flood(result: Result) -> list[Block]:
         f"1P1D of the demo model. One tenant sends {felt['calm_per_s']:g} requests a second at random times, the same in each "
         "arm of a round; in turns it is alone, or another tenant sends as many requests as its limit of "
         f"{felt['limit_per_s']} a second admits, or {result['times']} times as many ({others}); "
-        f"{felt['rounds']} rounds of {felt['seconds']:g} s each. A refusal took "
+        f"{many(felt['rounds'], 'round')} of {felt['seconds']:g} s each. A refusal took "
         f"{felt['other'][flooded]['refused_p50_ms']} ms (p50) and {each_us:.0f} µs of the router's CPU. Beside the flood the time to first token at p99 was "
         f"{ratios}; in brackets nine in ten of the samples, when rounds are drawn anew. Goal: {felt['goal']} times that of "
         "`alone`.",
@@ -1003,7 +1008,7 @@ def preload(result: Result) -> list[Block]:
     return [
         "## Libraries preloaded into every process of `baton up`\n",
         f"deploy/laptop.yaml, chat, answers of {result['tokens']} tokens, one stream and eight; medians of "
-        f"{result['rounds']} rounds in turns, in brackets the median of each round's ratio to the first line. Baton preloads "
+        f"{many(result['rounds'], 'round')} in turns, in brackets the median of each round's ratio to the first line. Baton preloads "
         "nothing.",
         measured(result, "python -m bench preload --tcmalloc FILE --iomp FILE"),
         table(["", "1: tokens/s", "ms a token", "8: tokens/s", "ms a token"], rows),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from bench.report_sections import Block, Result, measured, table
+from bench.report_sections import Block, Result, many, measured, table
 
 _COLUMNS = {
     "requests": ("requests", ",.0f"),
@@ -79,13 +79,13 @@ def validation(result: Result) -> list[Block]:
 
 
 def _measured(result: Result) -> str:
-    return measured(result, f"python -m bench simulate {result['arguments']}")
+    return measured(result, "python -m bench simulate --save")
 
 
 def _scope(result: Result) -> str:
     goals = result["goals"]
     return (
-        f"{result['seconds']:g} s of arrivals, of which the first fifth does not count; {result['seeds']} trace(s) of each kind. "
+        f"{result['seconds']:g} s of arrivals, of which the first fifth does not count; {many(result['seeds'], 'trace')} of each kind. "
         f"Goals: TTFT {goals['ttft_s']:g} s, mean ITL {goals['itl_s']:g} s."
     )
 

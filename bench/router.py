@@ -249,14 +249,8 @@ def compare_processes(options: argparse.Namespace) -> None:
     ]
     for one in medians:
         print(json.dumps(one), flush=True)
-    arguments = f"--processes {_words(options.processes)} --flush-ms {_words(options.flush_ms)}"
-    arguments += f" --interval-ms {options.interval_ms[0]:g} --rounds {options.rounds}"
-    kept = {"arguments": arguments, "interval_ms": options.interval_ms[0], "rounds": options.rounds}
+    kept = {"interval_ms": options.interval_ms[0], "rounds": options.rounds}
     save("router-processes", {**kept, "arms": medians})
-
-
-def _words(numbers: list[Any]) -> str:
-    return " ".join(f"{one:g}" for one in numbers)
 
 
 def compare_traced(options: argparse.Namespace) -> None:

@@ -107,7 +107,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--routers", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write JSON with each worker's figures to this file")
     parser.add_argument("--save", action="store_true", help="write bench/results, for docs/benchmarks.md")
-    return parser.parse_args(arguments, argparse.Namespace(arguments=" ".join(arguments)))
+    return parser.parse_args(arguments)
 
 
 # Simulations.
@@ -128,7 +128,6 @@ def _compare(options: argparse.Namespace, name: str, arms: Any, kinds: list[str]
         everything[kind] = {arm: [run.busy for run in one.runs] for arm, one in found.items()}
         _show(f"{kind}, {split} ({shape.name})", found)
     result = {
-        "arguments": options.arguments,
         "split": str(split),
         "profile": shape.name,
         "seconds": seconds,

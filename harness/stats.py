@@ -60,7 +60,10 @@ def compared(arms: dict[str, Sequence[float]]) -> dict[str, dict[str, float]]:
 
 
 def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
-    """Write a result, its machine, tree and command into NAME.json, in bench/results by default. Return the file."""
+    """Write a result, its machine, tree and command into NAME.json. Return the file.
+
+    folder: bench/results by default.
+    """
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -85,7 +88,9 @@ def command() -> str:
     if main.name != "__main__.py" or not main.is_relative_to(ROOT):
         return ""
     module = ".".join(main.parent.relative_to(ROOT).parts)
-    return shlex.join(["python", "-m", module, *("FILE" if one.startswith("/") else one for one in sys.argv[1:])])
+    return shlex.join(
+        ["python", "-m", module, *("FILE" if one.startswith("/") else one for one in sys.argv[1:])]
+    )
 
 
 def tree(folder: Path = ROOT) -> dict[str, Any]:

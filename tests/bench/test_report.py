@@ -10,6 +10,7 @@ import pytest
 from bench import report, report_figures
 from bench.report_figures import Figure, Panel
 
+HEAD = "# One\nIt fell [from 1 ms to 2 ms](#measured).\n"
 FIGURE = Figure(
     "one",
     "Three charts",
@@ -33,18 +34,21 @@ def test_a_page_that_was_edited_fails_the_check(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(report, "PAGE", edited)
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "README", tmp_path / "README.md")
-    (tmp_path / "README.md").write_text(f"# One\n{report.BEGIN}\nby hand\n{report.END}\n")
+    (tmp_path / "README.md").write_text(f"{HEAD}{report.BEGIN}\nby hand\n{report.END}\n")
     with pytest.raises(SystemExit, match=r"benchmarks\.md, README\.md; run"):
         report.main(["--check"])
 
 
 def test_readme_keeps_what_surrounds_its_section() -> None:
-    new = report.with_measured(f"# One\n{report.BEGIN}\nby hand\n{report.END}\n\n## Next\n", report.load())
-    assert new.startswith(f"# One\n{report.BEGIN}\n")
+    results, section = report.load(), f"{report.BEGIN}\nby hand\n{report.END}\n"
+    new = report.with_measured(f"{HEAD}{section}\n## Next\n", results)
+    head = HEAD.replace("[from 1 ms to 2 ms](#measured)", report.report_brief.headline(results))
+    assert new.startswith(f"{head}{report.BEGIN}\n")
     assert new.endswith(f"\n{report.END}\n\n## Next\n")
     assert "by hand" not in new
-    with pytest.raises(ValueError, match="has no"):
-        report.with_measured("# One\n", report.load())
+    for lacks in (HEAD, f"# One\n{section}"):
+        with pytest.raises(ValueError, match="has no"):
+            report.with_measured(lacks, results)
 
 
 def test_figures_are_drawn_the_same_each_time(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ that give way run, its load is ordered in a step without tokens, and they wait f
 `PART` of a step's time, once for each load.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; running, waiting, kv_holding_waiting,
-deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs), request_queue.create_request_queue,
-vllm.v1.request.Request (kv_transfer_params, num_output_tokens, num_preemptions), and on that a request whose
-load begins takes no slot before its end.
+deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs),
+request_queue.create_request_queue, vllm.v1.request.Request (kv_transfer_params, num_output_tokens,
+num_preemptions), and on that a request whose load begins takes no slot before its end.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Begun:
 
 
 def loaded_scene(engine: Engine, others: list[list[int]], first: list[int], seconds: float) -> Begun:
-    """Let others decode in steps of `seconds` when a request comes that goes first, and whose KV is loaded."""
+    """Let others decode in steps of `seconds` when one comes that goes first, and whose KV is loaded."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
