@@ -116,7 +116,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def _compare(options: argparse.Namespace, name: str, arms: Any, kinds: list[str]) -> None:
     pairs = 500 if options.size else 8 if options.weights else 32
     split = Split(*(options.split or (pairs, pairs)))
-    seconds = options.seconds or (30.0 if options.size else 150.0)
+    seconds = options.seconds or (90.0 if options.size else 150.0)
     shape = profile.load(options.profile) if options.profile else Profile()
     setup = Setup(split, shape, goals=Goals(options.goal_ttft, options.goal_itl), routers=options.routers)
     loads = {}
