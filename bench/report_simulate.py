@@ -39,7 +39,9 @@ def size(result: Result) -> list[Block]:
         f"Chats, as above, on {_workers(result['split']):,} workers. {_scope(result)}",
         _measured(result),
         *_tables(
-            result, {key: _COLUMNS[key] for key in ("ttft_p50_ms", "ttft_p99_ms", "computed_share")} | _PACE
+            result,
+            {key: _COLUMNS[key] for key in ("ttft_p50_ms", "ttft_p99_ms", "computed_share", "within_goals")}
+            | _PACE,
         ),
     ]
 
