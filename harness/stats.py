@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -85,12 +86,11 @@ def command() -> str:
     A file elsewhere on this machine is FILE.
     """
     main = Path(sys.argv[0])
-    if main.name != "__main__.py" or not main.is_relative_to(ROOT):
+    if main.suffix != ".py" or not main.is_relative_to(ROOT) or main.relative_to(ROOT).parts[0][0] == ".":
         return ""
-    module = ".".join(main.parent.relative_to(ROOT).parts)
-    return shlex.join(
-        ["python", "-m", module, *("FILE" if one.startswith("/") else one for one in sys.argv[1:])]
-    )
+    module = ".".join(main.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    arguments = [re.sub(r"(^|=)/.*", r"\1FILE", one) for one in sys.argv[1:]]
+    return shlex.join(["python", "-m", module, *arguments])
 
 
 def tree(folder: Path = ROOT) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class PolicySettings(_Section):
         "running_requests": 1.0,
         "free_blocks": 1.0,
     }
-    picker: str = "power_of_two"
+    picker: str = "power_of_four"
 
 
 class SchedulerSettings(_Section):

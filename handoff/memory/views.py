@@ -211,17 +211,16 @@ class SaveView(SavePlan):
         """
         slots, began_s = self._at(first, stop), time.monotonic()
         look_s = min(_LOOK_MOST_S, max(_LOOK_S, _LOOK_PART * self._waited_s))
-        wanted = first << int(_NUMBER) | _WHOLE
-        while (state := int(self._headers[slots[0], _STATE])) < wanted and state & int(_KIND) != _FAILED:
+        wanted = _states(first, first + 1, _WHOLE)[0]
+        while not (count := whole_ones(headers := self._headers[slots], first, what)):
+            if headers[0, _STATE] > wanted:
+                check()  # whose is it?
+                raise AlreadyTaken(f"{what}: block {first} was taken before, and its slot was used again")
             check()
             time.sleep(look_s)
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
         self._waited_s = time.monotonic() - began_s
-        headers = self._headers[slots]
-        if count := whole_ones(headers, first, what):
-            return first + count
-        check()  # whose is it?
-        raise AlreadyTaken(f"{what}: block {first} was taken before, and its slot was used again")
+        return first + count
 
     def digests(self, first: int, stop: int) -> Digests:
         """Return the digests of blocks `first` to `stop`: [stop - first], a copy."""

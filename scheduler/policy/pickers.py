@@ -26,3 +26,12 @@ class PowerOfTwo(Best):
     """
 
     draws: ClassVar[int] = 2
+
+
+class PowerOfFour(PowerOfTwo):
+    """Picks the best of four drawn at random and of those that hold most of the prompt.
+
+    Prompts that nobody holds find a shorter queue, at the cost of two more workers looked at (decision 41).
+    """
+
+    draws: ClassVar[int] = 4

@@ -37,6 +37,7 @@ PARTS: Registry[type[PolicyPart]] = Registry(
         "running_requests": f"{_HERE}.scorers:RunningRequests",
         "free_blocks": f"{_HERE}.scorers:FreeBlocks",
         # pickers
+        "power_of_four": f"{_HERE}.pickers:PowerOfFour",
         "power_of_two": f"{_HERE}.pickers:PowerOfTwo",
         "best": f"{_HERE}.pickers:Best",
     },

@@ -48,8 +48,11 @@ def test_a_result_tells_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     main = str(stats.ROOT / "bench" / "__main__.py")
     monkeypatch.setattr("sys.argv", [main, "preload", "--rounds", "3", "--tcmalloc", "/usr/lib/one.so"])
     assert stats.command() == "python -m bench preload --rounds 3 --tcmalloc FILE"
-    monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "tests"])
-    assert stats.command() == ""
+    monkeypatch.setattr("sys.argv", [str(stats.ROOT / "bench" / "one.py"), "--out=/tmp/one", "a b"])
+    assert stats.command() == "python -m bench.one --out=FILE 'a b'"
+    for other in ("/usr/bin/pytest", str(stats.ROOT / ".venv" / "lib" / "pytest" / "__main__.py")):
+        monkeypatch.setattr("sys.argv", [other, "tests"])
+        assert stats.command() == ""
 
 
 def test_the_spread_is_the_median_and_the_quartiles() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import comb
 
 import pytest
 
@@ -303,25 +304,26 @@ def drawn(workers: list[WorkerRecord], what: Need, times: int, seed: int = 7, **
 
 
 @pytest.mark.parametrize("full", [0, 30, 300])
-def test_power_of_two_takes_the_better_of_two_drawn(full: int) -> None:
+@pytest.mark.parametrize(("picker", "draws"), [("power_of_two", 2), ("power_of_four", 4)])
+def test_the_best_of_few_drawn_is_taken(full: int, picker: str, draws: int) -> None:
     """However many others have no room."""
     mixed = [worker(f"w{number}", M, Reserved(blocks=80 - 8 * number)) for number in range(10)]
     others = [worker(f"full{number}", M, CROWDED) for number in range(full)]
-    picks = drawn([*mixed, *others], need(), 2_000)
+    picks = drawn([*mixed, *others], need(), 2_000, picker=picker)
     counts = [picks.count(f"w{number}") for number in range(10)]
     assert sum(counts) == 2_000
-    if full < 300:  # else there may be but one among those that are looked at
-        assert "w0" not in picks  # the worst is never the better one of two
-        assert counts[9] == pytest.approx(2_000 * 2 / 10, rel=0.2)  # drawn in 2 of 10, and then always taken
-        assert counts[1] == pytest.approx(2_000 * 1 / 45, rel=0.6)
-    assert drawn([*mixed, *others], need(), 2_000) == picks
-    assert drawn(mixed[:1], need(), 1) == ["w0"]
+    if full * draws <= 60:  # else there may be fewer among those that are looked at
+        assert not any(counts[: draws - 1])  # the worst are never the best one of those drawn
+        assert counts[9] == pytest.approx(2_000 * draws / 10, rel=0.2)  # taken whenever it is drawn
+        assert counts[draws - 1] == pytest.approx(2_000 / comb(10, draws), rel=0.6, abs=20)
+    assert drawn([*mixed, *others], need(), 2_000, picker=picker) == picks
+    assert drawn(mixed[:1], need(), 1, picker=picker) == ["w0"]
 
 
 def test_the_last_workers_with_room_are_drawn_from_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none of those looked at has room, all are looked at; not all requests then go to the best one."""
     monkeypatch.setattr(choose_module, "LOOKS", 1)
-    free = [worker(f"d{at}", D, Reserved(requests=at)) for at in range(4)]
+    free = [worker(f"d{at}", D, Reserved(requests=at)) for at in range(8)]
     full = [worker(f"full{at}", D, CROWDED) for at in range(200)]
     names = drawn([worker("p", P), *free, *full], need(), 400)
     assert {"d0", "d1", "d2"} <= set(names)
@@ -346,7 +348,7 @@ def test_best_draws_among_equals() -> None:
                 "staging_room",
             ],
         ),
-        (Picker, ["best", "power_of_two"]),
+        (Picker, ["best", "power_of_four", "power_of_two"]),
     ],
 )
 def test_what_is_built_in_is_found_by_its_kind(kind: type[PolicyPart], names: list[str]) -> None:

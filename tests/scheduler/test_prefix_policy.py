@@ -129,7 +129,7 @@ def source_of(
     return choice.source
 
 
-@pytest.mark.parametrize("picker", ["power_of_two", "best"])
+@pytest.mark.parametrize("picker", ["power_of_four", "power_of_two", "best"])
 def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker: str) -> None:
     options = PolicySettings(scorers=HOLDERS_DECODE.scorers, picker=picker)
     held = Held(pairs(2), {"p0": 20, "d0": 40, "d1": 50})

@@ -78,8 +78,11 @@ class Yielded:
 class GivingWay:
     """The seam in a loaded engine's scheduler. For the engine's thread."""
 
-    def __init__(self, scheduler: Any, *, rows_may_miss: bool = True) -> None:
-        """Decide from now on who takes part in a step; who decodes only with `rows_may_miss`."""
+    def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, awaits_loads: bool = True) -> None:
+        """Decide from now on who takes part in a step; who decodes only with `rows_may_miss`.
+
+        awaits_loads: steps of those that give way may wait for the KV of one that goes first.
+        """
         from vllm.v1.core.sched.interface import PauseState
 
         self._scheduler = scheduler
@@ -90,6 +93,7 @@ class GivingWay:
         self._first, self._first_at = STANDARD, -LATELY_S  # who went first of late; time.monotonic
         self._counts = Yielded()
         self._step: _Step | None = None
+        self._awaits_loads = rows_may_miss and awaits_loads
         self._loads = AwaitedLoads(scheduler, lambda request: standing_of(request).priority)
         self._tokens = 0  # of the last step
         self._idle = False  # nothing was scheduled beside those that were left out: leave out none
@@ -130,7 +134,7 @@ class GivingWay:
         return giving_way
 
     def _divided(self, schedule: Callable[[], Any]) -> Any:
-        awaited = self._loads.next() if self._rows_may_miss else None
+        awaited = self._loads.next() if self._awaits_loads else None
         if awaited is not None and self._has_room(awaited):
             return self._loads.schedule(awaited, schedule)
         step = self._contested()
@@ -165,10 +169,11 @@ class GivingWay:
 
     def _has_room(self, awaited: Any) -> bool:
         """Return whether there is a slot and KV for a request whose load is to begin, or has begun."""
-        return (
-            self._loads.has_begun(awaited)
-            or self._make_room(standing_of(awaited).priority, awaited) is not None
-        )
+        if self._loads.has_begun(awaited):
+            return True
+        scheduler = self._scheduler
+        has_kv = self._make_room(standing_of(awaited).priority, awaited) is not None
+        return has_kv and len(scheduler.running) < scheduler.max_num_active_reqs
 
     def _put_back(self, step: _Step) -> None:
         """Put back what was left out, before those that took part: so it has the next turn."""
@@ -221,7 +226,9 @@ class GivingWay:
             goal_s=min((one.itl_s for one in decoding if one.itl_s), default=0.0),
             share=min(MOST_SHARE, sum(share for priority, share in giving.items() if priority > best)),
         )
-        step = self._choose(best, contest, lower, waits if newcomer is None else None)
+        # A chunk of a prompt would take the tokens of one that waits with its KV.
+        prefills = self._share.may_prefill and not decodes
+        step = self._choose(best, contest, lower, waits if newcomer is None else None, prefills)
         step.new = step.new and (newcomer is not None or not preempted)
         if decodes or (newcomer is not None and not step.prefills):
             step.most_new = self._first_in_line(best)
@@ -268,7 +275,8 @@ class GivingWay:
 
     def _is_loaded(self, waits: Any) -> bool:
         """Return whether one that waits has all its KV from another worker, and decodes at once."""
-        return waits.request_id in self._scheduler.finished_recving_kv_req_ids and waits.num_output_tokens > 0
+        loaded = waits.request_id in self._scheduler.finished_recving_kv_req_ids
+        return loaded and waits.num_output_tokens > 0 and waits.num_tokens - waits.num_computed_tokens <= 1
 
     def _behind(self, best: int) -> list[Any]:
         """Return the first of those that wait and give way, which vLLM would let begin in the same step."""
@@ -290,10 +298,13 @@ class GivingWay:
                 count += 1
         return count
 
-    def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any) -> _Step:
-        """Decide who of those that give way is left out; `waits`: the next of them that would begin."""
+    def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any, prefills: bool) -> _Step:
+        """Decide who of those that give way is left out.
+
+        waits: the next of them that would begin; prefills: a prompt of theirs may be computed
+        """
         step = _Step(best, contest, set(), [])
-        rows, prefills = self._share.rows(contest), self._share.may_prefill
+        rows = self._share.rows(contest)
         for one in lower:
             if one.is_prefill_chunk:
                 takes_part, prefills = prefills, False  # one prompt at a time
@@ -365,4 +376,5 @@ def install(engine: Any) -> GivingWay | None:
             "classes: requests that decode are not left out of steps, as this model keeps states and drafts, "
             "with a prefix cache, asynchronous scheduling or model runner V2"
         )
-    return GivingWay(engine.scheduler, rows_may_miss=may_miss)
+    # With asynchronous scheduling a step runs while the next one is scheduled: a wait would come too late.
+    return GivingWay(engine.scheduler, rows_may_miss=may_miss, awaits_loads=engine.batch_queue is None)

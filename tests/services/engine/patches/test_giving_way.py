@@ -144,14 +144,16 @@ class Begun:
     steps: int = 0  # of the others alone, from the arrival of the one that goes first to its first step
 
 
-def loaded_scene(engine: Engine, others: list[list[int]], first: list[int], seconds: float) -> Begun:
+def loaded_scene(
+    engine: Engine, others: list[list[int]], first: list[int], seconds: float, standing: Standing = BATCH
+) -> Begun:
     """Let others decode in steps of `seconds` when one comes that goes first, and whose KV is loaded."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names, others, strict=True):
-        add(engine, name, prompt, BATCH, ANSWER)
-    until_tokens(engine, names, 2)
+        add(engine, name, prompt, standing, ANSWER, later_ms=LATER_MS)
+    until_tokens(engine, names[:SLOTS], 2)
     step(engine, seconds=seconds)
     params, told = load_params(1, kept.saved.manifest), Begun([])
     add(engine, "first", first, FIRST, ANSWER, params=params, written=kept.tokens)
@@ -244,3 +246,12 @@ def test_the_others_wait_for_the_kv_of_one_that_goes_first(engine: EngineProcess
     short = engine.call(loaded_scene, others, first, 0.0)  # a step is over before any KV could be here
     assert short.tokens == alone
     assert short.steps > 0
+
+
+def test_no_slot_is_given_twice_where_nobody_may_be_preempted(engine: EngineProcess) -> None:
+    others, first = prompts(SLOTS + 1, 40), prompts(1, 100)[0]
+    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
+    lasting = BATCH._replace(preemptible=False)
+    told = engine.call(loaded_scene, others, first, 2 * CALL_S, lasting)  # each step checks the slots
+    assert told.tokens == alone
+    assert told.steps > 0
