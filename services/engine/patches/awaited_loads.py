@@ -36,7 +36,7 @@ class AwaitedLoads:
 
         self._scheduler = scheduler
         self._priority = priority
-        self._queue = lambda: create_request_queue(scheduler.policy)
+        self._queue: Callable[[], Any] = lambda: create_request_queue(scheduler.policy)
         self._loading = RequestStatus.WAITING_FOR_REMOTE_KVS
         self._step_s = 0.0  # the last step's
         self._until = 0.0  # time.monotonic; 0: nothing was awaited since the last step
