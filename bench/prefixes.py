@@ -41,6 +41,7 @@ from baton.scheduler.prefixes.match import Match
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import Attempt, FleetView, Need, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
+from baton.services.imports import collect_seldom
 from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
@@ -64,6 +65,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--blocks", type=int, default=2_000_000, help="that all workers hold together")
     parser.add_argument("--sizes", type=int, nargs="*", default=[10**6, 10**7, 10**8])
     options = parser.parse_args(arguments)
+    collect_seldom()  # as the product's own processes do
     result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
     result["index"] = {
         str(workers): _shown(index(workers, options.blocks), workers) for workers in options.workers
