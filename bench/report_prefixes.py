@@ -56,7 +56,6 @@ def faults(result: Result) -> list[Block]:
         ]
         for name, found in result["faults"].items()
     ]
-    command = f"python -m bench prefix-faults --rounds {load['rounds']} --prompts {load['prompts']} --per-s {load['per_s']:g}"
     messages = ", ".join(f"{fate} {beats}" for fate, beats in result["messages"].items())
     without = next(iter(result["faults"].values()))["ttft_without_cache_p50_ms"]
     return [
@@ -66,7 +65,7 @@ def faults(result: Result) -> list[Block]:
         "it takes without a cache: their prompts were computed again, or waited for what died. The last of them was asked so many "
         "seconds after the fault. By round. One message about a cache that fares badly leaves the scheduler without what is in it "
         f"for so many heartbeats: {messages}.",
-        measured(result, command),
+        measured(result, "python -m bench prefix-faults"),
         table(["", "slow first tokens", "last after, s", "TTFT p50, ms", "wrong answers"], rows),
     ]
 
