@@ -1,13 +1,14 @@
 """An engine's output as the router that sent the request gets it.
 
 Leans on: vllm.v1.engine.{EngineCoreOutputs, EngineCoreOutput, FinishReason}: outputs are changed in place, as
-nobody else holds them; vllm.v1.request.Request.spec_decode_metrics (histogram[j]: steps in which j drafted
-tokens were accepted).
+nobody else holds them; its fields that hold arrays (new_logprobs, new_prompt_logprobs_tensors,
+prompt_token_id_logprobs, routed_experts); vllm.v1.request.Request.spec_decode_metrics (histogram[j]: steps in
+which j drafted tokens were accepted).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm.v1.engine import FinishReason
@@ -17,13 +18,61 @@ from baton.protos import worker_pb2
 from baton.services.engine import requests, wire
 from baton.services.engine.requests import Prepared
 
+# Bytes of outputs in one reply. A message of more than rpc.MAX_MESSAGE_BYTES, twice that, would end the
+# stream, and so all other requests on it. An output that is larger by itself is not sent.
+REPLY_BYTES = 32 << 20
+_PLAIN_BYTES = 512  # of an output without arrays: its id, and the fields around its tokens
+_TOKEN_BYTES = 5
 
-def encode(outputs: Any, kept: Sequence[Any]) -> bytes:
-    """Return the outputs that go to one router, as bytes."""
-    outputs.outputs = list(kept)
+
+def encode(outputs: Any, kept: Sequence[Any]) -> list[bytes]:
+    """Return the outputs that go to one router, in pieces of about REPLY_BYTES at most."""
     outputs.scheduler_stats = None  # this worker's own business
     outputs.finished_requests = None
-    return wire.encode_outputs(outputs)
+    pieces = []
+    for outputs.outputs in _split(kept):
+        pieces.append(wire.encode_outputs(outputs))
+    return pieces
+
+
+def is_too_large(output: Any) -> bool:
+    """Return whether an output can be sent in no reply, for its log-probabilities."""
+    return _has_arrays(output) and size_of(output) > REPLY_BYTES
+
+
+def size_of(output: Any) -> int:
+    """Return about how many bytes an output takes in a reply."""
+    size = _PLAIN_BYTES + _TOKEN_BYTES * len(output.new_token_ids)
+    for arrays in (output.new_logprobs, output.new_prompt_logprobs_tensors):
+        if arrays is not None:
+            size += sum(int(array.nbytes) for array in arrays[:3])
+    for array in (output.prompt_token_id_logprobs, output.routed_experts):
+        if array is not None:
+            size += int(array.nbytes)
+    return size
+
+
+def _has_arrays(output: Any) -> bool:
+    return not (
+        output.new_logprobs is None
+        and output.new_prompt_logprobs_tensors is None
+        and output.prompt_token_id_logprobs is None
+        and output.routed_experts is None
+    )
+
+
+def _split(outputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield the outputs in groups. Without arrays they fit: a step has at most some ten thousand tokens."""
+    group: list[Any] = []
+    room = REPLY_BYTES
+    for output in outputs if any(map(_has_arrays, outputs)) else ():
+        size = size_of(output)
+        if group and size > room:
+            yield group
+            group, room = [], REPLY_BYTES
+        group.append(output)
+        room -= size
+    yield group or list(outputs)
 
 
 def finish(output: Any, prepared: Prepared) -> bool:

@@ -106,6 +106,7 @@ async def served(
         limits = RelayLimits(
             request_timeout_s=router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
+            vocabulary=config.model_config.get_vocab_size(),
             model=model.name,
             adapters={one.name: Adapter(one.name, one.fingerprint) for one in adapters},
             flush_s=router.flush_ms / 1e3,

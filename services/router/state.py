@@ -55,7 +55,7 @@ class RequestState:
     max_model_len: int
     deadline: float  # time.monotonic, seconds
     logprobs: int = 0  # kept with each output token
-    prompt_logprobs: int = 0  # kept with each token of the prompt
+    prompt_logprobs: int = 0  # kept of the whole prompt
     room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
     party: Party = NOBODY
     service: ServiceClass = STANDARD
@@ -120,7 +120,7 @@ class RequestState:
     def journal_bytes(self) -> int:
         """The most memory that the request takes with `room_tokens` output tokens, bytes."""
         known = len(self.engine_request) + KEY_BYTES * len(self.prefix.keys)
-        asked = LOGPROB_BYTES * self.prompt_logprobs * self.prompt_tokens
+        asked = LOGPROB_BYTES * self.prompt_logprobs
         each = TOKEN_BYTES + LOGPROB_BYTES * self.logprobs
         return REQUEST_BYTES + known + asked + each * max(0, min(self.room_tokens, self.budget))
 

@@ -300,7 +300,10 @@ class Dispatcher:
                 output for output in batch.outputs if self._on_output(output, saves, step.drafts, replies)
             ]
             if kept:
-                _reply(replies, number).engine_outputs = outputs.encode(batch, kept)
+                *first, last = outputs.encode(batch, kept)
+                for piece in first:
+                    self._send(number, RunReply(engine_outputs=piece))
+                _reply(replies, number).engine_outputs = last
         for saved in saves.values():
             self._release(saved.manifest)
             self._refuse(saved, replies)
@@ -309,9 +312,7 @@ class Dispatcher:
                 shared = Shared(request_id=attempt.request_id, epoch=attempt.epoch, blocks=blocks)
                 _reply(replies, attempt.session).shared.append(shared)
         for number, reply in replies.items():
-            session = self._sessions.get(number)
-            if session is not None:
-                session.send(reply)
+            self._send(number, reply)
 
     def _on_begun(self, begun: Begun, replies: dict[int, RunReply]) -> None:
         attempt = self._attempts.live(begun.request_id)
@@ -363,6 +364,15 @@ class Dispatcher:
         attempt = self._attempts.live(output.request_id)
         if attempt is None:
             return False
+        if outputs.is_too_large(output):
+            self._end(attempt)
+            self._host.abort([attempt.internal_id])
+            message = (
+                f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "
+                f"has room for {outputs.REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
+            )
+            _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_INVALID, message))
+            return False
         if attempt.loads and outputs.is_error(output):
             self._attempts.end(attempt)
             message = "the KV cache could not be loaded"
@@ -405,9 +415,12 @@ class Dispatcher:
             self.failed.set_result(error)
 
     def _fail(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        session = self._sessions.get(attempt.session)
+        self._send(attempt.session, RunReply(failed=[_failed(attempt, code, message)]))
+
+    def _send(self, number: int, reply: RunReply) -> None:
+        session = self._sessions.get(number)
         if session is not None:
-            session.send(RunReply(failed=[_failed(attempt, code, message)]))
+            session.send(reply)
 
     def _end(self, attempt: RunningAttempt) -> None:
         """Forget an attempt that ran, and count its drafts."""

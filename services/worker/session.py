@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Replies that wait for a router that does not receive: one a step, so some ten seconds of a busy engine.
 QUEUE_LIMIT = 1024
+QUEUE_BYTES = 256 << 20  # of outputs in them; only log-probabilities by the thousand come near it
 
 
 class RouterSession:
@@ -25,6 +26,7 @@ class RouterSession:
         self.number = number
         self.peer = peer
         self._queue: asyncio.Queue[RunReply] = asyncio.Queue(QUEUE_LIMIT)
+        self._bytes = 0  # of outputs in the queue
         self._over = asyncio.Event()
         self.is_cut = False  # its router did not read
         self._sending = False
@@ -39,12 +41,20 @@ class RouterSession:
         """Queue a reply; a full queue cuts the router off. From the loop's thread, never waits."""
         if self.is_cut:
             return
-        try:
-            self._queue.put_nowait(reply)
-        except asyncio.QueueFull:
-            logger.warning("router %s does not read: %d replies wait, cut off", self.peer, QUEUE_LIMIT)
+        size = len(reply.engine_outputs)
+        if self._queue.full() or (self._bytes and self._bytes + size > QUEUE_BYTES):
+            waiting = self._queue.qsize()
+            logger.warning(
+                "router %s does not read: %d replies of %d MiB wait, cut off",
+                self.peer,
+                waiting,
+                self._bytes >> 20,
+            )
             self.is_cut = True
             self._over.set()
+            return
+        self._bytes += size
+        self._queue.put_nowait(reply)
 
     def end(self) -> None:
         """End the stream from this side."""
@@ -54,6 +64,7 @@ class RouterSession:
         """Send until cancelled. Raises what gRPC raises when the stream is gone."""
         while True:
             reply = await self._queue.get()
+            self._bytes -= len(reply.engine_outputs)
             self._spoke = True
             self._sending = True
             await context.write(reply)

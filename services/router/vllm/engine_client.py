@@ -20,21 +20,24 @@ from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core_client import EngineCoreClient
 
+from baton.rpc import MAX_MESSAGE_BYTES
 from baton.scheduler.prefixes.keys import NO_KEYS
 from baton.scheduler.types import Adapter
 from baton.services.classes import STANDARD
 from baton.services.engine import wire
-from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.relay import Relay, RelayParts
 from baton.services.router.state import RequestState
-from baton.services.router.vllm import outputs
+from baton.services.router.vllm import logprobs, outputs
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.tenants.model import salted
 
 # Arguments reserved for router, scheduler and workers: clients must not steer how KV is transferred.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 _RESERVED_PREFIX = "baton"
+# Of one request: the rest of its message, tokens so far and a manifest, has as much room.
+MOST_BYTES = MAX_MESSAGE_BYTES // 2
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -66,6 +69,7 @@ class RelayLimits:
 
     request_timeout_s: float
     max_model_len: int  # tokens
+    vocabulary: int = 0  # tokens; all of them may be asked for by logprobs -1
     model: str = ""  # the name under which it is served
     flush_s: float = 0.0  # outputs wait so long for more tokens of their streams
     hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
@@ -81,6 +85,7 @@ class RelayClient(EngineCoreClient):
         self._parts = parts
         self.limits = limits  # of requests to come; may be replaced
         self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
+        self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self.fail)
         self._relays: dict[str, Relay] = {}  # by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends its request with an error.
@@ -159,21 +164,23 @@ class RelayClient(EngineCoreClient):
 
     def deliver(self, output: Any) -> None:
         """Queue an output for AsyncLLM."""
-        self._queue.put(output)
+        if not self.prompt_logprobs.takes(output):
+            self._queue.put(output)
 
     def deliver_first(self, output: Any) -> None:
         """Queue an output that must not wait for more tokens."""
-        self._queue.put(output, at_once=True)
+        if not self.prompt_logprobs.takes(output):
+            self._put_first(output)
 
     def finish(self, request_id: str, reason: str) -> None:
         """End a request without another token."""
-        self._queue.put(outputs.finish_output(request_id, reason))
+        self.deliver(outputs.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
         """End a request with an error; outputs that still wait are dropped."""
         if admission := self._admissions.get(request_id):
             admission.refuse(error)
-        self._queue.drop(request_id)
+        self._drop(request_id)
         self.on_failure(request_id, RefusedByRouter(error))
 
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
@@ -206,9 +213,17 @@ class RelayClient(EngineCoreClient):
     def abort(self, request_ids: list[str]) -> None:
         """Drop requests now, also on their workers. Unknown ids are of requests that are over."""
         for request_id in request_ids:
-            self._queue.drop(request_id)
+            self._drop(request_id)
             if relay := self._relays.get(request_id):
                 relay.abort()
+
+    def _put_first(self, output: Any) -> None:
+        self._queue.put(output, at_once=True)
+
+    def _drop(self, request_id: str) -> None:
+        """Drop the outputs of a request that waits for none of them any more."""
+        self._queue.drop(request_id)
+        self.prompt_logprobs.drop(request_id)
 
     async def _start(self, relay: Relay, admission: Admission | None) -> None:
         """Charge the request to its tenant, and start it. Raises RequestFailed."""
@@ -229,17 +244,25 @@ class RelayClient(EngineCoreClient):
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
         limits = self.limits
+        params, prompt_tokens = request.sampling_params, len(request.prompt_token_ids)
+        logprobs.check(params, limits.vocabulary, prompt_tokens)
         adapter = self._adapter(request)
         wire_id = _wire_id(request.request_id)
+        encoded = _encode(request, wire_id)
+        if len(encoded) > MOST_BYTES:
+            raise TooLarge(
+                f"the request takes {len(encoded) >> 20} MiB on its way to a worker; "
+                f"{MOST_BYTES >> 20} are allowed"
+            )
         state = RequestState(
             request_id=wire_id,
             frontend_id=request.request_id,
-            engine_request=_encode(request, wire_id),
-            prompt_tokens=len(request.prompt_token_ids),
-            max_tokens=request.sampling_params.max_tokens,
+            engine_request=encoded,
+            prompt_tokens=prompt_tokens,
+            max_tokens=params.max_tokens,
             max_model_len=limits.max_model_len,
-            logprobs=_kept(request.sampling_params.logprobs),
-            prompt_logprobs=_kept(request.sampling_params.prompt_logprobs),
+            logprobs=logprobs.at_a_token(params, limits.vocabulary),
+            prompt_logprobs=logprobs.of_the_prompt(params, limits.vocabulary, prompt_tokens),
             deadline=min(admission.deadline, now + limits.request_timeout_s),
             party=admission.party,
             model=limits.model,
@@ -276,11 +299,6 @@ class RelayClient(EngineCoreClient):
             admission.request.settle(relay.state)
         if admission is None or admission.http.ended:  # otherwise its response is still being sent
             self._parts.chronicle.over(relay.state)
-
-
-def _kept(logprobs: int | None) -> int:
-    """Return how many log-probabilities are kept per position: the sampled token's own is one more."""
-    return 0 if logprobs is None else 1 + max(0, logprobs)
 
 
 def without_reserved(extra: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ max_cpu_loras}, vllm.config.VllmConfig built from them alone (as vLLM's GPU-less
 vllm.config.lora.LoRAConfig, vllm.entrypoints.openai.models.protocol.LoRAModulePath,
 vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
 _add_request; check_admission, which handlers call before they render; output_processor.{request_states,
-abort_requests}),
+abort_requests}; a request's state there: parent_req, queue, logprobs_processor),
 vllm.entrypoints.launchers.{app.build_app, api_server.app_state.init_app_state}, and
 the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes; in it
 starlette's CORSMiddleware), envs.VLLM_API_KEY (build_app's own, narrower guard: turned off).
@@ -49,6 +49,7 @@ from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.tenancy import Tenancy
+from baton.services.router.vllm import large_answers
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
@@ -140,6 +141,7 @@ class RelayLLM(async_llm.AsyncLLM):
             metrics.workers.watch(ModelWorkers(cluster.heard, model, engine.enable_prefix_caching))
         self._cluster = cluster
         client.on_failure = self._request_failed
+        client.prompt_logprobs.add = self._add_prompt_logprobs
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Add a request without reserved arguments: vLLM's RequestState reads some before our client does."""
@@ -179,6 +181,11 @@ class RelayLLM(async_llm.AsyncLLM):
         hasher = PromptHasher(capacity.hashing) if capacity.HasField("hashing") else None
         client.limits = replace(client.limits, max_model_len=model.max_model_len, hasher=hasher)
 
+    def _add_prompt_logprobs(self, request_id: str, rows: Any) -> None:
+        state = self.output_processor.request_states.get(request_id)
+        if state is not None:
+            state.logprobs_processor._update_prompt_logprobs(rows)
+
     def _request_failed(self, request_id: str, error: Exception) -> None:
         """End a request, and its siblings where n > 1: they share one stream."""
         processor = self.output_processor
@@ -209,6 +216,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
+    large_answers.install()
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
     app.exception_handler(HTTPException)(not_offered)

@@ -77,7 +77,7 @@ def test_log_probabilities_are_counted() -> None:
     plain, asked = request_state("a"), replace(request_state("b"), logprobs=21)
     assert asked.journal_bytes - plain.journal_bytes == 21 * ROOM_TOKENS * LOGPROB_BYTES
     asked = replace(request_state("b"), prompt_logprobs=3)
-    assert asked.journal_bytes - plain.journal_bytes == 3 * 100 * LOGPROB_BYTES
+    assert asked.journal_bytes - plain.journal_bytes == 3 * LOGPROB_BYTES
 
 
 def test_the_journal_is_bounded_while_answers_grow() -> None:

@@ -9,13 +9,17 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
+import torch
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import LogprobsTensors
 
 from baton.handoff.reports import Begun
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase, Start
-from baton.services.engine import wire
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase, RunReply, Start
+from baton.services.engine import outputs, wire
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.errors import RequestRefused
+from baton.services.engine.host import EngineStep
 from baton.services.roles import MIXED
 from baton.services.worker import dispatcher as dispatching
 from baton.services.worker.dispatcher import Dispatcher
@@ -207,3 +211,52 @@ async def test_a_renewal_that_fails_leaves_time_for_another(monkeypatch: pytest.
     with pytest.raises(EOFError):
         await dispatcher.renew_leases(20.0, 600.0)
     assert ranks.asked_at == pytest.approx([0.0, 20.0, 40.0])
+
+
+def with_logprobs(name: str, entries: int) -> EngineCoreOutput:
+    rows = LogprobsTensors(
+        torch.zeros(entries, 1, dtype=torch.int32), torch.zeros(entries, 1), torch.zeros(entries)
+    )
+    return EngineCoreOutput(request_id=f"{name}#1", new_token_ids=[7], new_prompt_logprobs_tensors=rows)
+
+
+async def sent(dispatcher: Dispatcher, session: Any, *step: EngineCoreOutput) -> list[RunReply]:
+    """Return the replies that a step brings a router."""
+    outputs_of_step = EngineCoreOutputs(outputs=list(step), timestamp=1.0)
+    dispatcher.on_step(EngineStep(outputs={session.number: outputs_of_step}, executed=True))
+    return [session._queue.get_nowait() for _ in range(session._queue.qsize())]
+
+
+def names(reply: RunReply) -> list[str]:
+    decoded = wire.decode_outputs(reply.engine_outputs)
+    assert decoded.timestamp == 1.0
+    return [output.request_id for output in decoded.outputs]
+
+
+async def test_a_step_that_brings_much_goes_in_several_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "REPLY_BYTES", 100_000)
+    dispatcher, _ = await made(Host())
+    session = dispatcher.connect("router")
+    for name in "abcd":
+        dispatcher.start(session, start(name))
+    plain = EngineCoreOutput(request_id="d#1", new_token_ids=[7])
+    step = [with_logprobs("a", 7_000), with_logprobs("b", 2_000), with_logprobs("c", 3_000), plain]
+    replies = await sent(dispatcher, session, *step)
+    assert [names(reply) for reply in replies] == [["a#1"], ["b#1", "c#1", "d#1"]]
+    assert all(reply.ByteSize() < 100_000 for reply in replies)
+    assert [names(one) for one in await sent(dispatcher, session, plain)] == [["d#1"]]
+
+
+async def test_what_no_message_can_hold_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "REPLY_BYTES", 100_000)
+    host = Host()
+    dispatcher, _ = await made(host)
+    session = dispatcher.connect("router")
+    for name in "ab":
+        dispatcher.start(session, start(name))
+    [reply] = await sent(dispatcher, session, with_logprobs("a", 10_000), with_logprobs("b", 10))
+    [failed] = reply.failed
+    assert (failed.request_id, failed.code) == ("a", Failed.CODE_INVALID)
+    assert "log-probabilities" in failed.message
+    assert names(reply) == ["b#1"]
+    assert (host.aborted, dispatcher.requests) == (["a#1"], 1)

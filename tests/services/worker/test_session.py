@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from baton.protos.worker_pb2 import Failed, RunReply
+from baton.services.worker import session as sessions
 from baton.services.worker.session import QUEUE_LIMIT, RouterSession
 from harness.support import PATIENCE
 
@@ -82,3 +85,19 @@ async def test_a_router_that_does_not_read_is_sent_no_signs_of_life() -> None:
     assert not session.is_cut
     for task in tasks:
         task.cancel()
+
+
+async def test_a_router_that_does_not_read_large_replies_is_cut_off_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "QUEUE_BYTES", 1000)
+    session, sink = RouterSession(1, "peer"), Sink()
+    session.send(RunReply(engine_outputs=bytes(2000)))  # one is sent, whatever its size
+    writing = asyncio.create_task(session.write(sink))
+    await asyncio.sleep(0)
+    session.send(RunReply(engine_outputs=bytes(600)))
+    session.send(RunReply(engine_outputs=bytes(400)))
+    assert not session.is_cut
+    session.send(RunReply(engine_outputs=bytes(1)))
+    assert session.is_cut
+    writing.cancel()

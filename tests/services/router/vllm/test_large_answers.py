@@ -1,0 +1,139 @@
+"""Large answers are those that vLLM makes, and hold up no other stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi.responses import JSONResponse
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatMessage,
+)
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionResponse, CompletionResponseChoice
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.serve.engine.protocol import UsageInfo
+from vllm.logprobs import Logprob
+
+from baton.services.router.vllm import large_answers
+
+WIDTH = 20
+
+
+def top_logprobs(*args: Any, **kwargs: Any) -> Any:
+    return OpenAIServingChat._get_top_logprobs(SERVING, *args, **kwargs)
+
+
+SERVING: Any = SimpleNamespace(
+    return_tokens_as_token_ids=False,
+    _get_decoded_token=OpenAIServingChat._get_decoded_token,
+    _get_top_logprobs=top_logprobs,
+)
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    large_answers.install()
+    large_answers.install()
+    token = large_answers._whole.set(False)
+    yield
+    large_answers._whole.reset(token)
+
+
+def positions(count: int) -> list[dict[int, Logprob]]:
+    return [
+        {at + k: Logprob(-0.1 * k, k + 1, f"é{at + k}" if k % 3 else None) for k in range(WIDTH)}
+        for at in range(count)
+    ]
+
+
+def chat(count: int, *, whole: bool, prompt: int = 0) -> Any:
+    """Return an answer of two choices, as vLLM's handler makes it."""
+    large_answers._whole.set(whole)
+    choices = []
+    for index, length in enumerate((count, 3)):
+        logprobs = OpenAIServingChat._create_chat_logprobs(
+            SERVING, list(range(length)), positions(length), SimpleNamespace(decode=str), WIDTH, None, False
+        )
+        message = ChatMessage(role="assistant", content="\u2028ü")
+        choices.append(ChatCompletionResponseChoice(index=index, message=message, logprobs=logprobs))
+    return ChatCompletionResponse(
+        id="a", created=1, model="m", choices=choices, usage=UsageInfo(),
+        prompt_logprobs=[None, *positions(prompt)] if prompt else None,
+    )  # fmt: skip
+
+
+def completion(count: int) -> Any:
+    logprobs = OpenAIServingCompletion._create_completion_logprobs(
+        SERVING, list(range(count)), positions(count), WIDTH, SimpleNamespace(decode=str), None, 0, False
+    )
+    choice = CompletionResponseChoice(
+        index=0, text="x", logprobs=logprobs, prompt_logprobs=[None, *positions(count)]
+    )
+    return CompletionResponse(id="a", created=1, model="m", choices=[choice], usage=UsageInfo())
+
+
+def as_vllm_sends(answer: Any) -> bytes:
+    return bytes(JSONResponse(type(answer).model_dump.__wrapped__(answer)).body)
+
+
+async def sent(answer: Any) -> tuple[bytes, float]:
+    """Return the body that a client gets, and the longest turn of the loop meanwhile, s."""
+    messages: list[Any] = []
+    longest = 0.0
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    response = large_answers._Response(content=answer.model_dump())
+    sending = asyncio.create_task(response({"type": "http"}, None, send))  # type: ignore[arg-type]
+    while not sending.done():
+        began = time.monotonic()
+        await asyncio.sleep(0)
+        longest = max(longest, time.monotonic() - began)
+    await sending
+    start, body = messages
+    assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
+    return body["body"], longest
+
+
+@pytest.mark.parametrize("prompt", [0, 10, 400])
+@pytest.mark.parametrize("count", [0, 10, 63, 64, 200])
+async def test_a_chat_is_the_same(count: int, prompt: int) -> None:
+    body, _ = await sent(chat(count, whole=True, prompt=prompt))
+    assert json.loads(body) == json.loads(as_vllm_sends(chat(count, whole=False, prompt=prompt)))
+
+
+@pytest.mark.parametrize("count", [10, 200])
+async def test_a_completion_is_the_same(count: int) -> None:
+    body, _ = await sent(completion(count))
+    assert json.loads(body) == json.loads(as_vllm_sends(completion(count)))
+
+
+async def test_a_short_answer_goes_the_way_of_vllm() -> None:
+    assert isinstance(chat(10, whole=True).model_dump(), dict)
+    assert isinstance(chat(200, whole=True).model_dump(mode="json", exclude={"choices"}), dict)
+
+
+async def test_a_long_one_leaves_the_loop_to_others() -> None:
+    answer = chat(2000, whole=True, prompt=2000)
+    body, longest = await sent(answer)
+    began = time.monotonic()
+    as_vllm_sends(chat(2000, whole=False, prompt=2000))
+    at_once = time.monotonic() - began
+    assert len(body) > 5_000_000
+    assert longest < at_once / 5  # a fiftieth on an idle machine
+
+
+async def test_what_json_cannot_hold_is_an_error_as_before() -> None:
+    answer = completion(200)
+    answer.choices[0].logprobs.token_logprobs[100] = float("nan")
+    with pytest.raises(ValueError, match="JSON"):
+        await sent(answer)

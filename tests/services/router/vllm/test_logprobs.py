@@ -1,0 +1,153 @@
+"""The number of log-probabilities that a request may ask for, and the turns in which a prompt's are made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import LogprobsTensors
+
+from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.vllm import logprobs
+from baton.services.router.vllm.engine_client import RefusedByRouter
+from baton.services.router.vllm.logprobs import MOST_AT_A_TOKEN, MOST_OF_A_PROMPT, PromptLogprobs
+from harness.fake_worker import until
+from harness.router import Cluster
+
+VOCABULARY = 32_000
+
+
+@pytest.mark.parametrize(
+    ("params", "each", "of_prompt"),
+    [
+        ({}, 0, 0),
+        ({"logprobs": 0}, 1, 0),
+        ({"logprobs": 20}, 21, 0),
+        ({"logprobs": -1}, VOCABULARY + 1, 0),
+        ({"logprob_token_ids": [5, 6, 7]}, 4, 0),
+        ({"prompt_logprobs": 2}, 0, 300),
+        ({"prompt_logprobs": -1}, 0, (VOCABULARY + 1) * 100),
+        ({"prompt_logprob_token_ids": [[1, 2], [3, 4]]}, 0, 4),
+    ],
+)
+def test_all_that_are_kept_are_counted(params: dict[str, Any], each: int, of_prompt: int) -> None:
+    asked = SamplingParams(**params)
+    assert logprobs.at_a_token(asked, VOCABULARY) == each
+    assert logprobs.of_the_prompt(asked, VOCABULARY, 100) == of_prompt
+
+
+@pytest.mark.parametrize(
+    ("params", "prompt_tokens", "named"),
+    [
+        ({"logprobs": -1}, 10, "top_logprobs"),
+        ({"logprobs": MOST_AT_A_TOKEN}, 10, str(MOST_AT_A_TOKEN)),
+        ({"prompt_logprobs": -1}, 400, "prompt_logprobs"),
+        ({"prompt_logprobs": 20}, MOST_OF_A_PROMPT // 20, str(MOST_OF_A_PROMPT)),
+    ],
+)
+def test_more_than_a_stream_can_wait_for_are_refused(
+    params: dict[str, Any], prompt_tokens: int, named: str
+) -> None:
+    with pytest.raises(Unsupported, match=named):
+        logprobs.check(SamplingParams(**params), VOCABULARY, prompt_tokens)
+
+
+@pytest.mark.parametrize(
+    ("params", "prompt_tokens"),
+    [({"logprobs": 20, "prompt_logprobs": 20}, 12_000), ({"prompt_logprobs": 1}, 128 << 10)],
+)
+def test_what_evaluations_ask_for_is_served(params: dict[str, Any], prompt_tokens: int) -> None:
+    logprobs.check(SamplingParams(**params), VOCABULARY, prompt_tokens)
+
+
+async def test_the_whole_vocabulary_is_refused_before_a_worker_sees_the_request(cluster: Cluster) -> None:
+    cluster.remake(vocabulary=VOCABULARY)
+    prefill, decode = await cluster.pair()
+    with pytest.raises(RefusedByRouter, match="log-probabilities of its prompt") as refused:
+        await cluster.send("q", [1] * 400, 1, prompt_logprobs=-1)
+    assert refused.value.http_status == 400
+    assert not prefill.seen.starts
+    assert not decode.seen.starts
+
+
+def rows(count: int, width: int) -> LogprobsTensors:
+    ids = torch.arange(count * width, dtype=torch.int32).reshape(count, width)
+    return LogprobsTensors(ids, -ids.float(), torch.ones(count, dtype=torch.int32))
+
+
+class FrontEnd:
+    """Takes rows as vLLM's does, in the time that it needs, and outputs."""
+
+    def __init__(self, entry_s: float = 20e-6) -> None:
+        self.entry_s = entry_s
+        self.ids: list[int] = []
+        self.outputs: list[EngineCoreOutput] = []
+        self.failed: list[RequestFailed] = []
+        self.making = PromptLogprobs(self.outputs.append, lambda _, error: self.failed.append(error))
+        self.making.add = self.add
+
+    def add(self, request_id: str, some: LogprobsTensors) -> None:
+        assert request_id == "q"
+        until = time.monotonic() + self.entry_s * some.logprobs.numel()
+        while time.monotonic() < until:
+            pass
+        self.ids += some.logprob_token_ids.flatten().tolist()
+
+
+def output(tokens: list[int], some: LogprobsTensors | None = None, name: str = "q") -> EngineCoreOutput:
+    return EngineCoreOutput(request_id=name, new_token_ids=tokens, new_prompt_logprobs_tensors=some)
+
+
+async def test_many_are_made_in_turns_with_other_streams() -> None:
+    end = FrontEnd()
+    first, second = output([1], rows(2000, 5)), output([2])
+    assert end.making.takes(first)
+    assert end.making.takes(second)
+    assert not end.making.takes(output([3], name="another"))
+    longest = 0.0
+    async with asyncio.timeout(60):
+        while not end.outputs:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            longest = max(longest, time.monotonic() - began)
+    assert end.ids == list(range(10_000))
+    assert end.outputs == [first, second]
+    assert first.new_prompt_logprobs_tensors is None
+    assert not end.making.takes(output([4]))
+    assert longest < 0.1  # 0.2 s in one go
+
+
+async def test_few_go_with_their_output() -> None:
+    end = FrontEnd()
+    assert not end.making.takes(output([1], rows(50, 5)))
+
+
+async def test_a_request_that_is_over_gets_no_more() -> None:
+    end = FrontEnd()
+    assert end.making.takes(output([1], rows(2000, 5)))
+    await asyncio.sleep(0)
+    end.making.drop("q")
+    made = len(end.ids)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(end.ids) == made < 10_000
+    assert not end.outputs
+    assert not end.failed
+
+
+async def test_what_vllm_cannot_read_ends_its_request_alone() -> None:
+    end = FrontEnd()
+
+    def add(*_: Any) -> None:
+        raise OverflowError("no such token")
+
+    end.making.add = add
+    assert end.making.takes(output([1], rows(2000, 5)))
+    await until(lambda: bool(end.failed), "its request has failed")
+    assert not end.outputs
+    assert not end.making.takes(output([2]))
