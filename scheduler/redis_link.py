@@ -51,7 +51,7 @@ class _Finder(Protocol):
 
 @dataclass(frozen=True)
 class RedisPlace:
-    """What a URL says. Its repr shows no password."""
+    """The parts of a URL. Its repr shows no password."""
 
     scheme: str
     hosts: tuple[Address, ...]
