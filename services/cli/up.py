@@ -12,7 +12,7 @@ import baton
 from baton.addresses import from_here, join, listen, split
 from baton.services.cli.flags import operator_flags
 from baton.services.config import Settings
-from baton.services.credentials import guarded
+from baton.services.credentials import guarded, open_to_all
 from baton.services.fleet.supervisor import Fleet, Started, started, supervise
 from baton.services.leave import leave
 from baton.services.models import Model
@@ -92,4 +92,9 @@ Ready. OpenAI's API is served at {url}/v1
 {page}  status:   {Path(sys.argv[0]).name} status {status}
   metrics:  {url}/metrics
   stop:     Ctrl-C
-"""
+{warned(open_to_all(settings.router))}"""
+
+
+def warned(warning: str) -> str:
+    """Return the line under a banner that nobody should miss; "" without a warning."""
+    return f"\n  WARNING:  {warning}\n" if warning else ""
