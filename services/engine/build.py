@@ -44,6 +44,7 @@ CPU_KV_CACHE_GIB = 1.0
 # Of the NUMA node's memory; checked though kv_cache_memory_bytes decides. Low, so that several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
+_NOT_ON_CPU = ("enable_expert_parallel", "enable_eplb", "enable_dbo")
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def build_config(plan: EnginePlan) -> Any:
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
     if current_platform.is_cpu():
+        _check_on_cpu(args)
         _cpu_arguments(args)
         # oneDNN keeps what it compiled for the last 1,024 shapes, 170 KiB each, beside what vLLM keeps of
         # each layer. That grows for hours, by 170 MiB with the demo model, and no request is quicker for it.
@@ -236,6 +238,15 @@ def _add_cpu_blocks(args: dict[str, Any]) -> None:
     if model_config.use_mla:
         cpu_mla.add_arguments(args, model_config)
     args.setdefault("block_size", CPU_BLOCK_SIZE)
+
+
+def _check_on_cpu(args: dict[str, Any]) -> None:
+    """Refuse what vLLM's CPU build accepts, and of which a rank dies at its first request (SIGSEGV)."""
+    for name in _NOT_ON_CPU:
+        if args.get(name):
+            raise ConfigError(
+                f"engine.extra.{name} (value {args[name]!r}): vLLM's CPU build cannot do that; leave it out"
+            )
 
 
 def _cpu_arguments(args: dict[str, Any]) -> None:
