@@ -14,10 +14,9 @@ from rich.console import Console, Group
 
 import baton
 from baton.addresses import split
-from baton.services.cli.flags import operator_flags, with_settings
+from baton.services.cli.flags import operator_flags, warned, with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.cli.tables import UNLIMITED, Column, fitted
-from baton.services.cli.up import warned
 from baton.services.config import Settings
 from baton.services.credentials import open_to_all
 from baton.services.errors import ServiceError

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import baton
 from baton.addresses import from_here, join, listen, split
-from baton.services.cli.flags import operator_flags
+from baton.services.cli.flags import operator_flags, warned
 from baton.services.config import Settings
 from baton.services.credentials import guarded, open_to_all
 from baton.services.fleet.supervisor import Fleet, Started, started, supervise
@@ -93,8 +93,3 @@ Ready. OpenAI's API is served at {url}/v1
   metrics:  {url}/metrics
   stop:     Ctrl-C
 {warned(open_to_all(settings.router))}"""
-
-
-def warned(warning: str) -> str:
-    """Return the line under a banner that nobody should miss; "" without a warning."""
-    return f"\n  WARNING:  {warning}\n" if warning else ""

@@ -100,7 +100,7 @@ def _state(seen: os.stat_result) -> list[int]:
 
 
 class _Store:
-    """What is known of files, one entry each. Any thread, any number of processes."""
+    """The digests that are known, an entry for each file. Any thread, any number of processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""How the control loop bears its own failures: it tells of them, waits longer each time, and goes on.
+"""Waits of the control loop: where turns fail it tells of that, waits longer each time, and goes on.
 
 What serves does so without the loop. So while Ray's control service is away nothing is ended; what changes
 meanwhile, a worker that died with its node say, is seen to when it is back.
