@@ -21,11 +21,14 @@ from baton.security.names import Role
 
 logger = logging.getLogger(__name__)
 
-_MAX_CHANNELS = 64  # the least recently used one is closed when there are more
+_MAX_CHANNELS = 64  # of more, those are closed that no call can still use
 
 
 class Channels:
     """Channels by address, kept for the next pull: connecting costs more than a pull. Safe for any thread.
+
+    A channel is closed only when the longest pull is over that can have begun on it. So there may be more
+    than the bound: as many as there were peers in that time.
 
     When this process's certificate is replaced, new ones take their place; pulls on the old ones may end.
     """
@@ -34,7 +37,8 @@ class Channels:
         self._bound = bound
         self._dialler = Dialler(Role.WORKER)
         self._credentials = self._dialler.credentials
-        self._channels: OrderedDict[str, grpc.Channel] = OrderedDict()
+        # With the last use of each, time.monotonic; the one that was not used for longest is first.
+        self._channels: OrderedDict[str, tuple[float, grpc.Channel]] = OrderedDict()
         self._retired: deque[tuple[float, grpc.Channel]] = deque()  # time.monotonic, oldest first
         self._lock = threading.Lock()
 
@@ -42,19 +46,22 @@ class Channels:
         """Return the channel to host:port, a new one if need be."""
         with self._lock:
             self._retire()
-            channel = self._channels.get(address)
-            if channel is None:
-                channel = self._channels[address] = self._dialler.channel(address)
-            self._channels.move_to_end(address)
-            if len(self._channels) > self._bound:
-                _, oldest = self._channels.popitem(last=False)
+            now = time.monotonic()
+            known = self._channels.pop(address, None)
+            channel = known[1] if known is not None else self._dialler.channel(address)
+            self._channels[address] = now, channel
+            while len(self._channels) > self._bound:
+                used, oldest = next(iter(self._channels.values()))
+                if used >= now - MAX_PULL_S:
+                    break
+                self._channels.popitem(last=False)
                 oldest.close()
             return channel
 
     def close(self) -> None:
         """Close all channels. Idempotent."""
         with self._lock:
-            for channel in (*self._channels.values(), *(channel for _, channel in self._retired)):
+            for _, channel in (*self._channels.values(), *self._retired):
                 channel.close()
             self._channels.clear()
             self._retired.clear()
@@ -64,7 +71,7 @@ class Channels:
         now = time.monotonic()
         if (credentials := self._dialler.credentials) is not self._credentials:
             self._credentials = credentials
-            self._retired += [(now, channel) for channel in self._channels.values()]
+            self._retired += [(now, channel) for _, channel in self._channels.values()]
             self._channels.clear()
         while self._retired and self._retired[0][0] < now - MAX_PULL_S:
             self._retired.popleft()[1].close()

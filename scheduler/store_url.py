@@ -1,8 +1,24 @@
-"""The part of a store's URL that may be shown. Imports no client of any store."""
+"""The URLs of a Redis, and the part of one that may be shown. Imports no client of any store."""
 
 from __future__ import annotations
 
 from urllib.parse import parse_qs
+
+# As the library `limits` writes them. It uses redis-py, too, which has no URL of its own for the last two.
+REDIS = ("redis", "rediss")
+SENTINEL = ("redis+sentinel", "rediss+sentinel")
+CLUSTER = ("redis+cluster", "rediss+cluster")
+KINDS = "redis://, redis+sentinel:// or redis+cluster://, with rediss for TLS"
+FORM = (
+    "redis://[[USER]:PASSWORD@]HOST:PORT/DB, redis+sentinel://HOST:PORT,HOST:PORT/MASTER or "
+    "redis+cluster://HOST:PORT,HOST:PORT"
+)
+
+
+def is_redis(url: str) -> bool:
+    """Return whether the URL is one of a Redis."""
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and scheme in (*REDIS, *SENTINEL, *CLUSTER)
 
 
 def without_password(url: str) -> str:
@@ -20,7 +36,8 @@ def without_password(url: str) -> str:
 def has_password(url: str) -> bool:
     """Return whether a password is in it, as part of the address or as an option."""
     credentials, place = _parts(url)
-    return bool(credentials.partition(":")[2]) or "password" in parse_qs(place.partition("?")[2])
+    options = parse_qs(place.partition("?")[2])
+    return bool(credentials.partition(":")[2]) or "password" in options or "sentinel_password" in options
 
 
 def _parts(url: str) -> tuple[str, str]:

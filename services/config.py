@@ -38,7 +38,7 @@ from pydantic_settings import (
 )
 
 from baton import addresses
-from baton.scheduler.store_url import has_password
+from baton.scheduler.store_url import KINDS, has_password, is_redis
 from baton.services.classes import ClassesSettings, ClassSettings
 from baton.services.errors import ConfigError
 from baton.services.lora import LoraSettings
@@ -195,7 +195,8 @@ class SchedulerSettings(_Section):
     store: str = Field(
         "memory",
         repr=False,
-        description="memory, redis://[:password@]host:port/db, or rediss:// for TLS.",
+        description="memory, redis://[:password@]host:port/db, redis+sentinel://host:port,host:port/master "
+        "or redis+cluster://host:port,host:port; with rediss for TLS (docs/clusters.md).",
     )
     store_password_file: str = Field(
         "", description="File with the store's password, instead of a password in its URL."
@@ -254,8 +255,8 @@ class SchedulerSettings(_Section):
     @field_validator("store")
     @classmethod
     def _is_known(cls, value: str) -> str:
-        if value != "memory" and not value.startswith(("redis://", "rediss://")):
-            raise ValueError("use memory, redis:// or rediss://")
+        if value != "memory" and not is_redis(value):
+            raise ValueError(f"use memory, {KINDS}")
         return value
 
     @model_validator(mode="after")
@@ -416,8 +417,8 @@ class RouterSettings(_Section):
     keys_store: str = Field(
         "",
         repr=False,
-        description="redis://[:password@]host:port/db, or rediss:// for TLS: routers that share it enforce "
-        "limits together. Without a keys_file it also holds the keys.",
+        description="A Redis, as in scheduler.store: routers that share it enforce limits together. Without "
+        "a keys_file it also holds the keys.",
     )
     keys_store_password_file: str = Field(
         "", description="File with that Redis' password, instead of a password in its URL."
@@ -508,8 +509,8 @@ class RouterSettings(_Section):
     @field_validator("keys_store")
     @classmethod
     def _is_redis(cls, value: str) -> str:
-        if value and not value.startswith(("redis://", "rediss://")):
-            raise ValueError("use redis:// or rediss://")
+        if value and not is_redis(value):
+            raise ValueError(f"use {KINDS}")
         return value
 
     @model_validator(mode="after")

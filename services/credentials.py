@@ -10,6 +10,7 @@ import os
 import stat
 from pathlib import Path
 
+from baton.security.exposure import only_from_here
 from baton.services.config import OpsSettings, RouterSettings, SchedulerSettings, SecuritySettings, Settings
 from baton.services.errors import ConfigError
 from baton.services.tenants.errors import BookError
@@ -37,6 +38,18 @@ def guarded(router: RouterSettings) -> bool:
     """Return whether the router needs a key."""
     stock = os.environ.get(ENV_VLLM_KEY)
     return bool(router.api_key or router.api_key_file or router.has_tenants or stock)
+
+
+def open_to_all(router: RouterSettings, host: str = "") -> str:
+    """Say that other machines can reach the router, at `host` or its own, and that it needs no key; or ""."""
+    host = host or router.host
+    if guarded(router) or only_from_here(host):
+        return ""
+    return (
+        f"no key is needed, and {host} can be reached from other machines: whoever reaches it may use the "
+        "router. Set router.api_key_file or router.keys_file, or let only a proxy that checks keys reach it "
+        "(docs/tenants.md)"
+    )
 
 
 def keys_in(key: str, path: str) -> list[str]:

@@ -45,7 +45,7 @@ _IDLE_S = 0.1  # otherwise: for peers that come too late, and connections that e
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # between two looks at a read
 CONTACT_S = 5.0  # for a peer to answer for the first time
 _SHUNNED_S = 60.0  # for which one that did not is not asked again
-_MAX_PEERS = 256  # the least recently used one is disconnected when there are more
+_MAX_PEERS = 256  # of more, the least recently used one is disconnected from which nothing is read
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,10 @@ class Agent:
                 self._forget(peer)
                 raise
             if len(self._peers) > _MAX_PEERS:
-                self._forget(next(iter(self._peers)))
+                busy = {peer, *(read.peer for read in self._reads)}
+                idle = next((one for one in self._peers if one not in busy), None)
+                if idle is not None:
+                    self._forget(idle)
 
     def shuns(self, peer: str) -> bool:
         """Return whether the peer did not answer a while ago: a firewall may be between."""

@@ -107,6 +107,7 @@ def _specs(kv_cache_config: Any) -> Iterator[tuple[str, Any]]:
 def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
     """Return, by layer, the KV heads of all tensor-parallel ranks together; 1 for MLA, whose latent all have.
 
+    vLLM tells of some layers into how many shards they split at most; of others it is told by their heads.
     States have none, nor has a layer whose single head of each rank may be the same on several, or not.
     """
     ranks = vllm_config.parallel_config.tensor_parallel_size
@@ -118,7 +119,9 @@ def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
             continue
         own = int(spec.num_kv_heads)
         possible = {total for total in totals if max(1, total // ranks) == own}
-        if isinstance(spec, MLAAttentionSpec):
+        if spec.max_tp_shards is not None:
+            found[name] = own * min(ranks, int(spec.max_tp_shards))
+        elif isinstance(spec, MLAAttentionSpec):
             found[name] = 1
         elif own > 1 or ranks == 1:
             found[name] = own * ranks

@@ -59,7 +59,8 @@ def tables(result: dict[str, Any]) -> str:
 
 _HEAD = [
     *("plan", "fleet", "drafts", "store", "seed", "requests", "failed", "wrong tokens", "blocks left"),
-    *("leases left", "longest pause, s", "while a worker could serve, s", "limit, s", "p99, s", "restarts"),
+    *("leases left", "longest pause, s", "while a worker could serve, s", "limit, s", "pauses beyond it"),
+    *("p99, s", "restarts"),
 ]
 
 
@@ -74,6 +75,7 @@ def _row(plan: dict[str, Any]) -> list[Any]:
         f"{plan['longest_pause_s']:.2f}",
         f"{plan['longest_covered_pause_s']:.2f}",
         f"{plan['pause_limit_s']:.1f}",
+        plan["over_limit"],
         f"{plan['p99_pause_s']:.2f}",
         plan["restarts"],
     ]

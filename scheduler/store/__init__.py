@@ -5,22 +5,23 @@ from __future__ import annotations
 from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.store.base import Store
 from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.store_url import KINDS, is_redis
 
 __all__ = ["Store", "open_store"]
 
 
 def open_store(url: str, topic: str, password: str = "") -> Store:
-    """Return the store of a URL: `memory`, or `redis://[:password@]host:port/db`, `rediss://` for TLS.
+    """Return the store of a URL: `memory`, or a Redis (`store_url.FORM`).
 
     `password` is for a URL that has none. Raises StoreRefuses when the URL makes no sense.
     """
     if url == "memory":
         return MemoryStore(topic)
-    if url.startswith(("redis://", "rediss://")):
+    if is_redis(url):
         from baton.scheduler.store.redis import RedisStore
         from baton.scheduler.store.resilient import ResilientStore
 
         return ResilientStore(RedisStore(url, topic, password), MemoryStore(topic))
     scheme, separator, _ = url.partition("://")
     named = f" {scheme!r}" if separator else ""  # without it, all of it may be a secret
-    raise StoreRefuses(f"scheduler.store{named} is unknown: use memory, redis:// or rediss://")
+    raise StoreRefuses(f"scheduler.store{named} is unknown: use memory, {KINDS}")

@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
     InvalidResponse,
@@ -24,16 +21,17 @@ from redis.exceptions import (
     RedisError,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler import redis_link
 from baton.scheduler.errors import StaleWorker, StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
+from baton.scheduler.redis_place import elsewhere, leads_elsewhere
 from baton.scheduler.store import redis_wire as wire
 from baton.scheduler.store.base import TOLD_KINDS, Store
 from baton.scheduler.store.redis_calls import ScriptCalls
 from baton.scheduler.store.redis_fleet import RedisFleet
-from baton.scheduler.store_url import without_password
+from baton.scheduler.store_url import FORM, without_password
 from baton.scheduler.store_user import explained, refuses_the_user
 from baton.scheduler.types import (
     Attempt,
@@ -74,25 +72,14 @@ class RedisStore(Store):
         self._topic = topic
         self._keys = topic_keys(topic)
         try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                **({"password": password} if password else {}),
-                max_connections=1,
-                # `ScriptCalls` ends calls that wait for the connection, for connecting or for replies.
-                timeout=None,
-                socket_timeout=None,
-                socket_connect_timeout=None,
-                retry=Retry(NoBackoff(), 0),
-                # With it the pool would hand out connections that the server has closed.
-                maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            )
+            # `ScriptCalls` ends calls that wait for the connection, for connecting or for replies.
+            self._client = redis_link.connect(url, self._keys[0], password=password, max_connections=1)
         except ValueError:  # its words may quote a password
             raise StoreRefuses(
-                "scheduler.store is not a Redis URL: it must look like redis://[:password@]host:port/db, "
+                f"scheduler.store is not a Redis URL: it must look like {FORM}, "
                 "with the password percent-encoded or in a file (scheduler.store_password_file)"
             ) from None
-        self._password: str = pool.connection_kwargs.get("password") or ""
-        self._client = Redis(connection_pool=pool)
+        self._password: str = self._client.connection_pool.connection_kwargs.get("password") or ""
         sources = {name: _source(name) for name in SCRIPTS}
         self._calls = ScriptCalls(self._client, sources, self._keys, CALL_TIMEOUT_S)
         # Identities are fetched anew only when the roster has changed: they are most of a view's bytes.
@@ -256,11 +243,7 @@ class RedisStore(Store):
 
     async def close(self) -> None:
         await self._calls.close()
-        try:
-            await self._client.aclose()
-            await self._client.connection_pool.disconnect()
-        except (RedisError, OSError):
-            return  # what is not connected need not be closed
+        await redis_link.hang_up(self._client)
 
     def _known(self, asked: bytes, roster: bytes, identities: wire.Flat) -> dict[str, pb.WorkerIdentity]:
         """Return identities by worker id; the reply has them where its roster is not the one `asked` with."""
@@ -274,8 +257,8 @@ class RedisStore(Store):
         try:
             return await self._calls.call(name, arguments)
         except (RedisError, OSError, TimeoutError) as error:
-            kind = StoreRefuses if _for_good(error) else StoreUnavailable
-            text = _explain(error)
+            kind = StoreRefuses if _for_good(error) or leads_elsewhere(error, self.name) else StoreUnavailable
+            text = elsewhere(error, self.name, "scheduler.store") or _explain(error)
             if self._password:  # a server that does not know a command repeats its arguments
                 text = text.replace(self._password, "***")
             raise kind(f"redis at {self._host} {text}") from None

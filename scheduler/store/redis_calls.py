@@ -17,6 +17,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
+from baton.scheduler import redis_link
 from baton.scheduler.tasks import patiently, spawn
 
 BATCH_CALLS = 64  # in one batch; the deadline is that of a batch
@@ -74,6 +75,7 @@ class ScriptCalls:
                 try:
                     replies = await patiently(self._run(batch), self._timeout_s)
                 except (RedisError, OSError, TimeoutError) as error:
+                    redis_link.renew(self._client)
                     replies = [error] * (len(batch) + len(self._waiting))
                     batch += self._waiting
                     self._waiting.clear()
@@ -107,6 +109,8 @@ class ScriptCalls:
             scripts = dict.fromkeys(call.script for call in calls)
             for at, reply in zip(again, await self._ask(calls, scripts), strict=True):
                 replies[at] = reply
+        if any(isinstance(reply, Exception) for reply in replies):
+            redis_link.renew(self._client)  # it may be the wrong server by now
         return replies
 
     async def _ask(self, calls: Sequence[_Call], load: Iterable[str] = ()) -> list[Any]:

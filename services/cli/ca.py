@@ -117,7 +117,7 @@ def revoke(
     authority, token_id = Authority(_folder(settings)), what.partition(".")[0]
     if not is_token_id(token_id):
         print(f"{authority.revoked.add(what)} is revoked: it is renewed no more")
-    elif authority.tokens.revoke(token_id):
+    elif authority.revoke_token(token_id):
         print(f"{token_id} is revoked")
     else:
         raise ServiceError(f"no token {token_id!r}; `baton ca tokens` lists them")
@@ -126,7 +126,7 @@ def revoke(
 @app.command(cls=SectionedCommand)
 @with_settings("security.ca")
 def revoked(settings: Settings) -> None:
-    """List the revoked certificates, by serial number or SPIFFE id."""
+    """List what is revoked: certificates, by serial number or SPIFFE id, and tokens, by id."""
     from baton.security.authority import Authority
 
     for what, when in Authority(_folder(settings)).revoked.all().items():

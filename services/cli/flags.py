@@ -208,6 +208,11 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def warned(warning: str) -> str:
+    """Return the line under a banner that nobody should miss; "" without a warning."""
+    return f"\n  WARNING:  {warning}\n" if warning else ""
+
+
 def operator_flags(settings: Settings) -> str:
     """Return the flags with which an operator is let in."""
     own = settings.security

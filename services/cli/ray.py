@@ -13,10 +13,12 @@ import typer
 from rich.console import Console, Group
 
 import baton
-from baton.services.cli.flags import operator_flags, with_settings
+from baton.addresses import split
+from baton.services.cli.flags import operator_flags, warned, with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.cli.tables import UNLIMITED, Column, fitted
 from baton.services.config import Settings
+from baton.services.credentials import open_to_all
 from baton.services.errors import ServiceError
 from baton.services.leave import leave
 
@@ -146,7 +148,7 @@ Ready. OpenAI's API is served at {" and ".join(f"{one}/v1" for one in status["ur
   requests and load:    baton status --scheduler {status["scheduler"]}{operator_flags(settings)}
   more, fewer workers:  {numbers}
   stop:                 Ctrl-C, or baton ray down
-"""
+{warned(open_to_all(settings.router, split(url.removeprefix("http://"))[0]))}"""
 
 
 def _print_status(status: dict[str, Any], *, as_json: bool) -> None:

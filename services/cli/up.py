@@ -10,9 +10,9 @@ from typing import NoReturn
 
 import baton
 from baton.addresses import from_here, join, listen, split
-from baton.services.cli.flags import operator_flags
+from baton.services.cli.flags import operator_flags, warned
 from baton.services.config import Settings
-from baton.services.credentials import guarded
+from baton.services.credentials import guarded, open_to_all
 from baton.services.fleet.supervisor import Fleet, Started, started, supervise
 from baton.services.leave import leave
 from baton.services.models import Model
@@ -92,4 +92,4 @@ Ready. OpenAI's API is served at {url}/v1
 {page}  status:   {Path(sys.argv[0]).name} status {status}
   metrics:  {url}/metrics
   stop:     Ctrl-C
-"""
+{warned(open_to_all(settings.router))}"""

@@ -16,7 +16,8 @@ from baton.errors import BatonError
 from baton.handoff.memory import segments
 from baton.services import identities
 from baton.services.config import Settings
-from baton.services.diagnosis.finding import Finding, ok, size, wrong
+from baton.services.credentials import open_to_all
+from baton.services.diagnosis.finding import Finding, ok, size, warning, wrong
 from baton.services.diagnosis.machine import Needs, judge
 from baton.services.engine.args import check_model
 
@@ -178,3 +179,6 @@ def _exposure(settings: Settings) -> Iterator[Finding]:
         identities.check(settings)
     except BatonError as error:
         yield wrong("TLS", HERE, str(error), "turn security.tls on, or set security.insecure")
+    if open_to_all(settings.router):
+        found = f"{settings.router.host} can be reached from other machines, and no key is needed"
+        yield warning("keys", "router.host", found, "set router.api_key_file or router.keys_file")

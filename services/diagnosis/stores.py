@@ -11,8 +11,10 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from baton.errors import BatonError
+from baton.scheduler.redis_link import hang_up
+from baton.scheduler.redis_place import elsewhere
 from baton.scheduler.store.redis import RedisStore
-from baton.scheduler.store_url import without_password
+from baton.scheduler.store_url import FORM, without_password
 from baton.services import credentials
 from baton.services.config import Settings
 from baton.services.diagnosis.finding import Finding, ok, warning, wrong
@@ -31,7 +33,7 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
     own, router = settings.scheduler, settings.router
     if own.store != "memory":
         password = credentials.store_password(own)
-        async for one in _look("scheduler.store", own.store, password):
+        async for one in _look("scheduler.store", own.store, own.topic, password):
             yield one
             if one.verdict == "wrong":
                 break
@@ -39,7 +41,7 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
             yield await _store(settings, password)
     if router.keys_store:
         password = credentials.keys_store_password(router)
-        async for one in _look("router.keys_store", router.keys_store, password):
+        async for one in _look("router.keys_store", router.keys_store, own.topic, password):
             yield one
             if one.verdict == "wrong":
                 break
@@ -48,12 +50,12 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
                 yield await _keys(settings, password)
 
 
-async def _look(key: str, url: str, password: str) -> AsyncIterator[Finding]:
+async def _look(key: str, url: str, topic: str, password: str) -> AsyncIterator[Finding]:
     """Ask the server itself."""
     try:
-        client = connect(url, TIMEOUT_S, password)
+        client = connect(url, topic, TIMEOUT_S, password)
     except BatonError:
-        yield wrong(AREA, key, "not a Redis URL", f"write redis://[:password@]host:port/db into {key}")
+        yield wrong(AREA, key, "not a Redis URL", f"write {FORM} into {key}")
         return
     where = without_password(url)
     try:
@@ -64,7 +66,11 @@ async def _look(key: str, url: str, password: str) -> AsyncIterator[Finding]:
             times.append((time.perf_counter() - began) * 1e3)
         hello = _pairs(await client.execute_command("HELLO"))  # type: ignore[no-untyped-call]
         median = statistics.median(times)
-        what = f"{where}: version {hello.get('version', '?')}, {median:.2f} ms a call"
+        what = f"{where}: version {hello.get('version', '?')}, {_mode(hello)}{median:.2f} ms a call"
+        if hello.get("role") not in ("master", None):
+            cure = f"let {key} lead to the master; redis+sentinel:// and redis+cluster:// find it themselves"
+            yield wrong(AREA, key, f"{where}: is a replica, and takes no writes", cure)
+            return
         if median > SLOW_MS:
             yield warning(
                 AREA, key, f"{what}: each placement waits for one", "put Redis nearer to the schedulers"
@@ -74,6 +80,10 @@ async def _look(key: str, url: str, password: str) -> AsyncIterator[Finding]:
         yield await _policy(key, client)
     except (RedisError, OSError, TimeoutError) as error:
         text = _hidden(str(error) or type(error).__name__, client)
+        if words := elsewhere(error, where, key):
+            what, _, cure = _hidden(words, client).partition(": ")
+            yield wrong(AREA, key, f"{where} {what}", cure or "see its log")
+            return
         yield wrong(
             AREA,
             key,
@@ -81,7 +91,7 @@ async def _look(key: str, url: str, password: str) -> AsyncIterator[Finding]:
             f"is it up, are {key} and its password right, does its ACL allow what docs/security.md lists?",
         )
     finally:
-        await client.aclose()
+        await hang_up(client)
 
 
 async def _policy(key: str, client: Any) -> Finding:
@@ -132,6 +142,11 @@ async def _keys(settings: Settings, password: str) -> Finding:
     finally:
         await book.close()
     return ok(AREA, key, f"{len(held.keys) if held else 0} keys of topic {settings.scheduler.topic!r}")
+
+
+def _mode(hello: dict[str, Any]) -> str:
+    mode = hello.get("mode", "standalone")
+    return "" if mode == "standalone" else f"mode {mode}, "
 
 
 def _pairs(reply: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.metadata
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ _UNSERVED = (
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )
+# A worker is one engine on one machine; for more of both there are more workers.
+_MORE_WORKERS = ("data_parallel_", "elastic_ep_")
+_OTHER_MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "enable_elastic_ep")
+_VARIABLES = "VLLM_DP_"  # by which vLLM takes an engine for one rank of several
 # As vLLM's command line has them.
 _SHORT = {
     "tp": "tensor_parallel_size",
@@ -52,6 +57,11 @@ _SHORT = {
     "dcp": "decode_context_parallel_size",
     "pcp": "prefill_context_parallel_size",
     "dp": "data_parallel_size",
+    "dpr": "data_parallel_start_rank",
+    "dpn": "data_parallel_rank",
+    "n": "nnodes",
+    "r": "node_rank",
+    "ep": "enable_expert_parallel",
 }
 
 
@@ -87,8 +97,15 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 def check_model(settings: EngineSettings) -> None:
     """Check, before anything slow, that a model is set and a folder that it names holds one; adapters, too.
 
-    Raises ConfigError if not, and for a key of engine.extra that Baton sets itself or cannot serve with.
+    Raises ConfigError if not, and for a key of engine.extra, or a variable of vLLM's, that Baton sets itself
+    or cannot serve with.
     """
+    for name in sorted(os.environ):
+        if name.startswith(_VARIABLES):
+            raise ConfigError(
+                f"{name} is set (value {os.environ[name]!r}): vLLM would take each engine for one rank of "
+                "several; unset it, and run more workers instead"
+            )
     for key in settings.extra:
         _check_key(key)
     if not settings.model:
@@ -156,6 +173,11 @@ def _check_key(key: str) -> None:
         raise ConfigError(
             f"engine.extra.{key}: {name} is not served; leave it out, a model is split by "
             "engine.tensor_parallel_size (--tensor-parallel-size) alone"
+        )
+    if name.startswith(_MORE_WORKERS) or name in _OTHER_MACHINES:
+        raise ConfigError(
+            f"engine.extra.{key}: {name} is not served; leave it out, a worker is one engine on one machine: "
+            "run more workers instead"
         )
 
 

@@ -7,7 +7,7 @@ vllm.config.SchedulerConfig (long_prefill_token_threshold, _adaptive, policy),
 vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager,
 scheduler.kv_cache_config.kv_cache_groups, add_lora), vllm.lora.request.LoRARequest,
 vllm.config.CacheConfig (mamba_cache_mode, num_gpu_blocks,
-kv_cache_size_tokens),
+kv_cache_size_tokens), vllm.v1.kv_cache_interface.AttentionSpec (block_size),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
 rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
 the affinity of the thread that starts them.
@@ -44,6 +44,7 @@ CPU_KV_CACHE_GIB = 1.0
 # Of the NUMA node's memory; checked though kv_cache_memory_bytes decides. Low, so that several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
+_NOT_ON_CPU = ("enable_expert_parallel", "enable_eplb", "enable_dbo")
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ class EngineInfo:
 
     max_model_len: int  # tokens
     block_size: int  # tokens
-    num_blocks: int  # of all layers' KV; vLLM's own are smaller where layers differ: `block_share`
+    num_blocks: int  # of all layers' KV; vLLM's own are of another size where layers differ: `block_share`
     free_blocks: int  # of an idle engine: vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the drafted ones
     vocabulary: int
     drafts_always: bool  # it drafts, and cannot leave single requests out
-    block_share: float = 1.0  # size of one of vLLM's in ours; less than 1 where layers keep different tokens
+    block_share: float = 1.0  # size of one of vLLM's in ours; not 1 where layers keep different tokens
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -114,6 +115,7 @@ def build_config(plan: EnginePlan) -> Any:
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
     if current_platform.is_cpu():
+        _check_on_cpu(args)
         _cpu_arguments(args)
         # oneDNN keeps what it compiled for the last 1,024 shapes, 170 KiB each, beside what vLLM keeps of
         # each layer. That grows for hours, by 170 MiB with the demo model, and no request is quicker for it.
@@ -238,6 +240,15 @@ def _add_cpu_blocks(args: dict[str, Any]) -> None:
     args.setdefault("block_size", CPU_BLOCK_SIZE)
 
 
+def _check_on_cpu(args: dict[str, Any]) -> None:
+    """Refuse what vLLM's CPU build accepts, and of which a rank dies at its first request (SIGSEGV)."""
+    for name in _NOT_ON_CPU:
+        if args.get(name):
+            raise ConfigError(
+                f"engine.extra.{name} (value {args[name]!r}): vLLM's CPU build cannot do that; leave it out"
+            )
+
+
 def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("kv_cache_memory_bytes", int(CPU_KV_CACHE_GIB * _GIB))
     args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
@@ -315,12 +326,23 @@ def info_of(engine: Any) -> EngineInfo:
 
 
 def _block_share(engine: Any) -> float:
-    """Return the part of a block, as Baton counts them, that one of vLLM's is.
+    """Return the size of one of vLLM's blocks in Baton's, each of `cache_config.block_size` tokens.
 
     Layers that keep their tokens differently take blocks of their own from one pool: a token has one in each
-    group, until it leaves a window. vLLM tells how many tokens of longest requests the pool holds.
+    group, until it leaves a window. vLLM tells how many tokens of longest requests the pool holds. Groups may
+    have blocks of different sizes, of which `block_size` is the smallest: then one of vLLM's may be more than
+    one of ours, and at most the largest. (Where all layers have windows, that bound keeps short requests,
+    which have left none, from being booked beyond what the pool holds.)
     """
-    cache = engine.vllm_config.cache_config
-    if len(engine.scheduler.kv_cache_config.kv_cache_groups) < 2 or not cache.num_gpu_blocks:
+    cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
+    if len(groups) < 2 or not cache.num_gpu_blocks:
         return 1.0
-    return min(1.0, float(cache.kv_cache_size_tokens / cache.block_size / cache.num_gpu_blocks))
+    largest = max((group.kv_cache_spec.block_size for group in groups if _is_attention(group)), default=0)
+    held = cache.kv_cache_size_tokens / cache.num_gpu_blocks  # tokens of a block
+    return float(min(max(largest, cache.block_size), held) / cache.block_size)
+
+
+def _is_attention(group: Any) -> bool:
+    from vllm.v1.kv_cache_interface import AttentionSpec
+
+    return isinstance(group.kv_cache_spec, AttentionSpec)  # a state's block has as many tokens as a request

@@ -8,13 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from baton.services.engine.file_digests import digests
 from baton.services.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-_SAMPLES = 16  # places in each weight file that are hashed
-_SAMPLE_BYTES = 4096
-_HEADER_LIMIT = 100 << 20  # bytes: the most that safetensors allows
+# Files that decide what is computed: settings, code of the model's own, weights.
+_SMALL = ("config.json", "*.index.json", "*quant*.json", "params.json", "*.py")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 
 
 def model_fingerprint(
@@ -22,9 +23,8 @@ def model_fingerprint(
 ) -> str:
     """Return a hash in hex that identifies the model's files; the options are vLLM's, for one from a hub.
 
-    For a folder it covers the configuration, the weight files' headers and sizes, and samples of the weights.
-    It is quick (milliseconds, whatever the model's size), so it tells fine-tunes apart only where a sample
-    differs: 16 places of 4 KiB a file.
+    For a folder it covers every byte of its settings, code and weights. Weights are read once on a machine,
+    and told in the log if that takes long; `file_digests` says what is kept of them.
     For a name at Hugging Face's hub it covers the commit that the name stands for, which decides every byte.
     The hub is asked, as vLLM does; offline, or where it does not answer, the cache is. Elsewhere, and where
     the commit is not known, it covers the name and the revision, and the log says so.
@@ -35,11 +35,17 @@ def model_fingerprint(
     if not folder.is_dir():
         digest.update(_name(model, revision, download_dir, hf_token).encode())
         return digest.hexdigest()
-    for path in sorted([*folder.glob("config.json"), *folder.glob("*.index.json")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-        _weights(path, digest)
+    for path in _matching(folder, _SMALL):
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    weights = _matching(folder, _WEIGHTS)
+    for path, its in zip(weights, digests(weights), strict=True):
+        digest.update(f"{path.name}\0{its}\0".encode())
     return digest.hexdigest()
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern)})
 
 
 def _name(model: str, revision: str | None, download_dir: str | None, hf_token: Any) -> str:
@@ -57,19 +63,3 @@ def _name(model: str, revision: str | None, download_dir: str | None, hf_token: 
     at = f"{model} at revision {revision or 'main'}"
     logger.warning("the model is told from others by its name alone, %s: %s", at, why)
     return f"name:{at}"
-
-
-def _weights(path: Path, digest: hashlib._Hash) -> None:
-    size = path.stat().st_size
-    digest.update(f"{path.name}\0{size}\0".encode())
-    with path.open("rb") as file:
-        start = 0
-        if path.suffix == ".safetensors" and size >= 8:
-            header = int.from_bytes(file.read(8), "little")
-            if header <= min(size, _HEADER_LIMIT):
-                digest.update(file.read(header))
-                start = 8 + header
-        room = max(0, size - start - _SAMPLE_BYTES)
-        for sample in range(_SAMPLES):
-            file.seek(start + room * sample // (_SAMPLES - 1))
-            digest.update(file.read(_SAMPLE_BYTES))

@@ -44,9 +44,9 @@ from baton.services.ray.keeper import Keeper, Report
 from baton.services.ray.placing import place_routers
 from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
+from baton.services.ray.turns import TURN_S, Turns
 
-TURN_S = 0.5
-FAILED_TURNS = 60  # in a row, as while Ray's control service is away; then the deployment ends
+START_FAILS_S = 30.0  # of failed turns, as while Ray's control service is away: then a start ends
 ANSWER_S = 2.0  # for the keepers' answers in one turn; a node that is slower is heard in a later one
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
 STILL_WAITING_S = 10.0
@@ -211,7 +211,7 @@ class Deployment:
             self._failure, self.ended = str(error), True
 
     async def _run(self) -> None:
-        failed = 0  # turns in a row
+        turns = Turns(self._tell)
         async with self._trust or nullcontext(), SchedulerClient(self.scheduler_address) as client:
             while not self._stopping.is_set() and not self.ended:
                 try:
@@ -219,15 +219,12 @@ class Deployment:
                     await self._look(client)
                     if self._fleet and self._ready:
                         await self._fleet.ask(client)
-                    failed = 0
-                except Exception as error:  # noqa: BLE001 (Ray may be away for a moment; the owner waits)
-                    failed += 1
-                    problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                    if failed == 1:
-                        self._tell("ray", problem)
-                    if failed >= FAILED_TURNS:
-                        self._failure, self.ended = problem, True
-                await asyncio.sleep(TURN_S)
+                    wait_s = turns.went_well()
+                except Exception as error:  # noqa: BLE001 (Ray may be away; what runs needs no turns)
+                    wait_s = turns.failed(error)
+                    if turns.failing_s >= START_FAILS_S and not self._ready:
+                        self._failure, self.ended = f"{type(error).__name__}: {error}", True
+                await asyncio.sleep(wait_s)
 
     def _turn(self) -> None:
         """Do once what is to be done again and again."""

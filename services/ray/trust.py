@@ -8,19 +8,28 @@ on the cluster can join, so Ray's own authentication and TLS guard it (docs/secu
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from baton import addresses
+from baton.scheduler.tasks import spawn, stop
 from baton.security.authority import LIFE_S, Authority
+from baton.security.errors import SecurityError
 from baton.security.join_service import JoinService
 from baton.security.names import Role
 from baton.services import identities
 from baton.services.config import Settings
 from baton.services.ray.config import WORKER_ROLES
 
-VALID_S = 10 * 365 * 86_400.0  # of the tokens, which are revoked when the deployment ends
+# Of the tokens: they are revoked when the deployment ends, and end so much later by themselves where it is
+# killed. Until then they are good for parts that start anew.
+VALID_S = 3_600.0
+EXTEND_S = 300.0
+
+log = logging.getLogger(__name__)
 
 
 class Trust:
@@ -42,17 +51,31 @@ class Trust:
             for role in (Role.SCHEDULER, Role.ROUTER, Role.WORKER, Role.OPERATOR)
         }
         self._service = JoinService(authority, topic, addresses.join(host, 0))
+        self._extending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._service.__aenter__()
+        self._extending = spawn(self._extend(), "validity of the parts' tokens")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._extending:
+            await stop(self._extending)
         await self._service.__aexit__(kind, error, trace)
         for token in self._given.values():
             self._tokens.revoke(token.id)
+
+    async def _extend(self) -> None:
+        """Keep the tokens valid, for as long as this process is there to do it."""
+        while True:
+            await asyncio.sleep(EXTEND_S)
+            try:
+                for token in self._given.values():
+                    await asyncio.to_thread(self._tokens.extend, token.id, VALID_S)
+            except SecurityError as error:  # a full disk, say: there are some tries until they are over
+                log.error("the parts' tokens could not be extended: %s", error)  # noqa: TRY400
 
     def section(self, part: str) -> dict[str, Any]:
         """Return the section `security` of a part: a role of workers, router, scheduler or operator."""

@@ -88,6 +88,8 @@ def opened(settings: Settings, models: Sequence[Model], processes: int) -> Itera
     check_version()
     adapters = [read_adapters(one.settings.engine) for one in models]
     keys = credentials.api_keys(settings.router)
+    if warning := credentials.open_to_all(settings.router):
+        log.warning("router.host: %s", warning)
     if settings.router.keys_file:
         credentials.check_book(settings.router.keys_file)
     store_password = credentials.keys_store_password(settings.router)

@@ -38,7 +38,7 @@ async def open_tenancy(
         book = (
             FileBook(router.keys_file)
             if router.keys_file
-            else RedisBook(router.keys_store, topic, store_password)
+            else RedisBook(router.keys_store, topic, store_password, for_router=True)
         )
         keyring = Keyring(book)
         metrics.tenants.watch(keyring.tenants)

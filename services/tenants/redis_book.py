@@ -1,4 +1,8 @@
-"""The book of keys in Redis, for several routers without a shared file."""
+"""The book of keys in Redis, for several routers without a shared file.
+
+A router's look writes a key of its own beside it: a master that became a replica goes on answering reads, and
+may be cut off from the new one, so that revoked keys would stay good.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
+from baton.scheduler import redis_link
 from baton.scheduler.store_url import without_password
 from baton.services.tenants import redis_keys
 from baton.services.tenants.errors import BookError
@@ -23,9 +28,12 @@ EDIT_TRIES = 10  # others may edit at the same moment
 class RedisBook:
     """The book in Redis. A look for changes is one HGET of some bytes."""
 
-    def __init__(self, url: str, topic: str, password: str = "") -> None:
+    def __init__(self, url: str, topic: str, password: str = "", *, for_router: bool = False) -> None:
+        """Connect on first use. A user who is no router may write nothing but the book."""
         self.place = f"{without_password(url)}, topic {topic!r} (router.keys_store)"
-        self._client: Redis = connect(url, CALL_S, password)
+        self._url = without_password(url)
+        self._client: Redis = connect(url, topic, CALL_S, password)
+        self._probe = redis_keys.probe(topic) if for_router else ""
         self._key = redis_keys.book(topic)
         self._seen: bytes | None = None  # the version that was last read
 
@@ -60,12 +68,16 @@ class RedisBook:
 
     async def close(self) -> None:
         """End the connections."""
-        await self._client.aclose()
+        await redis_link.hang_up(self._client)
 
     async def _fetch(self, seen: bytes | None) -> tuple[bytes | None, bytes]:
         """Return the version, and where it is not `seen` the book."""
         try:
-            version = await cast(Awaitable[Any], self._client.hget(self._key, "version"))
+            async with self._client.pipeline(transaction=False) as pipe:
+                if self._probe:
+                    pipe.set(self._probe, "", px=redis_keys.PROBE_KEEP_MS)
+                pipe.hget(self._key, "version")
+                version = (await pipe.execute())[-1]
             if version is None or version == seen:
                 return version, b""
             version, content = await cast(Awaitable[Any], self._client.hmget(self._key, ["version", "book"]))
@@ -80,7 +92,8 @@ class RedisBook:
             raise BookError(f"{self.place}: the book is damaged: {error}") from None
 
     def _away(self, error: Exception) -> BookError:
-        if refused := refusal(self._client, error):
+        redis_link.renew(self._client)  # it may be the wrong server by now
+        if refused := refusal(self._client, self._url, error):
             return BookError(f"{self.place}: {refused}")
         # Not the error's own words: they differ from one try to the next, and it is logged once.
         return BookError(f"{self.place}: no answer ({type(error).__name__})")

@@ -4,6 +4,7 @@
     baton:{TOPIC}:tenants:slots:OWNER    HASH   router id -> "COUNT UNTIL NUMBER": requests that it has
                                                 under way, the server's time, ms, until which that is
                                                 believed, and the number of the message that said so
+    baton:{TOPIC}:tenants:slots:probe    STRING empty: a router writes it to see that this is the master
     baton:{TOPIC}:tenants:rate:...OWNER  STRING of throttled-py; expires when the bucket would be full
 
 OWNER is `tenant:NAME` or `key:NAME`, for rates with the limit's name before it.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 SLOT_LEASE_S = 10.0  # a router that is silent for longer has nothing under way
 RENEW_S = 3.0
+PROBE_KEEP_MS = 10_000
 
 
 def prefix(topic: str) -> str:
@@ -28,6 +30,11 @@ def book(topic: str) -> str:
 def slots(topic: str, owner: str) -> str:
     """Return the key of an owner's requests under way."""
     return f"{prefix(topic)}:slots:{owner}"
+
+
+def probe(topic: str) -> str:
+    """Return the key that is written by who asks whether writes are taken; the ACL of slots covers it."""
+    return slots(topic, "probe")
 
 
 def rate_prefix(topic: str) -> str:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Coroutine
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
-from redis.maint_notifications import MaintNotificationsConfig
 
-from baton.scheduler.store_url import without_password
+from baton.scheduler import redis_link
+from baton.scheduler.redis_place import elsewhere
+from baton.scheduler.store_url import FORM, without_password
 from baton.scheduler.store_user import explained, refuses_the_user
 from baton.scheduler.tasks import patiently, spawn, stop
 from baton.services.errors import ConfigError
+from baton.services.tenants import redis_keys
 
 CALL_S = 0.5  # of one call: the longest that a request waits for a Redis that has just gone silent
 PROBE_S = 1.0  # between two tries to reach one that is away
@@ -31,36 +31,32 @@ Call = Callable[[], Coroutine[Any, Any, object]]
 log = logging.getLogger(__name__)
 
 
-def connect(url: str, timeout_s: float | None, password: str = "") -> Redis:
-    """Return a client that connects on first use, and again by itself. Raises ConfigError.
+def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -> Redis:
+    """Return a client of the server that has the topic's keys, as `redis_link.connect` does.
 
-    `password` stands for one in the URL. `timeout_s` is that of a free connection, of connecting and of a
-    reply; None where the caller ends calls.
+    Raises ConfigError.
     """
     try:
-        pool = BlockingConnectionPool.from_url(
+        return redis_link.connect(
             url,
-            **({"password": password} if password else {}),
+            redis_keys.prefix(topic),
+            password=password,
             max_connections=MAX_CONNECTIONS,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            timeout_s=timeout_s,
         )
     except ValueError:  # its words may quote a password
         raise ConfigError(
-            "router.keys_store is not a Redis URL: it must look like redis://[:password@]host:port/db, with "
+            f"router.keys_store is not a Redis URL: it must look like {FORM}, with "
             "the password percent-encoded or in a file (router.keys_store_password_file)"
         ) from None
-    return Redis.from_pool(pool)
 
 
-def refusal(client: Redis, error: BaseException) -> str:
-    """Say in one line why Redis refuses this user; an empty text if it does not."""
-    if not refuses_the_user(error):
-        return ""
-    text = explained(error, "router.keys_store or router.keys_store_password_file")
+def refusal(client: Redis, url: str, error: BaseException) -> str:
+    """Say in one line why Redis refuses this user, or is the wrong one; an empty text for other errors."""
+    if refuses_the_user(error):
+        text = explained(error, "router.keys_store or router.keys_store_password_file")
+    else:
+        text = elsewhere(error, url, "router.keys_store")
     password = client.connection_pool.connection_kwargs.get("password")
     return text.replace(password, "***") if password else text  # a server may repeat what it does not know
 
@@ -70,9 +66,9 @@ class SharedStore:
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.topic = topic
-        self.client = connect(url, None, password)
+        self.client = connect(url, topic, None, password)
         self.up = True
-        self._told = False  # that it is away; a ping may pass where calls are refused
+        self._told = False  # that it is away; the probe may pass where calls are refused
         self._name = without_password(url)
         self._later: asyncio.Queue[Call] = asyncio.Queue(MAX_LATER)
         self._tasks: list[asyncio.Task[None]] = []
@@ -93,7 +89,7 @@ class SharedStore:
             log.warning("%d calls of %s were not made", self._later.qsize(), self._name)
         for task in self._tasks:
             await stop(task)
-        await self.client.aclose()
+        await redis_link.hang_up(self.client)
 
     def script(self, name: str) -> AsyncScript:
         """Return one of the scripts in `scripts/`."""
@@ -120,9 +116,10 @@ class SharedStore:
 
     def _lost(self, error: Exception) -> None:
         self.up = False
+        redis_link.renew(self.client)  # others of its connections may lead to the same wrong or silent server
         if not self._told:
             self._told = True
-            why = refusal(self.client, error) or str(error) or type(error).__name__
+            why = refusal(self.client, self._name, error) or str(error) or type(error).__name__
             log.error("%s is away (%s): limits are this router's own until it is back", self._name, why)
 
     async def _make_calls(self) -> None:
@@ -137,8 +134,12 @@ class SharedStore:
             if self.up:
                 continue
             try:
-                async with asyncio.timeout(CALL_S):
-                    await self.client.ping()
+                # A write: a replica answers all else.
+                await patiently(self._write(), CALL_S)
             except (RedisError, OSError, TimeoutError):
+                redis_link.renew(self.client)
                 continue
             self.up = True
+
+    async def _write(self) -> None:
+        await self.client.set(redis_keys.probe(self.topic), "", px=redis_keys.PROBE_KEEP_MS)

@@ -19,9 +19,9 @@ from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.scheduler.types import attempt_id
 from baton.services.engine.errors import RequestRefused
 
+_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}  # of a request, with one epoch
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
 # A message that is late by more was stopped by its own deadline.
-_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}
 KEEP_S = EPOCH_KEEP_MS / 1_000
 ENDED_LIMIT = 65_536
 

@@ -20,7 +20,7 @@ from baton import addresses
 from baton.protos import worker_pb2
 from baton.scheduler.service import PROCESS
 from baton.scheduler.service import SERVICE as SCHEDULER_SERVICE
-from baton.security.authority import KEY, TOKENS
+from baton.security.authority import KEPT, KEY, TOKENS
 from baton.security.authority import ROOT as CA_CERTIFICATE
 from baton.security.errors import NotSecured
 from baton.services import identities
@@ -386,6 +386,11 @@ def _certificates(one: Workload) -> Iterator[str]:
     _, volume = one.mounts.get(own.ca, ({}, {}))
     if volume.get("emptyDir", {}).get("medium") != "Memory":
         yield f"{one}: security.ca is {own.ca!r}, which is no folder in memory"
+    mount, kept = one.mounts.get(f"{own.ca}/{KEPT}", ({}, {}))
+    if "persistentVolumeClaim" not in kept or mount.get("readOnly"):
+        yield f"{one}: what is revoked is forgotten with its pod: {own.ca}/{KEPT} is on no volume"
+    elif one.spec.get("strategy", {}).get("type") != "Recreate":
+        yield f"{one}: a new pod on another node waits for ever for the volume of the old one"
     for first in one.pod["initContainers"]:
         mounts = {mount["name"]: mount["mountPath"] for mount in first.get("volumeMounts", [])}
         secret = next((each["name"] for each in one.pod["volumes"] if "secret" in each), "")
@@ -415,7 +420,8 @@ def volumes(manifests: Manifests) -> Iterator[str]:
     home = f"/home/{dockerfile.user()}"
     for one in manifests.workloads:
         for path, (mount, volume) in one.mounts.items():
-            if "emptyDir" not in volume and not mount.get("readOnly"):
+            claimed = path == f"{one.settings.security.ca}/{KEPT}" if one.kind == "ca" else False
+            if "emptyDir" not in volume and not mount.get("readOnly") and not claimed:
                 yield f"{one} may write to {path}"
             if "secret" in volume and volume["secret"].get("defaultMode", 0o644) & 0o007:
                 yield f"{one}: everybody in the pod may read {path}"

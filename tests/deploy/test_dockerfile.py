@@ -160,7 +160,7 @@ def test_it_is_baton_that_was_copied(image: Image) -> None:
     assert said.returncode == 0, said.stderr
     assert "vLLM" in said.stdout
     assert said.stdout.splitlines()[-1].startswith(str(image.workdir))
-    for link in ("autoscale", "handoff", "kernels", "protos", "scheduler", "services"):
+    for link in ("autoscale", "handoff", "kernels/kv_pack", "protos", "scheduler", "services"):
         inside = image.workdir / "src" / "baton" / link
         assert inside.is_symlink()
         assert inside.resolve() == image.workdir.resolve() / link

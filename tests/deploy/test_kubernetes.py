@@ -80,6 +80,11 @@ def volume(documents: list[Doc], workload: str, name: str) -> Doc:
     return found
 
 
+def emptied(its: Doc) -> None:
+    del its["persistentVolumeClaim"]
+    its["emptyDir"] = {"sizeLimit": "1Mi"}
+
+
 def mount(documents: list[Doc], workload: str, name: str) -> Doc:
     found: Doc = next(one for one in container(documents, workload)["volumeMounts"] if one["name"] == name)
     return found
@@ -209,6 +214,14 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "the CA's key on a disk": (
         lambda d: volume(d, "ca", "ca")["emptyDir"].pop("medium"),
         "no folder in memory",
+    ),
+    "revocations that go with the pod": (
+        lambda d: emptied(volume(d, "ca", "kept")),
+        "forgotten with its pod",
+    ),
+    "two pods of one volume": (
+        lambda d: doc(d, "Deployment", "ca")["spec"].pop("strategy"),
+        "waits for ever for the volume",
     ),
     "a CA without its key": (
         lambda d: remove(pod(d, "ca")["initContainers"], name="key"),

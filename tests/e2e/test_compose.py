@@ -202,8 +202,9 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
         compose.build()
         compose.up(**SCALE)
         wanted = services(SCALE)
-        published, compose.router_port = map(int, wanted["router"]["ports"][0].split(":"))
-        assert published
+        address, published, port = wanted["router"]["ports"][0].split(":")
+        assert (address, int(published)) == ("127.0.0.1", 8000)
+        compose.router_port = int(port)
         for name, one in wanted.items():
             compose.wait_healthy(name, one, START_S)
         yield compose

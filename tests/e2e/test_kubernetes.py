@@ -140,6 +140,9 @@ class Cluster:
             if "secret" in volume:
                 files = self.secrets / volume["secret"]["secretName"]
                 lines.append(f"install -m 440 -g {group} '{files}'/* /opt/volumes/{name}")
+            if claim := volume.get("persistentVolumeClaim"):
+                folder = self.folder / "claims" / claim["claimName"]
+                lines += [f"mkdir -p -m 2777 '{folder}'", f"mount --bind '{folder}' /opt/volumes/{name}"]
         containers = [one.container, *one.pod.get("initContainers", [])]
         mounts = {(m["mountPath"], m["name"]) for each in containers for m in each["volumeMounts"]}
         for path, name in sorted(mounts):

@@ -123,6 +123,36 @@ async def test_a_revoked_token_is_unknown(ca: Authority, service: str) -> None:
         await join(service, made)
 
 
+async def test_a_revoked_token_stays_revoked_though_its_file_comes_back(
+    ca: Authority, tmp_path: Path
+) -> None:
+    """As on Kubernetes, where a pod copies its folder from a Secret, and a volume holds what is revoked."""
+    made, spared = token(ca), token(ca)
+    mine = checked(ca.issue(WORKER), "here")
+    secret = {file.name: file.read_bytes() for file in ca.folder.iterdir()}
+    (volume := tmp_path / "volume").mkdir()
+
+    def pod(name: str) -> Authority:
+        (folder := tmp_path / name).mkdir()
+        for file, content in secret.items():
+            (folder / file).write_bytes(content)
+        (folder / "kept").symlink_to(volume)
+        return Authority(folder)
+
+    first = pod("first")
+    first.revoked.add(serial(mine))
+    assert first.revoke_token(made.id)
+    assert not first.revoke_token("0" * 12)
+    second = pod("second")
+    assert set(second.revoked.all()) == {serial(mine).lower().lstrip("0"), made.id}
+    async with JoinService(second, TOPIC, "127.0.0.1:0") as service:
+        with pytest.raises(JoinRefused, match="was revoked"):
+            await join(service.address, made)
+        with pytest.raises(JoinRefused, match="was revoked"):
+            await asyncio.to_thread(joining.renew, service.address, mine)
+        await join(service.address, spared)
+
+
 async def test_another_ca_in_its_place_is_noticed(ca: Authority, service: str, tmp_path: Path) -> None:
     other = Authority.create(tmp_path / "other")
     theirs = token(ca)

@@ -69,7 +69,7 @@ def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
         ("scheduler: {heartbeat_s: 4}", ["worker_lease_s (5.0) is less than two heartbeat_s (4.0)"]),
         ("router: [1, 2]", ["router is a section: it must be a mapping of keys (host, port, "]),
         ("router: {port: 1", ["is not valid YAML", "expected ',' or '}'"]),
-        ("scheduler: {store: 'foo://x'}", ["use memory, redis:// or rediss://"]),
+        ("scheduler: {store: 'foo://x'}", ["use memory, redis://, redis+sentinel:// or redis+cluster://"]),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_by_name(yaml_file: Path, text: str, said: list[str]) -> None:

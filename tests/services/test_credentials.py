@@ -7,10 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from baton.services import credentials
+from baton.services.cli.up import _banner
 from baton.services.config import RouterSettings, SchedulerSettings, Settings, load
 from baton.services.errors import ConfigError
+from baton.services.models import models_of
+from harness.support import ROOT
 
 
 @pytest.fixture
@@ -115,3 +119,29 @@ def test_a_file_of_tenants_keys_is_checked_before_anything_starts(tmp_path: Path
     file.write_text(f"keys: {{a: {{tenant: t, sha256: {'a' * 64}}}}}")
     credentials.check(settings)
     assert credentials.guarded(settings.router)
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "open_"),
+    [
+        *(("0.0.0.0", "", True), ("::", "", True), ("192.0.2.1", "", True)),
+        *(("127.0.0.1", "", False), ("::1", "", False), ("localhost", "", False), ("0.0.0.0", "k", False)),
+    ],
+)
+def test_a_router_that_is_open_to_all_is_told(
+    host: str, key: str, open_: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load({"router": {"host": host, "api_key": key}})
+    said = credentials.open_to_all(settings.router)
+    assert (host in said and "no key is needed" in said) if open_ else not said
+    assert bool(_banner(settings, models_of(settings)).count("WARNING")) is open_
+    monkeypatch.setenv("VLLM_API_KEY", "stock")  # which guards it, too
+    assert not credentials.open_to_all(settings.router)
+
+
+def test_compose_publishes_the_router_on_this_machine_alone() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    for name, service in compose["services"].items():
+        for port in service.get("ports", []):
+            assert port.startswith(("127.0.0.1:", "${ADDRESS:-127.0.0.1}:")), name
+    assert compose["services"]["router"]["environment"]["BATON_ROUTER__API_KEY"] == "${API_KEY:-}"

@@ -27,6 +27,7 @@ from baton.security.revocations import Revocations
 from baton.security.tokens import TokenStore
 
 KEY, ROOT, TOKENS, REVOKED = "ca.key", "ca.crt", "tokens.json", "revoked.json"
+KEPT = "kept"  # a folder for revocations alone, where the rest is copied from elsewhere at each start
 LIFE_S = 3600.0  # of a certificate, unless its token says otherwise
 ROOT_DAYS = 3650
 SKEW = 1 / 12  # of its life: so much earlier a certificate begins, as hosts' clocks may differ
@@ -55,7 +56,7 @@ class Authority:
         self._key = key
         self.folder = folder
         self.tokens = TokenStore(folder / TOKENS)
-        self.revoked = Revocations(folder / REVOKED)
+        self.revoked = Revocations((kept if (kept := folder / KEPT).is_dir() else folder) / REVOKED)
 
     @classmethod
     def create(cls, folder: Path) -> Authority:
@@ -107,7 +108,19 @@ class Authority:
     def join(self, token_id: str, name: Name, request: bytes, mac: str) -> bytes:
         """Return the certificate for a request that a token vouches for. Raises JoinRefused."""
         life_s = self.tokens.use(token_id, name, request, mac)
+        if token_id in self.revoked.all():
+            raise JoinRefused(f"token {token_id} was revoked: make another with `baton ca token`")
         return self._certificate(name, _key_in(request), timedelta(seconds=life_s))
+
+    def revoke_token(self, token_id: str) -> bool:
+        """Let nobody join with a token any more, also where its file is replaced by an older one.
+
+        Returns False for one that is not known. Raises AuthorityError.
+        """
+        known = self.tokens.revoke(token_id)
+        if known:
+            self.revoked.add_token(token_id)
+        return known
 
     def renew(self, certificate: bytes, request: bytes, signature: bytes) -> bytes:
         """Return the next certificate for the holder of one that is not over yet; it lives as long.

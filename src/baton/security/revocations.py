@@ -1,8 +1,8 @@
-"""Certificates that the CA renews no more, in a file that `baton ca revoke` and `baton ca serve` share.
+"""Certificates and tokens that count no more, in a file that `baton ca revoke` and `baton ca serve` share.
 
-What is revoked is a line or a name. A line is a certificate and all that it was renewed into: each holds the
-serial number of the first. A name is everything that was issued for it until then: who joins with a token
-afterwards has a certificate that counts.
+What is revoked is a line, a name or a token's id. A line is a certificate and all that it was renewed into:
+each holds the serial number of the first. A name is everything that was issued for it until then: who joins
+with a token afterwards has a certificate that counts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ class Revocations:
         Raises IdentityError for what is neither, and AuthorityError.
         """
         what = listed(what)
-        with self._lock() as found:
-            found[what] = time.time()  # with the lock: what is being renewed now comes before
-            self._keep(found)
+        self._add(what)
         return what
+
+    def add_token(self, token_id: str) -> None:
+        """Revoke a token by its id. Raises AuthorityError."""
+        self._add(token_id)
 
     def all(self) -> dict[str, float]:
         """Return what is revoked, and when (of the wall clock, seconds). Raises AuthorityError."""
@@ -53,6 +55,11 @@ class Revocations:
             if line in found or found.get(name.uri, 0.0) >= issued:
                 raise JoinRefused(f"the certificate of {name} was revoked: join with a token again")
             yield
+
+    def _add(self, what: str) -> None:
+        with self._lock() as found:
+            found[what] = time.time()  # with the lock: what is being renewed now comes before
+            self._keep(found)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[dict[str, float]]:

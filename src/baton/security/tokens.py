@@ -102,6 +102,12 @@ class TokenStore:
                 grant.uses -= 1
             return grant.life_s
 
+    def extend(self, token_id: str, valid_s: float) -> None:
+        """Let a token expire so much later than now, if it is known. Raises AuthorityError."""
+        with self._open() as grants:
+            if token_id in grants:
+                grants[token_id].expires_at = time.time() + valid_s
+
     def revoke(self, token_id: str) -> bool:
         """Forget a token. Returns False for one that is not known. Raises AuthorityError."""
         with self._open() as grants:

@@ -317,3 +317,23 @@ def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None
         for chunks in pulls:
             with pytest.raises(TransportFailed):
                 list(chunks)
+
+
+def test_a_pull_under_way_outlives_other_peers(
+    source: caches.Source, nixl: Nixl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer of which something is being read is not the one that is disconnected."""
+    monkeypatch.setattr(nixl_agent, "_MAX_PEERS", 1)
+    blocks = (1, 2, 3, 4, 9, 8, 7, 6, 5)
+    chunks = nixl.pull(pull_of(source.begin("among-others", blocks[:4], whole=9)))
+    came = [next(chunks).data.copy()]  # the buffer is lent for one chunk
+    for _ in range(2):
+        other = caches.source(caches.make_cache(BLOCKS, 1), names=["nixl"])
+        try:
+            manifest = other.save("other", 4 * caches.BLOCK_SIZE, range(1, 5))
+            assert len(drain(nixl, pull_of(manifest))) == 4
+        finally:
+            other.close()
+    source.saver.save(SaveJob("among-others", 1, (Part(0, 4, blocks[4:9]),), whole=9, last=True))
+    came += [chunk.data.copy() for chunk in chunks]
+    assert np.array_equal(np.concatenate(came), caches.records(source.cache, blocks))

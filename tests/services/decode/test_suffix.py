@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.services.decode.proposers.suffix import PastOutputs, Slots, SuffixProposer, Tree
+from baton.services.decode.proposers.suffix import (
+    PastOutputs,
+    Slots,
+    SuffixProposer,
+    Tree,
+    suffix_proposer,
+)
 from baton.services.decode.proposers.suffix_index import FOUND, GRAM
+from baton.services.speculation import SpeculativeSettings
 from tests.services.decode.batches import WIDTH, batch_of, drafts_of
 
 TREE = Tree(depth=12, factor=1.0, floor=0.1)
@@ -163,3 +171,28 @@ def test_no_answers_are_kept_when_none_are_wanted(past: int) -> None:
     one.propose(batch_of([[1, 2, 3]], 1, prompts=[0]))
     one.forget(["0"])
     assert drafts_of(one.propose(batch_of([[1, 2]], 1, names="b"))) == [[3] if past else []]
+
+
+def of_settings(**keys: float) -> SuffixProposer:
+    spec = SpeculativeSettings(method="suffix", num_speculative_tokens=MOST, **keys)  # type: ignore[arg-type]
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=4), model_config=SimpleNamespace(max_model_len=WIDTH)
+    )
+    return suffix_proposer(spec, config)
+
+
+@pytest.mark.parametrize(("factor", "drafted"), [(0.5, 1), (1.0, 2), (2.0, 4)])
+def test_suffix_decoding_max_spec_factor(factor: float, drafted: int) -> None:
+    """A suffix of two tokens, of which the first occurrence was followed by five."""
+    one = of_settings(suffix_decoding_max_spec_factor=factor, suffix_decoding_min_token_prob=0.0)
+    text = [1, 2, 3, 4, 5, 6, 7, 1, 2]
+    assert drafts_of(one.propose(batch_of([text], MOST))) == [[3, 4, 5, 6, 7][:drafted]]
+
+
+@pytest.mark.parametrize(("most", "drafted"), [(0, []), (1, [3, 4]), (10_000, [3, 4])])
+def test_suffix_decoding_max_cached_requests(most: int, drafted: list[int]) -> None:
+    """A request's answer is kept for others, unless none is to be."""
+    one = of_settings(suffix_decoding_max_cached_requests=most)
+    one.propose(batch_of([[9, 1, 2, 3, 4]], MOST, names=["past"], prompts=[1]))
+    one.forget(["past"])
+    assert drafts_of(one.propose(batch_of([[8, 1, 2]], MOST, names=["now"]))) == [drafted]

@@ -102,3 +102,9 @@ def test_plain_text_for_everybody_is_wrong() -> None:
     assert "security.tls" in one.todo
     with socket.socket():
         assert found("TLS") == {}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_a_router_that_is_open_to_all_is_a_warning(host: str) -> None:
+    one = found("keys", router={"host": host}).get("router.host")
+    assert (one.verdict if one else None) is (Verdict.WARNING if host == "0.0.0.0" else None)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from baton.scheduler.keys import topic_keys
 from baton.services.config import load
 from baton.services.diagnosis import stores
 from baton.services.diagnosis.finding import Finding, Verdict
+from harness.redis_groups import MASTER, cluster, follow, owner, sentinels, servers
 from harness.scheduling import RedisServer, free_port
 from tests.security.test_redis import PASSWORD, RULES, TOPIC
 
@@ -90,3 +92,26 @@ def test_the_rights_of_its_user(start: Start, tmp_path: Path, enough: bool) -> N
     assert scripts.verdict is (Verdict.OK if enough else Verdict.WRONG)
     if not enough:
         assert "docs/security.md" in scripts.what
+
+
+def test_a_replica_a_sentinel_and_a_cluster_s_wrong_node_are_named_with_the_cure(tmp_path: Path) -> None:
+    with servers(tmp_path / "pair", 2) as (master, replica):
+        follow(replica, master)
+        *_, last = found(replica.url)
+        assert last.verdict is Verdict.WRONG
+        assert "is a replica" in last.what
+        with sentinels(tmp_path, master, 1) as (port,):
+            (one,) = found(f"redis://127.0.0.1:{port}")
+            assert one.verdict is Verdict.WRONG
+            assert "redis+sentinel://HOST:PORT/MASTER into scheduler.store" in one.todo
+            well, *_, scripts = found(f"redis+sentinel://127.0.0.1:{port}/{MASTER}")
+            assert {well.verdict, scripts.verdict} == {Verdict.OK}
+    with cluster(tmp_path / "cluster") as nodes:
+        right = owner(nodes, topic_keys(TOPIC)[0])
+        wrong = next(node for node in nodes if node is not right)
+        *_, last = found(wrong.url)
+        assert last.verdict is Verdict.WRONG
+        assert "redis+cluster://HOST:PORT" in f"{last.what} {last.todo}"
+        well, *_, scripts = found(f"redis+cluster://127.0.0.1:{wrong.port}")
+        assert {well.verdict, scripts.verdict} == {Verdict.OK}
+        assert "mode cluster" in well.what

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from vllm import envs
+from vllm.engine.arg_utils import AsyncEngineArgs
 
-from baton.services.config import EngineSettings
+from baton.services.config import EngineSettings, load
 from baton.services.engine.args import check_model, engine_args
+from baton.services.engine.build import EnginePlan, build_config
 from baton.services.errors import ConfigError
 from harness.checkpoints import byte_tokenizer
 from harness.deployment import MODEL
@@ -26,6 +30,34 @@ def test_ways_to_split_a_model_that_are_not_served(name: str, short: str) -> Non
         with pytest.raises(ConfigError, match=f"{name} is not served; leave it out") as refused:
             check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
         assert str(refused.value).startswith(f"engine.extra.{key}: ")
+
+
+ALL = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in ALL if name.startswith("data_parallel_")] + ["nnodes", "node_rank", "master_addr"],
+)
+def test_an_engine_is_no_rank_of_several(name: str) -> None:
+    for key in (name, f"--{name.replace('_', '-')}"):
+        with pytest.raises(ConfigError, match="more workers") as refused:
+            check_model(EngineSettings(model=str(MODEL), extra={key: 1}))
+        assert str(refused.value).startswith(f"engine.extra.{key}")
+
+
+@pytest.mark.parametrize("name", [name for name in envs.environment_variables if name.startswith("VLLM_DP_")])
+def test_nor_is_it_by_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(ConfigError, match=rf"^{name} is set \(value '2'\).*run more workers"):
+        check_model(EngineSettings(model=str(MODEL)))
+
+
+@pytest.mark.parametrize("name", ["enable_expert_parallel", "enable_eplb", "enable_dbo"])
+def test_what_a_cpu_dies_of_is_refused_there(name: str) -> None:
+    settings = load({"engine": {"model": str(MODEL), "extra": {name: True}}})
+    with pytest.raises(ConfigError, match=rf"^engine\.extra\.{name} \(value True\): vLLM's CPU build"):
+        build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
 
 
 @pytest.mark.parametrize("key", ["tensor_parallel_size", "tp", "--tensor-parallel-size"])

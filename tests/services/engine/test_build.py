@@ -1,17 +1,36 @@
-"""The cores that an engine gets."""
+"""The cores that an engine gets, and the blocks that it has to book."""
 
 from __future__ import annotations
 
 import os
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from baton.services.config import load
 from baton.services.errors import ConfigError
+from harness.deployment import MODEL
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from baton.services.engine.build import cores_of_ranks, parse_cores
+    from vllm.v1.core.kv_cache_utils import update_kv_cache_capacity
+    from vllm.v1.kv_cache_interface import (
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MLAAttentionSpec,
+        SlidingWindowMLASpec,
+    )
+
+    from baton.services.engine.build import (
+        EnginePlan,
+        _block_share,
+        build_config,
+        cores_of_ranks,
+        parse_cores,
+    )
 
 OURS = sorted(os.sched_getaffinity(0))
 
@@ -35,3 +54,63 @@ def test_ranks_share_the_cores_evenly() -> None:
     assert [int(core) for (core,) in shares] == OURS
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         cores_of_ranks(str(OURS[0]), 2)
+
+
+def full(block_size: int) -> Any:
+    return MLAAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+
+
+def window(block_size: int, tokens: int, page: int) -> Any:
+    return SlidingWindowMLASpec(
+        block_size=block_size,
+        num_kv_heads=1,
+        head_size=512,
+        dtype=torch.bfloat16,
+        sliding_window=tokens,
+        page_size_padded=page,
+    )
+
+
+PAGE = full(256).page_size_bytes
+
+
+@pytest.mark.parametrize(
+    ("groups", "blocks"),
+    [
+        ([full(256), window(64, 128, PAGE)], 700),  # as DeepSeek-V4 has them
+        ([full(64), window(64, 128, full(64).page_size_bytes)], 700),
+        ([full(256), window(64, 128, PAGE), window(64, 512, PAGE), window(32, 64, PAGE)], 5_000),
+    ],
+    ids=["two sizes", "one size", "three sizes"],
+)
+def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks: int) -> None:
+    """By vLLM's own count, of groups whose blocks hold different numbers of tokens."""
+    settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048, "max_num_seqs": 8}})
+    config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
+    cache = KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec([f"layer.{n}"], spec) for n, spec in enumerate(groups)],
+    )
+    config.cache_config.num_gpu_blocks = blocks
+    config.cache_config.block_size = min(spec.block_size for spec in groups)  # as EngineCore sets it
+    update_kv_cache_capacity(config, cache)
+    share = _block_share(
+        SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
+    )
+    booked = int(blocks * share) * config.cache_config.block_size
+    held = config.cache_config.kv_cache_size_tokens
+    assert held - config.cache_config.block_size < booked <= held
+    assert share <= max(spec.block_size for spec in groups) / config.cache_config.block_size
+
+
+def test_windows_alone_are_not_booked_beyond_the_pool() -> None:
+    """Requests shorter than a window leave nothing of it."""
+    settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048}})
+    config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
+    groups = [KVCacheGroupSpec([str(n)], window(64, 128, PAGE)) for n in range(2)]
+    cache = KVCacheConfig(num_blocks=700, kv_cache_tensors=[], kv_cache_groups=groups)
+    config.cache_config.num_gpu_blocks, config.cache_config.block_size = 700, 64
+    update_kv_cache_capacity(config, cache)
+    engine = SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
+    assert _block_share(engine) == 1.0

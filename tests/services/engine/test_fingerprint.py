@@ -15,6 +15,12 @@ from baton.services.engine.fingerprint import model_fingerprint
 from harness.checkpoints import tiny_qwen2
 
 
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of files is not that of whoever runs the tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_qwen2(tmp_path_factory.mktemp("fingerprint") / "model")
@@ -32,6 +38,38 @@ def test_another_byte_is_another_model(model: Path, tmp_path: Path, name: str) -
     content = (copy / name).read_bytes()
     (copy / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert model_fingerprint(str(copy)) != model_fingerprint(str(model))
+
+
+def test_no_byte_of_the_weights_is_left_out(tmp_path: Path) -> None:
+    """200 kB of other weights in a file of 4 MiB, wherever they lie."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    weights = bytearray(4 << 20)
+    (model / "model.safetensors").write_bytes(weights)
+    seen = {model_fingerprint(str(model))}
+    starts = range(0, len(weights), 200_000)
+    for start in starts:
+        other = bytearray(weights)
+        other[start : start + 200_000] = b"x" * len(other[start : start + 200_000])
+        (model / "model.safetensors").write_bytes(other)
+        seen.add(model_fingerprint(str(model)))
+    assert len(seen) == len(starts) + 1
+
+
+@pytest.mark.parametrize("name", ["modeling_x.py", "hf_quant_config.json", "pytorch_model.pt", "params.json"])
+def test_what_else_decides_what_is_computed_counts(model: Path, tmp_path: Path, name: str) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    (copy / name).write_text("1")
+    first = model_fingerprint(str(copy))
+    (copy / name).write_text("2")
+    assert len({first, model_fingerprint(str(copy)), model_fingerprint(str(model))}) == 3
+
+
+def test_a_snapshot_s_folder_is_the_same_model_as_its_copy(model: Path, cache: Path) -> None:
+    publish(cache, model, OLD)
+    snapshot = cache / "models--org--tiny" / "snapshots" / OLD
+    assert model_fingerprint(str(snapshot)) == model_fingerprint(str(model))
 
 
 def test_another_seed_is_another_model(model: Path, tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
     (await quotas.enter(who)).leave()
 
 
-async def test_a_redis_that_answers_pings_and_refuses_calls_is_told_once(
+async def test_a_redis_that_takes_writes_and_refuses_calls_is_told_once(
     own_redis: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one does with a rule too few for its user."""

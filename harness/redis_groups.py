@@ -1,0 +1,194 @@
+"""Several real redis-servers that replace each other: behind one address, under Sentinels, in a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from harness.scheduling import RedisServer, free_port
+from harness.support import eventually, listening
+
+MASTER = "mymaster"
+
+
+class Forwarder:
+    """A TCP address that leads to another one, as a load balancer's: connections stay where they led."""
+
+    def __init__(self, port: int) -> None:
+        self.to = port  # of connections to come
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._made: list[socket.socket] = []
+        self._start(self._accept)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def close(self) -> None:
+        for one in (self._listener, *self._made):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:
+                client.close()
+                continue
+            self._made += (client, server)
+            self._start(lambda one=client, other=server: self._pump(one, other))
+            self._start(lambda one=client, other=server: self._pump(other, one))
+
+    @staticmethod
+    def _pump(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65_536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    @staticmethod
+    def _start(work: object) -> None:
+        threading.Thread(target=work, daemon=True).start()  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def servers(
+    folder: Path, count: int, extra: tuple[str, ...] = (), password: str = ""
+) -> Iterator[list[RedisServer]]:
+    """Run so many redis-servers that know nothing of each other."""
+    made = []
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            own = folder / f"redis-{number}"
+            own.mkdir(parents=True, exist_ok=True)
+            auth = ("--masterauth", password) if password else ()
+            extra = (*extra, *auth, "--repl-diskless-sync-delay", "0")
+            made.append(RedisServer(own, password=password, extra=extra))
+            made[-1].start()
+            stack.callback(made[-1].stop)
+        yield made
+
+
+def admin(server: RedisServer) -> Redis:
+    """Return a client of a server for the test itself."""
+    return Redis(host="127.0.0.1", port=server.port, password=server.password or None)
+
+
+def follow(replica: RedisServer, master: RedisServer) -> None:
+    """Make a replica of one, and wait until it has what the master has."""
+    with admin(replica) as client:
+        client.replicaof("127.0.0.1", str(master.port))
+        eventually(lambda: _synced(client), 10, "the replica has what its master has")
+
+
+def promote(replica: RedisServer, master: RedisServer) -> None:
+    """Make a master of a replica, once it has all of its master's writes."""
+    with admin(replica) as client, admin(master) as old:
+        offset = _replication(old)["master_repl_offset"]
+        eventually(
+            lambda: _replication(client)["slave_repl_offset"] >= offset, 10, "the replica has all writes"
+        )
+        client.replicaof("NO", "ONE")
+
+
+def _replication(client: Redis) -> dict[str, Any]:
+    found: dict[str, Any] = client.info("replication")
+    return found
+
+
+def _synced(client: Redis) -> bool:
+    info = _replication(client)
+    return bool(info["role"] == "slave" and info["master_link_status"] == "up")
+
+
+@contextlib.contextmanager
+def sentinels(
+    folder: Path, master: RedisServer, count: int, password: str = "", replicas: int = 1
+) -> Iterator[list[int]]:
+    """Run Sentinels that watch `master`; yield their ports. `password`: their own."""
+    ports, processes = [free_port() for _ in range(count)], []
+    for port in ports:
+        lines = [
+            f"port {port}",
+            "bind 127.0.0.1",
+            f"dir {folder}",
+            f"sentinel monitor {MASTER} 127.0.0.1 {master.port} {count // 2 + 1}",
+            f"sentinel down-after-milliseconds {MASTER} 500",
+            f"sentinel failover-timeout {MASTER} 3000",
+            *([f"sentinel auth-pass {MASTER} {master.password}"] if master.password else []),
+            *([f"requirepass {password}", f"sentinel sentinel-pass {password}"] if password else []),
+        ]
+        (config := folder / f"sentinel-{port}.conf").write_text("\n".join([*lines, ""]))
+        command = ["redis-server", str(config), "--sentinel"]
+        processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+    try:
+        for port in ports:
+            _wait_for_sentinel(port, password, count, replicas)
+        yield ports
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(10)
+
+
+def _wait_for_sentinel(port: int, password: str, count: int, replicas: int) -> None:
+    eventually(lambda: listening(port), 10, f"a Sentinel listens on {port}")
+    with Redis(host="127.0.0.1", port=port, password=password or None) as client:
+
+        def complete() -> bool:
+            state: Any = client.sentinel_master(MASTER)
+            return bool(state["num-other-sentinels"] == count - 1 and state["num-slaves"] >= replicas)
+
+        eventually(complete, 20, "the Sentinels know all")
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, masters: int = 3, replicas: int = 0) -> Iterator[list[RedisServer]]:
+    """Run a Redis Cluster; each master has so many replicas."""
+    with contextlib.ExitStack() as stack:
+        made: list[RedisServer] = []
+        for number in range(masters * (1 + replicas)):
+            extra = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+            extra += ["--cluster-node-timeout", "500"]
+            made += stack.enter_context(servers(folder / str(number), 1, tuple(extra)))
+        addresses = [f"127.0.0.1:{one.port}" for one in made]
+        create = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]
+        subprocess.run(
+            [*create, "--cluster-replicas", str(replicas)], check=True, capture_output=True, timeout=60
+        )
+        eventually(
+            lambda: all(_serves(one, len(made)) for one in made), 20, "each node knows the whole cluster"
+        )
+        yield made
+
+
+def _serves(server: RedisServer, nodes: int) -> bool:
+    with admin(server) as client:
+        info: Any = client.cluster("INFO")
+        role: Any = client.role()
+    linked = role[0] != b"slave" or role[3] == b"connected"
+    return bool(info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == nodes and linked)
+
+
+def owner(nodes: list[RedisServer], key: str) -> RedisServer:
+    """Return the node of a cluster that has the key's slot."""
+    for node in nodes:
+        with admin(node) as client, contextlib.suppress(RedisError):
+            client.exists(key)
+            return node
+    raise AssertionError(f"no node has the slot of {key}")

@@ -1,0 +1,46 @@
+"""Answers of a Redis by which it is the wrong server, or the right one at the wrong time."""
+
+from __future__ import annotations
+
+from redis.exceptions import AskError, ClusterDownError, ReadOnlyError
+
+from baton.scheduler.redis_link import NotACluster
+from baton.scheduler.store_url import CLUSTER
+
+_LATER = ("NOREPLICAS", "MISCONF", "TRYAGAIN", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN")
+_NO_SENTINEL_KNOWS = ("unknown command 'evalsha'", "unknown command 'hget'", "unknown command 'time'")
+
+
+def leads_elsewhere(error: BaseException, url: str) -> bool:
+    """Return whether the URL is one of another kind of server: no waiting helps."""
+    redirected = isinstance(error, AskError) and not _of_a_cluster(url)  # or MovedError, which is one
+    return redirected or isinstance(error, NotACluster) or _is_sentinel(error)
+
+
+def elsewhere(error: BaseException, url: str, key: str) -> str:
+    """Say in one line what such an answer means, and what to write into `key`; "" for another one."""
+    text, words = " ".join(str(error).split()), ""
+    if isinstance(error, NotACluster):
+        words = f"has no cluster mode: write redis://HOST:PORT/DB into {key}"
+    elif isinstance(error, AskError) and _of_a_cluster(url):
+        words = f"hands this topic's slot to another node ({text}): that one is asked next"
+    elif isinstance(error, AskError):
+        words = f"is a node of a Redis Cluster, and this topic is on another one ({text}): write "
+        words += f"redis+cluster://HOST:PORT into {key}"
+    elif _is_sentinel(error):
+        words = f"is no Redis but a Sentinel ({text}): write redis+sentinel://HOST:PORT/MASTER into {key}"
+    elif isinstance(error, ReadOnlyError) or "READONLY" in text:
+        words = f"is a replica, and takes no writes: let {key} lead to the master, which redis+sentinel:// "
+        words += "and redis+cluster:// find themselves"
+    elif isinstance(error, ClusterDownError) or text.startswith(_LATER):  # or MasterDownError, which is one
+        words = f"takes no writes for now ({text})"
+    return words
+
+
+def _of_a_cluster(url: str) -> bool:
+    return url.partition("://")[0] in CLUSTER
+
+
+def _is_sentinel(error: BaseException) -> bool:
+    text = str(error).lower()
+    return any(words in text for words in _NO_SENTINEL_KNOWS)

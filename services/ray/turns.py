@@ -1,0 +1,50 @@
+"""Waits of the control loop: where turns fail it tells of that, waits longer each time, and goes on.
+
+What serves does so without the loop. So while Ray's control service is away nothing is ended; what changes
+meanwhile, a worker that died with its node say, is seen to when it is back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+TURN_S = 0.5  # between turns that go well
+MOST_S = 5.0  # between turns that fail; so long an owner waits for the end at most
+TELL_S = 60.0  # between two lines about a failure that stays the same
+
+
+class Turns:
+    """The waits between turns, and what is told. For one thread."""
+
+    def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._failed = 0  # in a row
+        self._since = 0.0  # of the first of them, on the clock
+        self._problem = ""
+        self._told = 0.0
+
+    @property
+    def failing_s(self) -> float:
+        """The time since the last turn that went well; 0 while all do."""
+        return self._clock() - self._since if self._failed else 0.0
+
+    def went_well(self) -> float:
+        """Note it; return the seconds to wait before the next turn."""
+        if self._failed:
+            self._tell("ray", f"answers again: {self._failed} turns failed, in {self.failing_s:.0f} s")
+        self._failed = 0
+        return TURN_S
+
+    def failed(self, error: Exception) -> float:
+        """Note it; return the seconds to wait before the next turn."""
+        now, problem = self._clock(), f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if not self._failed:
+            self._since = now
+        self._failed += 1
+        if self._failed == 1 or problem != self._problem or now - self._told >= TELL_S:
+            left = "; what runs goes on, and nothing is started or ended meanwhile"
+            self._tell("ray", f"{problem}{left if self._failed > 1 else ''}")
+            self._told, self._problem = now, problem
+        return float(min(MOST_S, TURN_S * 2 ** min(self._failed - 1, 10)))

@@ -1,0 +1,71 @@
+"""The set-up takes whichever Python is there that fits, and asks for one where none does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.support import ROOT
+
+TOOLS = ("bash", "dirname", "env", "grep", "cat", "id")
+# Stands for a Python of some version: it answers the script's questions, and ends it where it makes .venv.
+PYTHON = """#!/bin/sh
+case "$*" in
+  *"(3, 11) <="*) exit {misfits} ;;
+  *ensurepip*) exit 0 ;;
+  *venv*) echo "{name} makes it"; exit 7 ;;
+esac
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> object:
+    """Run the script on a machine with these Pythons alone; by name, whether they fit."""
+
+    def script(pythons: dict[str, bool]) -> subprocess.CompletedProcess[str]:
+        (tools := tmp_path / "tools").mkdir()
+        (tmp_path / "deploy" / "setup").mkdir(parents=True)
+        shutil.copy(ROOT / "deploy" / "setup" / "venv", tmp_path / "deploy" / "setup" / "venv")
+        for name in TOOLS:
+            (tools / name).symlink_to(shutil.which(name) or name)
+        for name in ("g++", "redis-server", "ip"):
+            (tools / name).symlink_to("/bin/true")
+        for name, fits in pythons.items():
+            (tools / name).write_text(PYTHON.format(name=name, misfits=int(not fits)))
+            (tools / name).chmod(0o755)
+        environment = {**os.environ, "PATH": str(tools)}
+        return subprocess.run(
+            [str(tools / "bash"), str(tmp_path / "deploy" / "setup" / "venv")],
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("pythons", "taken"),
+    [
+        ({"python3.13": True, "python3.11": True, "python3": False}, "python3.11"),
+        ({"python3.13": True, "python3.12": True}, "python3.12"),
+        ({"python3": True}, "python3"),  # as on Debian 13
+        ({"python3": True, "python3.13": False}, "python3"),
+    ],
+)
+def test_it_takes_the_first_that_fits(run: object, pythons: dict[str, bool], taken: str) -> None:
+    done = run(pythons)  # type: ignore[operator]
+    assert f"{taken} makes it" in done.stdout, done.stderr
+    assert done.returncode == 7
+
+
+def test_it_says_what_is_missing(run: object) -> None:
+    done = run({"python3": False})  # type: ignore[operator]
+    assert done.returncode == 1
+    assert "missing: python3 python3-venv" in done.stderr

@@ -1,0 +1,263 @@
+"""A scheduler's store while another server becomes the right one: failovers, Sentinels, a Redis Cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.errors import StoreRefuses
+from baton.scheduler.keys import topic_keys
+from baton.scheduler.redis_link import RedisPlace
+from baton.scheduler.store import open_store
+from baton.scheduler.store.base import Store
+from baton.scheduler.types import ReserveOutcome
+from harness.redis_groups import (
+    MASTER,
+    Forwarder,
+    admin,
+    cluster,
+    follow,
+    owner,
+    promote,
+    sentinels,
+    servers,
+)
+from harness.scheduling import LEASE_S, RedisServer, claim_on, need, register, until
+
+BOOKED = ReserveOutcome.BOOKED
+KEY = topic_keys("t")[0]
+
+
+@asynccontextmanager
+async def schedulers(url: str, count: int = 2) -> AsyncIterator[list[Store]]:
+    """Give so many schedulers' stores over one URL, and a worker."""
+    made = [open_store(url, "t") for _ in range(count)]
+    try:
+        for store in made:
+            await store.open()
+            assert not store.problem
+        await register(made[0], "d", pb.ROLE_MIXED, max_num_seqs=50, num_blocks=10_000)
+        for store in made:
+            await store.tend()
+        yield made
+    finally:
+        for store in made:
+            await store.close()
+
+
+async def place(store: Store, request_id: str) -> ReserveOutcome:
+    claim = claim_on(await store.view(), need(request_id, 1, 10), "d")
+    return (await store.reserve(claim, LEASE_S)).outcome
+
+
+async def recovered(stores: list[Store], within_s: float = 5.0) -> None:
+    """Wait until all have their Redis again, as their schedulers do: with upkeep twice a second."""
+
+    async def well() -> bool:
+        for store in stores:
+            await store.tend()
+        return not any(store.problem for store in stores)
+
+    await until(well, within_s)
+
+
+def keys_on(server: RedisServer) -> int:
+    with admin(server) as client:
+        return int(client.dbsize())
+
+
+async def test_both_schedulers_follow_to_the_new_master_though_their_connections_stay(tmp_path: Path) -> None:
+    with servers(tmp_path, 2) as (one, other):
+        follow(other, one)
+        forwarder = Forwarder(one.port)
+        try:
+            async with schedulers(forwarder.url) as stores:
+                assert await place(stores[0], "before") is BOOKED
+                forwarder.to = other.port
+                await asyncio.to_thread(promote, other, one)
+                await asyncio.to_thread(follow, one, other)
+                for store in stores:
+                    assert await place(store, f"during-{id(store)}") is BOOKED
+                assert all("is a replica" in store.problem for store in stores)
+                await recovered(stores)
+                assert await place(stores[1], "after") is BOOKED
+                history = await stores[0].history(10)
+                assert {one.attempt.request_id for one in history.attempts} >= {"before", "after"}
+        finally:
+            forwarder.close()
+
+
+@pytest.mark.parametrize("setting", [("min-replicas-to-write", "1", "0"), ("maxmemory", "1", "0")])
+async def test_an_answer_that_is_an_error_ends_the_connection(
+    own_redis: RedisServer, setting: tuple[str, str, str]
+) -> None:
+    """Whatever the error says: the next call may have to go elsewhere."""
+    name, wrong, right = setting
+    async with schedulers(own_redis.url, 1) as (store,):
+        with admin(own_redis) as client:
+            before = {one["id"] for one in client.client_list()}
+            client.config_set(name, wrong)
+            await store.tend()
+            assert store.problem
+            client.config_set(name, right)
+            await recovered([store])
+            mine = client.client_id()
+            after = {one["id"] for one in client.client_list()}
+        assert after & before == {str(mine)}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
+
+
+async def test_a_cluster_serves_whichever_node_the_url_names(three: list[RedisServer]) -> None:
+    for node in three:
+        async with schedulers(f"redis+cluster://127.0.0.1:{node.port}") as stores:
+            assert await place(stores[0], f"at-{node.port}") is BOOKED
+            assert await place(stores[1], f"at-{node.port}") is ReserveOutcome.STALE
+    assert keys_on(owner(three, KEY)) > 0
+
+
+async def test_a_cluster_serves_while_one_of_the_named_nodes_is_away(three: list[RedisServer]) -> None:
+    url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{three[0].port}"
+    async with schedulers(url, 1) as (store,):
+        assert await place(store, "one-is-away") is BOOKED
+
+
+async def test_a_plain_url_of_a_cluster_s_node_is_refused_by_name_unless_it_is_the_right_one(
+    three: list[RedisServer],
+) -> None:
+    right = owner(three, KEY)
+    for node in three:
+        store = open_store(node.url, "t")
+        if node is right:
+            await store.open()
+            assert not store.problem
+        else:
+            with pytest.raises(
+                StoreRefuses, match=r"Redis Cluster.*redis\+cluster://HOST:PORT.*scheduler\.store"
+            ):
+                await store.open()
+        await store.close()
+
+
+async def test_a_slot_that_moves_is_followed(three: list[RedisServer]) -> None:
+    """Each node is told the new owner, as `redis-cli --cluster reshard` does; the keys are written anew."""
+    async with schedulers(f"redis+cluster://127.0.0.1:{three[0].port}") as stores:
+        assert await place(stores[0], "before-the-move") is BOOKED
+        was = owner(three, KEY)
+        to = next(node for node in three if node is not was)
+        with admin(to) as target:
+            name = target.cluster("MYID").decode()
+            slot = target.cluster("KEYSLOT", KEY)
+        with admin(was) as source:
+            source.flushall()  # a node gives away no slot that holds keys
+        for node in (to, was, *three):
+            with admin(node) as client:
+                client.cluster("SETSLOT", slot, "NODE", name)
+        await recovered(stores)
+        for store in stores:
+            assert await place(store, f"after-{id(store)}") is BOOKED
+        await recovered(stores)
+        assert keys_on(to) > 0
+        assert (await stores[1].view()).workers.keys() == {"d"}
+
+
+async def test_a_cluster_s_failover_is_followed(tmp_path: Path) -> None:
+    """The node dies that has the topic; its replica is made a master by the others."""
+    with cluster(tmp_path, replicas=1) as nodes:
+        async with schedulers(f"redis+cluster://127.0.0.1:{nodes[0].port}") as stores:
+            assert await place(stores[0], "before") is BOOKED
+            dead = owner(nodes, KEY)
+            dead.stop()
+            assert await place(stores[0], "during") is BOOKED
+            assert stores[0].problem
+            await recovered(stores, 20)
+            assert await place(stores[1], "after") is BOOKED
+            alive = [node for node in nodes if node is not dead]
+            assert keys_on(owner(alive, KEY)) > 0
+
+
+async def test_a_server_without_cluster_mode_is_named(own_redis: RedisServer) -> None:
+    store = open_store(f"redis+cluster://127.0.0.1:{own_redis.port}", "t")
+    with pytest.raises(
+        StoreRefuses, match=r"no cluster mode: write redis://HOST:PORT/DB into scheduler\.store"
+    ):
+        await store.open()
+    await store.close()
+
+
+async def test_sentinels_name_the_master_before_and_after_a_failover(tmp_path: Path) -> None:
+    """With passwords of the servers and of the Sentinels; one Sentinel dies with the master."""
+    with servers(tmp_path, 2, password="s3cret") as (one, other):
+        follow(other, one)
+        with sentinels(tmp_path, one, 3, password="sent1nel") as ports:
+            hosts = ",".join(f"127.0.0.1:{port}" for port in (1, *ports))
+            url = f"redis+sentinel://:s3cret@{hosts}/{MASTER}?sentinel_password=sent1nel"
+            async with schedulers(url) as stores:
+                assert await place(stores[0], "before") is BOOKED
+                one.stop()
+                assert await place(stores[0], "during") is BOOKED
+                assert stores[0].problem
+                await recovered(stores, 20)
+                assert await place(stores[1], "after") is BOOKED
+                assert keys_on(other) > 0
+            store = open_store(f"redis+sentinel://:s3cret@{hosts}/nobody?sentinel_password=sent1nel", "t")
+            await store.open()
+            assert "names a master 'nobody'" in store.problem
+            assert "sent1nel" not in store.problem
+            await store.close()
+
+
+async def test_a_plain_url_of_a_sentinel_is_refused_by_name(own_redis: RedisServer, tmp_path: Path) -> None:
+    with sentinels(tmp_path, own_redis, 1, replicas=0) as (port,):
+        store = open_store(f"redis://127.0.0.1:{port}", "t")
+        with pytest.raises(StoreRefuses, match=r"a Sentinel.*write redis\+sentinel://HOST:PORT/MASTER into"):
+            await store.open()
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "service", "options"),
+    [
+        ("redis://h", [("h", 6379)], "", {}),
+        ("redis://:p%40ss@h:1/2", [("h", 1)], "", {"password": "p@ss", "db": 2}),
+        ("redis+sentinel://h,[::1]:7/m", [("h", 26379), ("::1", 7)], "m", {}),
+        (
+            "rediss+sentinel://u:p@h:1,g:2/m/3",
+            [("h", 1), ("g", 2)],
+            "m",
+            {"username": "u", "password": "p", "db": 3},
+        ),
+        ("redis+cluster://:p@h:1,g", [("h", 1), ("g", 6379)], "", {"password": "p"}),
+        ("rediss+cluster://h?ssl_ca_certs=/x", [("h", 6379)], "", {"ssl_ca_certs": "/x"}),
+    ],
+)
+def test_what_a_url_says(
+    url: str, hosts: list[tuple[str, int]], service: str, options: dict[str, object]
+) -> None:
+    place = RedisPlace.of(url)
+    assert (list(place.hosts), place.service, place.options) == (hosts, service, options)
+    assert place.tls == url.startswith("rediss")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://h:1",
+        "redis+sentinel:///m",
+        "redis+cluster://h/1",
+        "redis+cluster://h:1,",
+        "redis+x://h",
+    ],
+)
+def test_a_url_that_says_too_little_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"host|name|databases|no URL"):
+        RedisPlace.of(url)

@@ -1,0 +1,206 @@
+"""Digests of files: each read once, and what is kept believed only while it is sure."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.services.engine import file_digests
+from baton.services.engine.file_digests import FOLDER, KEEP_FROM, digests
+
+OLD = b"a" * KEEP_FROM
+NEW = b"b" * KEEP_FROM
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(file_digests, "QUIET_S", -1.0)  # a test's files were written just now
+    return tmp_path / "cache" / FOLDER
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the files that are read."""
+    found: list[int] = []
+    real = file_digests._hash
+
+    def counted(file: int, progress: Any) -> str:
+        found.append(file)
+        return real(file, progress)
+
+    monkeypatch.setattr(file_digests, "_hash", counted)
+    return found
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(OLD)
+    return path
+
+
+def entries(kept: Path) -> list[Path]:
+    return sorted(kept.glob("*.json"))
+
+
+def test_a_file_is_read_once(file: Path, reads: list[int], kept: Path) -> None:
+    assert [digests([file]) for _ in range(3)] == [[sha256(OLD)]] * 3
+    assert len(reads) == 1
+    assert [entry.stat().st_mode & 0o777 for entry in entries(kept)] == [0o600]
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_change_is_seen_though_size_and_last_write_are_as_they_were(file: Path, reads: list[int]) -> None:
+    digests([file])
+    before = file.stat()
+    file.write_bytes(NEW)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert digests([file]) == [sha256(NEW)]
+    file.unlink()  # and another file, which may get its inode
+    file.write_bytes(OLD)
+    assert digests([file]) == [sha256(OLD)]
+    assert len(reads) == 3
+
+
+def test_what_was_changed_a_moment_ago_is_not_kept(
+    file: Path, reads: list[int], kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_digests, "QUIET_S", 60.0)
+    for _ in range(2):
+        digests([file])
+    assert len(reads) == 2
+    assert not entries(kept)
+
+
+def lie(kept: Path) -> None:
+    (entry,) = entries(kept)
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | {"sha256": "0" * 64}))
+
+
+def writable_entry(kept: Path) -> None:
+    entries(kept)[0].chmod(0o666)
+
+
+def others_entry(kept: Path) -> None:
+    os.chown(entries(kept)[0], 12345, -1)
+
+
+def linked_entry(kept: Path) -> None:
+    (entry,) = entries(kept)
+    entry.rename(kept / "elsewhere")
+    entry.symlink_to(kept / "elsewhere")
+
+
+def damaged_entry(kept: Path) -> None:
+    entries(kept)[0].write_text("{")
+
+
+def writable_folder(kept: Path) -> None:
+    kept.chmod(0o777)
+
+
+def others_folder(kept: Path) -> None:
+    os.chown(kept, 12345, -1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+@pytest.mark.parametrize(
+    "spoil", [writable_entry, others_entry, linked_entry, damaged_entry, writable_folder, others_folder]
+)
+def test_what_others_may_have_written_is_not_believed(
+    file: Path, kept: Path, spoil: Callable[[Path], None], reads: list[int]
+) -> None:
+    digests([file])
+    lie(kept)
+    assert digests([file]) == ["0" * 64]  # as it stands, it is believed
+    spoil(kept)
+    assert digests([file]) == [sha256(OLD)]
+    assert len(reads) == 2
+
+
+def test_without_a_home_it_works_and_says_so(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    caplog.set_level("WARNING", file_digests.__name__)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert digests([file]) == [sha256(OLD)]
+    assert "anew at each start: Could not determine home directory" in caplog.text
+
+
+def test_a_hub_s_blob_is_not_read(tmp_path: Path, reads: list[int]) -> None:
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / ("c" * 64)).write_bytes(OLD)
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(blobs / ("c" * 64))
+    assert digests([link]) == ["c" * 64]
+    link.unlink()
+    (tmp_path / ("d" * 64)).write_bytes(OLD)  # not among blobs
+    link.symlink_to(tmp_path / ("d" * 64))
+    assert digests([link]) == [sha256(OLD)]
+    assert len(reads) == 1
+
+
+def test_one_hashes_while_others_wait_for_it(file: Path, kept: Path, reads: list[int]) -> None:
+    digests([file])
+    (entry,) = entries(kept)
+    content = entry.read_text()
+    entry.unlink()
+    lock = os.open(f"{entry}.lock", os.O_RDWR)  # as the process has that hashes it
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(digests, [file])
+        time.sleep(0.3)  # it waits
+        assert not other.done()
+        entry.write_text(content)
+        entry.chmod(0o600)
+        os.close(lock)
+        assert other.result(10) == [sha256(OLD)]
+    assert len(reads) == 1
+
+
+def test_a_process_that_holds_a_file_for_ever_is_waited_for_no_longer_than_it_may_take(
+    file: Path, kept: Path, reads: list[int]
+) -> None:
+    digests([file])
+    (entry,) = entries(kept)
+    entry.unlink()
+    with open(f"{entry}.lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert digests([file]) == [sha256(OLD)]
+    assert len(reads) == 2
+
+
+def test_progress_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(file_digests, "TELL_S", 0.0)
+    caplog.set_level("INFO", file_digests.__name__)
+    (tmp_path / "large").write_bytes(bytes(20 << 20))
+    digests([tmp_path / "large"])
+    assert "hashed of 0.0" in caplog.text
+    assert "it is kept for the next start" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="gone"):
+        digests([tmp_path / "gone"])

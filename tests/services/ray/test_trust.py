@@ -1,0 +1,45 @@
+"""The tokens of a deployment on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from baton.security.authority import Authority
+from baton.services.config import Settings
+from baton.services.ray import trust
+from baton.services.ray.trust import Trust
+from harness.scheduling import until
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(security={"tls": True, "ca": str(tmp_path / "ca")})  # type: ignore[arg-type]
+
+
+def expiries(settings: Settings) -> list[float]:
+    return [one.expires_at for one in Authority(Path(settings.security.ca)).tokens.all().values()]
+
+
+async def test_tokens_end_by_themselves_where_the_owner_is_killed(settings: Settings) -> None:
+    Trust(settings, "127.0.0.1")  # and no orderly end
+    assert len(expiries(settings)) == 4
+    assert all(at - time.time() <= 3_600 for at in expiries(settings))
+
+
+async def test_tokens_are_good_while_the_owner_lives(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "EXTEND_S", 0.01)
+    monkeypatch.setattr(trust, "VALID_S", 2.0)
+    async with Trust(settings, "127.0.0.1"):
+        first = min(expiries(settings))
+
+        async def later() -> bool:
+            return min(await asyncio.to_thread(expiries, settings)) > first + 1
+
+        await until(later)
+    assert not expiries(settings)  # an orderly end revokes them

@@ -1,0 +1,125 @@
+"""Routers' shared limits and keys while another Redis becomes the master."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from baton.services.tenants import shared
+from baton.services.tenants.errors import BookError
+from baton.services.tenants.model import ApiKey, Book, Caller, Limits, Tenant, digest
+from baton.services.tenants.quotas import Quotas
+from baton.services.tenants.redis_book import RedisBook
+from baton.services.tenants.shared import SharedStore
+from harness.redis_groups import Forwarder, admin, cluster, follow, promote, servers
+from harness.scheduling import RedisServer, until
+
+TOPIC = "t"
+WHO = Caller("k", "acme", Limits(), Tenant(concurrency=50, requests_per_s=1_000))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "PROBE_S", 0.05)
+
+
+def with_key(name: str, secret: bytes) -> Callable[[Book], Book]:
+    return lambda held: held.with_key(name, ApiKey(tenant="t", sha256=digest(secret).hex()))
+
+
+async def eventually(book: RedisBook, act: Callable[[], Awaitable[object]]) -> None:
+    async def done() -> bool:
+        try:
+            await act()
+        except BookError:
+            return False
+        return True
+
+    await until(done)
+
+
+async def test_limits_and_keys_follow_to_the_new_master_though_their_connections_stay(
+    tmp_path: Path, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with servers(tmp_path, 2) as (one, other):
+        follow(other, one)
+        forwarder = Forwarder(one.port)
+        store, book = SharedStore(forwarder.url, TOPIC), RedisBook(forwarder.url, TOPIC, for_router=True)
+        quotas = Quotas(store, "r1")
+        store.start()
+        try:
+            await book.edit(with_key("k", b"one"))
+            assert await book.changed()
+            await asyncio.gather(*(quotas.enter(WHO) for _ in range(20)))  # over many connections
+            forwarder.to = other.port
+            await asyncio.to_thread(promote, other, one)
+            await asyncio.to_thread(follow, one, other)
+            (await quotas.enter(WHO)).leave()  # no request fails because of it
+            assert not store.up
+            with pytest.raises(BookError, match="is a replica"):  # which would still answer reads
+                await book.changed()
+            await until(lambda: _true(store.up))
+            for _ in range(30):  # it stays, on each of its connections
+                (await quotas.enter(WHO)).leave()
+                assert store.up
+            await eventually(book, lambda: book.edit(with_key("l", b"two")))
+            assert (held := await book.changed())
+            assert set(held.keys) == {"k", "l"}
+            with admin(other) as client:
+                assert client.info("commandstats")["cmdstat_hset"]["calls"] > 0
+            assert [one.levelname for one in caplog.records if one.name == shared.log.name] == [
+                "ERROR",
+                "INFO",
+            ]
+        finally:
+            await store.close()
+            await book.close()
+            forwarder.close()
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+async def test_limits_are_away_while_the_master_is_a_replica(
+    own_redis: RedisServer, tmp_path: Path, quick: None
+) -> None:
+    """A replica answers PING, and much else: only a write tells."""
+    with servers(tmp_path, 1) as (master,):
+        store = SharedStore(own_redis.url, TOPIC)
+        quotas = Quotas(store, "r1")
+        store.start()
+        try:
+            (await quotas.enter(WHO)).leave()
+            await asyncio.to_thread(follow, own_redis, master)
+            (await quotas.enter(WHO)).leave()
+            ups = set()
+            for _ in range(20):
+                await asyncio.sleep(0.02)
+                ups.add(store.up)
+            assert ups == {False}
+        finally:
+            await store.close()
+
+
+async def test_limits_and_keys_in_a_cluster(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        for node in nodes:
+            url = f"redis+cluster://127.0.0.1:{node.port}"
+            store, book = SharedStore(url, TOPIC), RedisBook(url, TOPIC, for_router=True)
+            quotas = Quotas(store, "r1")
+            store.start()
+            try:
+                await book.edit(with_key(f"k{node.port}", str(node.port).encode()))
+                assert (held := await book.changed())
+                assert f"k{node.port}" in held.keys
+                visit = await quotas.enter(WHO)
+                visit.leave()
+                assert store.up
+            finally:
+                await store.close()
+                await book.close()
