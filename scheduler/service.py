@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -17,7 +16,7 @@ from typing import Any, Self
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton import addresses
+from baton import addresses, signals
 from baton.autoscale.goals import Goals
 from baton.metrics import MetricsServer, dialled
 from baton.protos import scheduler_pb2 as pb
@@ -220,10 +219,10 @@ async def serve(
 
 
 def until_signal() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set."""
+    """Return an event that SIGTERM, SIGINT and SIGHUP set."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in signals.ending():
         loop.add_signal_handler(number, stop.set)
     return stop
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
 import baton
 from baton.errors import BatonError
+from baton.services import printing
 from baton.services.cli import ca, metrics
 from baton.services.cli import doctor as diagnosis
 from baton.services.cli.batch import batch
@@ -24,6 +26,8 @@ from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.leave import leave
 from baton.services.models import models_of
+
+INTERRUPTED = 130  # exit status
 
 app = typer.Typer(
     name="baton",
@@ -282,6 +286,7 @@ def _run_worker(settings: Settings, role: str) -> None:
 
 def main() -> None:
     """Run the command line; an expected error is one line on stderr and status 1, never a traceback."""
+    printing.open_streams()
     hide_secrets(sys.argv[1:])
     # A script's shell starts background commands (`&`) with SIGINT ignored, and Python would keep that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -289,10 +294,13 @@ def main() -> None:
     try:
         app()
     except BatonError as error:
-        print(f"baton: error: {error}", file=sys.stderr)
+        printing.complain(f"baton: error: {error}")
         leave(1)  # at once: what libraries print at exit would bury the line
     except KeyboardInterrupt:
-        sys.exit(130)
+        leave(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 (a bug's own words must be the last ones, too)
+        printing.complain("".join(traceback.format_exception(error)).rstrip())
+        leave(1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton import addresses, rpc
+from baton import addresses, rpc, signals
 from baton.handoff import transports
 from baton.handoff.reports import Staged
 from baton.levels import set_level
@@ -86,6 +85,7 @@ class Node:
         )
         self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
+        self._told_to_stop = False  # by a signal of which the second one hurries
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
@@ -303,12 +303,14 @@ class Node:
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.ending():
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
-        if self._stop.is_set():
-            os._exit(128 + number)
+        if number in signals.HURRYING:
+            if self._told_to_stop:
+                os._exit(128 + number)
+            self._told_to_stop = True
         self._stop.set()
 
     # Another role.
