@@ -159,7 +159,9 @@ os.register_at_fork(after_in_child=_forget_all)
 
 def printer(descriptor: int) -> Printer:
     """Return the printer of a descriptor, one for all callers."""
-    return _printers.setdefault(descriptor, Printer(descriptor))
+    if descriptor not in _printers:  # of a program's events: no line of ours belongs there
+        _printers[descriptor] = Printer(descriptor, tells=False)
+    return _printers[descriptor]
 
 
 def say(text: str) -> None:
@@ -216,10 +218,10 @@ def guard() -> None:
 
 def catch_up() -> float | None:
     """Write what waits for a reader. Return after how many seconds to call again; None: nothing waits."""
-    for one in _printers.values():
+    for one in list(_printers.values()):
         if one.behind:
             one.catch_up()
-    return RETRY_S if any(one.behind for one in _printers.values()) else None
+    return RETRY_S if any(one.behind for one in list(_printers.values())) else None
 
 
 def finish(within_s: float = LAST_S) -> None:

@@ -15,7 +15,7 @@ from baton.services.cli.flags import Of, with_settings
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 from baton.services.models import the_one
-from baton.services.printing import complain
+from baton.services.printing import complain, guard
 
 BAD_INPUT = 2  # exit status
 
@@ -54,6 +54,7 @@ def batch(
     The same command resumes an interrupted batch. Exit status: 0, 1 if requests failed, 2 if the file of
     requests is invalid, 130 if interrupted.
     """
+    guard()
     for number in signals.ending():
         signal.signal(number, signal.default_int_handler)  # as Ctrl-C, from the first import on
     from baton.services.offline import batch as offline

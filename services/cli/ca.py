@@ -17,6 +17,7 @@ from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.config import Settings
 from baton.services.errors import ServiceError
+from baton.services.printing import guard
 
 LISTEN = "127.0.0.1:7443"
 _HOUR_S = 3600.0
@@ -147,6 +148,7 @@ def serve(
     from baton.security.authority import Authority
     from baton.security.join_service import JoinService
 
+    guard()
     logs.configure(settings.log_format, "ca")
     authority = Authority(_folder(settings))
 

@@ -92,6 +92,7 @@ def up(
     from baton.services.cli.up import run_up
     from baton.services.fleet.supervisor import Fleet
 
+    printing.guard()
     given = (prefill, decode, mixed, schedulers) != (None, None, 0, 1)
     run_up(settings, Fleet.of(prefill, decode, mixed, schedulers) if given else None, log_dir)
 
@@ -111,6 +112,7 @@ def router(settings: Settings) -> None:
     """Run a router: serve OpenAI's HTTP API. Needs no GPU and no weights."""
     from baton.services.fleet.routers import run_routers
 
+    printing.guard()
     run_routers(settings)
     leave(0)
 
@@ -121,6 +123,7 @@ def scheduler(settings: Settings) -> None:
     """Run a scheduler: track the workers and place every request."""
     from baton.services.fleet.scheduler import run_scheduler
 
+    printing.guard()
     run_scheduler(settings)
 
 
@@ -165,6 +168,7 @@ def node(
     from baton.services.cli.node import run
     from baton.services.fleet.supervisor import Fleet
 
+    printing.guard()
     run(settings, Fleet(prefill=prefill, decode=decode, mixed=mixed), log_dir, orders=orders)
 
 
@@ -281,6 +285,7 @@ def doctor(settings: Settings, json: Json = False) -> None:
 def _run_worker(settings: Settings, role: str) -> None:
     from baton.services.worker.lifecycle import run_worker
 
+    printing.guard()
     run_worker(settings, role)
 
 

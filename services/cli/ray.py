@@ -20,7 +20,7 @@ from baton.services.cli.tables import UNLIMITED, Column, fitted
 from baton.services.config import Settings
 from baton.services.errors import ServiceError
 from baton.services.leave import leave
-from baton.services.printing import say
+from baton.services.printing import guard, say
 
 app = typer.Typer(
     short_help="Run a deployment on a Ray cluster.",
@@ -46,6 +46,7 @@ def up(
     from baton.services.ray.config import read
     from baton.services.ray.deploy import deploy
 
+    guard()
     settings = read(config)
     terminal, stop = _Terminal(), threading.Event()
     say(f"Baton {baton.__version__} on Ray ({address}): model {settings.model}")

@@ -34,7 +34,9 @@ class OutOfMemory:
             return ""
         self._told += 1  # another one that ended meanwhile has its own
         limit = _limit()
-        whose = f"the memory limit of its cgroup, {limit / 2**30:.1f} GiB," if limit else "this machine's memory"
+        whose = (
+            f"the memory limit of its cgroup, {limit / 2**30:.1f} GiB," if limit else "this machine's memory"
+        )
         return f"the kernel ended a process because {whose} was used up: {_CURE}"
 
 

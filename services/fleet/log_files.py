@@ -1,4 +1,4 @@
-"""The log files of a supervisor's parts: made anew where they are gone, bounded in size, read from their ends.
+"""The log files of a supervisor's parts: made anew where they are gone, bounded, read from their ends.
 
 The parts, and what they start, write by descriptors that they inherited, always to the end (O_APPEND). So a
 log is rotated by copying it and cutting it off: whoever writes goes on at the new beginning. What comes in

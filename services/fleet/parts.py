@@ -240,7 +240,9 @@ class Parts:
         part.failed_starts += 1
         why = f"this machine cannot start another process: {error.strerror or error}"
         if part.failed_starts >= FIRST_STARTS and not part.proven and not part.ordered:
-            raise StartError(f"{part.name} could not start: {why} (limits: `ulimit -u -n`, the cgroup's pids.max)")
+            raise StartError(
+                f"{part.name} could not start: {why} (limits: `ulimit -u -n`, the cgroup's pids.max)"
+            )
         pause_s = self.patience.before_restart_s(min(part.failed_starts, 20) + 1)
         pause_s = min(pause_s, MOST_PAUSE_S)
         part.restart_at = time.monotonic() + pause_s

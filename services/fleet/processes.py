@@ -71,7 +71,9 @@ class Child:
         if self.log and (told := log_files.own_error(log_files.tail(self.log, self.log_from))):
             return told + where
         how = f"it ended with {self.how_it_ended()}{why and f', as {why}'}"
-        return f"{how}; it said last: {self.last_error()}{where}" if self.log else f"{how}; {self.last_error()}"
+        return (
+            f"{how}; it said last: {self.last_error()}{where}" if self.log else f"{how}; {self.last_error()}"
+        )
 
 
 def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
