@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 
 import psutil
 
-from baton import addresses, machine
+from baton import addresses, machine, plain_http
 from baton.errors import BatonError
 from baton.handoff.memory import segments
 from baton.services import identities
@@ -40,6 +40,7 @@ def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
             yield replace(one, subject="a router here")
     yield from _ports(settings)
     yield from _exposure(settings)
+    yield from _proxies()
 
 
 def _segment() -> Finding:
@@ -171,6 +172,15 @@ def _is_baton(command: Sequence[str]) -> bool:
     """Tell whether a process is one of ours, by title or program: a folder may be named baton, too."""
     words = " ".join(command).split()[:3]
     return any(PurePath(word).name == "baton" or word.startswith("baton.") for word in words)
+
+
+def _proxies() -> Iterator[Finding]:
+    if names := plain_http.proxy_variables():
+        yield ok(
+            "proxy",
+            HERE,
+            f"{', '.join(names)} set: for Hugging Face; Baton's parts always reach each other directly",
+        )
 
 
 def _exposure(settings: Settings) -> Iterator[Finding]:

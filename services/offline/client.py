@@ -68,6 +68,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             endpoint.url,
             headers=headers,
+            trust_env=False,  # no proxy of the environment
             connector=aiohttp.TCPConnector(limit=0),  # the slots are the limit
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_S, sock_read=endpoint.request_timeout_s + _GRACE_S

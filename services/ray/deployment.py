@@ -17,15 +17,14 @@ import asyncio
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Self
 
-from baton import addresses
+from baton import addresses, plain_http
 from baton.errors import BatonError
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
@@ -517,7 +516,7 @@ class Deployment:
 
 def _healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=1.0) as answer:  # noqa: S310 (our own http URL)
+        with plain_http.get(f"{url}/health", 1.0) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, HTTPException):
         return False

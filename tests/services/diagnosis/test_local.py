@@ -102,3 +102,11 @@ def test_plain_text_for_everybody_is_wrong() -> None:
     assert "security.tls" in one.todo
     with socket.socket():
         assert found("TLS") == {}
+
+
+def test_variables_for_proxies_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@127.0.0.1:9")
+    (one,) = found("proxy").values()
+    assert "HTTPS_PROXY set" in one.what
+    assert "secret" not in one.what
+    assert one.verdict is Verdict.OK
