@@ -130,7 +130,7 @@ def _temporary() -> Path:
 
 def _lock(folder: Path) -> int | None:
     """Lock a folder; return the descriptor that holds the lock, None where another process does."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
