@@ -116,7 +116,8 @@ async def _run(endpoint: Endpoint, concurrency: int, requests: Path, output: Out
                 result = error
             succeeded = output.write(item.custom_id, result)
             usage = result.body.get("usage") if isinstance(result, HttpResponse) else None
-            shown.count((usage or {}).get("completion_tokens") or 0, failed=not succeeded)
+            tokens = usage.get("completion_tokens") if isinstance(usage, dict) else 0
+            shown.count(tokens if isinstance(tokens, int) else 0, failed=not succeeded)
 
         await each(batch_file.read(requests, output.done), ask, concurrency)
 
