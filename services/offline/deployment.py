@@ -144,20 +144,25 @@ class OwnDeployment:
         return process
 
     def _read(self) -> None:
+        try:
+            with _pipe(self._process.stdout) as events:
+                self._follow(events)
+        finally:
+            self._events.put(None)  # whoever waits for the start must hear of its end
+
+    def _follow(self, events: IO[bytes]) -> None:
         ready = False
-        with _pipe(self._process.stdout) as events:
-            for line in events:
-                event = _event(line)
-                if event is None:
-                    continue
-                if event["event"] == "failed":
-                    self._reason = event["text"]
-                if not ready:
-                    self._events.put(event)
-                elif event["event"] == "step" and not self._closed:
-                    self._pass_on(event)
-                ready = ready or event["event"] == "ready"
-        self._events.put(None)
+        for line in events:
+            event = _event(line)
+            if event is None:
+                continue
+            if event["event"] == "failed":
+                self._reason = event["text"]
+            if not ready:
+                self._events.put(event)
+            elif event["event"] == "step" and not self._closed:
+                self._pass_on(event)
+            ready = ready or event["event"] == "ready"
 
     def _pass_on(self, event: Event) -> None:
         """Tell the owner, in whose function anything may fail: this thread has to go on reading."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -37,7 +37,7 @@ class Progress:
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
-                console=Console(file=Unfailing(sys.stderr)),
+                console=Console(file=cast(TextIO, Unfailing(sys.stderr))),
                 transient=True,
             )
             self._task = self._bar.add_task("", total=total, completed=done, rate="")

@@ -24,9 +24,10 @@ class Events:
         """Return the data of the events that this piece completes. Raises ValueError for a huge one."""
         *lines, rest = self._split(self._rest + piece)
         self._rest = rest
+        found = [data for line in lines if (data := self._line(line)) is not None]
         if len(rest) + self._size > MOST_BYTES:
             raise ValueError(f"an event of the stream is larger than {MOST_BYTES >> 20} MiB")
-        return [data for line in lines if (data := self._line(line)) is not None]
+        return found
 
     def _split(self, text: bytes) -> list[bytes]:
         if text.endswith(b"\r"):  # a line feed that belongs to it may follow

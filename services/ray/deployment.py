@@ -25,13 +25,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from baton import addresses, plain_http
-from baton.errors import BatonError
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.security.names import Role
 from baton.services import identities, roles
-from baton.services.errors import ServiceError, StartError
+from baton.services.errors import ServiceError, StartError, describe
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.ray import cluster
@@ -206,8 +205,8 @@ class Deployment:
     def _loop(self) -> None:
         try:
             asyncio.run(self._run())
-        except BatonError as error:  # the CA's service
-            self._failure, self.ended = str(error), True
+        except Exception as error:  # noqa: BLE001 (of the CA's service, or a bug: its owner must not wait for ever)
+            self._failure, self.ended = describe(error), True
 
     async def _run(self) -> None:
         failed = 0  # turns in a row

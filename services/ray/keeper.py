@@ -11,14 +11,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from baton.keeping import keep_thread
 from baton.services.config import ENV_PREFIX
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import log_files
@@ -146,7 +147,7 @@ class Keeper:
             )
         self._process = process
         self._raise_priority(process.pid)
-        threading.Thread(target=self._hear, args=(process,), daemon=True).start()
+        keep_thread(partial(self._hear, process), "baton node events").start()
         return process
 
     def _raise_priority(self, pid: int) -> None:

@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from baton import addresses, rpc, signals
 from baton.handoff import transports
 from baton.handoff.reports import Staged
+from baton.keeping import keep
 from baton.levels import set_level
 from baton.metrics import MetricsServer
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
@@ -177,11 +178,13 @@ class Node:
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
-            renewing = dispatcher.renew_leases(
-                self._settings.handoff.lease_s / 3, self._settings.router.request_timeout_s
-            )
-            for watching in (self._watch_pinned(host), self._watch_steps(host, dispatcher), renewing):
-                stack.callback(asyncio.create_task(watching).cancel)
+            lease_s, request_s = self._settings.handoff.lease_s, self._settings.router.request_timeout_s
+            for name, work in (
+                ("look what waits to be pulled", partial(self._watch_pinned, host)),
+                ("look for a step that hangs", partial(self._watch_steps, host, dispatcher)),
+                ("renew leases", partial(dispatcher.renew_leases, lease_s / 3, request_s)),
+            ):
+                stack.callback(keep(work, name).cancel)
             await self._serve(session, dispatcher, host)
         return 0 if await asyncio.to_thread(host.stop) else 1
 

@@ -21,7 +21,8 @@ from typing import cast
 import uvicorn
 
 from baton import signals
-from baton.scheduler.tasks import spawn, stop
+from baton.keeping import keep
+from baton.scheduler.tasks import stop
 from baton.services.router.group import Seat
 from baton.services.router.http.connections import Connections
 
@@ -69,7 +70,7 @@ class Server(uvicorn.Server):
         """Begin to accept."""
         await super().startup(sockets)
         if not self._seat.alone:
-            self._looking = spawn(self._look(), "connections that other processes leave")
+            self._looking = keep(self._look, "connections that other processes leave")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept nothing more, and wait for the streams."""

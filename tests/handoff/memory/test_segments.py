@@ -109,7 +109,8 @@ def test_another_users_stale_segment_is_left_alone() -> None:
     path = segments.DIRECTORY / f"baton-kv-1-{secrets.token_hex(6)}"
     path.touch(0o644)
     program = (
-        "import os; from baton.handoff.memory import segments; os.setuid(12345); print(segments.remove_stale())"
+        "import os; from baton.handoff.memory import segments\n"
+        "os.setuid(12345); print(segments.remove_stale())"
     )
     try:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

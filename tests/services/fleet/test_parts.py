@@ -278,7 +278,9 @@ def test_a_first_start_without_room_for_a_process_is_told(
         wait(fleet.parts.sentinels, timeout=fleet.parts.next_start_s)
         fleet.parts.reap()
 
-    with pytest.raises(StartError, match="mixed-0 could not start: this machine cannot start another process"):
+    with pytest.raises(
+        StartError, match="mixed-0 could not start: this machine cannot start another process"
+    ):
         eventually(look, 10, "it is given up")
     assert part.child is None
 
