@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from baton.home import expanded
 from baton.services import logs
 from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
@@ -161,4 +162,4 @@ def serve(
 
 
 def _folder(settings: Settings) -> Path:
-    return Path(settings.security.ca).expanduser()
+    return expanded(settings.security.ca, "security.ca")

@@ -7,13 +7,14 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import psutil
 
 from baton import addresses, machine, plain_http
 from baton.errors import BatonError
 from baton.handoff.memory import segments
+from baton.home import expanded
 from baton.services import identities
 from baton.services.config import Settings
 from baton.services.diagnosis.finding import Finding, ok, size, wrong
@@ -73,7 +74,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
     except BatonError as error:
         yield wrong(area, named, str(error), "set engine.model to a folder that holds a model")
         return
-    folder = Path(named).expanduser()
+    folder = expanded(named, "engine.model")
     if not folder.is_dir():
         yield ok(area, named, "no such folder: each worker fetches it from Hugging Face by this name")
         return
@@ -90,7 +91,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
 
 
 def _weights(settings: Settings) -> int:
-    folder = Path(settings.engine.model).expanduser()
+    folder = expanded(settings.engine.model, "engine.model")
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder.is_dir() else 0
 
 

@@ -23,6 +23,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from baton import addresses
+from baton.home import expanded
 from baton.security.names import Role
 from baton.services import credentials, identities, printing, roles
 from baton.services.config import Settings
@@ -193,7 +194,9 @@ def supervise(
     if settings.security.tls and not settings.security.join:
         from baton.security.authority import Authority
 
-        Authority.at(Path(settings.security.ca).expanduser())  # the parts get their certificates from it
+        Authority.at(
+            expanded(settings.security.ca, "security.ca")
+        )  # the parts get their certificates from it
     stops: list[socket.socket | int] = [wake_on_signals(), *([] if owner is None else [owner])]
     observer.begun(folder)
     # One pipe for the watcher and its successors: its messages are small enough to be written atomically.

@@ -8,11 +8,11 @@ on the cluster can join, so Ray's own authentication and TLS guard it (docs/secu
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from baton import addresses
+from baton.home import expanded
 from baton.security.authority import LIFE_S, Authority
 from baton.security.join_service import JoinService
 from baton.security.names import Role
@@ -31,7 +31,7 @@ class Trust:
 
         Parts of other nodes find it at `host`, on a free port.
         """
-        authority = Authority.at(Path(settings.security.ca).expanduser())
+        authority = Authority.at(expanded(settings.security.ca, "security.ca"))
         identities.take_on(settings, Role.OPERATOR)
         topic = settings.deployment
         self._tokens = authority.tokens

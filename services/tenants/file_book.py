@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from baton.home import expanded
 from baton.services.errors import NOT_YAML
 from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import Book, book_of
@@ -36,7 +37,7 @@ class FileBook:
 
     def __init__(self, path: str) -> None:
         self.place = f"{path!r} (router.keys_file)"
-        self._path = Path(path).expanduser()
+        self._path = expanded(path, "router.keys_file")
         self._seen: tuple[int, ...] | None = None  # the file's signature when it was last read
 
     def read(self) -> Book:

@@ -315,12 +315,3 @@ def test_parts_are_told_to_end_before_that_is_reported(fleet: Fleet) -> None:
 
     fleet.parts.stop(0.0, told=report)
     assert told == [False]
-
-
-def test_a_part_finishes_its_work_when_the_terminal_closes(fleet: Fleet) -> None:
-    """A part has its own handler of SIGHUP; until then the supervisor's must not be its own."""
-    part = fleet.add("mixed-0", Kind.WORKER)
-    assert part.child is not None
-    os.kill(part.child.process.pid or 0, signal.SIGHUP)
-    part.child.process.join(10)
-    assert part.child.process.exitcode == -signal.SIGHUP
