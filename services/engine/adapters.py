@@ -90,7 +90,7 @@ def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
     files = sorted(expanded(engine.model, "engine.model").glob("*.safetensors"))
     matrices = {name: shape for file in files for name, shape in _matrices(file)}
     paths = {
-        name: expanded(settings.adapters[name], f"engine.adapters.{name}")
+        name: expanded(settings.adapters[name], f"engine.lora.adapters.{name}")
         for name in sorted(settings.adapters)
     }
     return [(name, path, _check(engine, settings, name, path, matrices)) for name, path in paths.items()]

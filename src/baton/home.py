@@ -1,4 +1,4 @@
-"""The user's home folder and name. A container's user may have neither: no HOME, and a number without a name."""
+"""The user's home folder and name. A container's user may have neither: no HOME, a number without a name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def expanded(path: str, key: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise NoHome(
-            f"{key}: {path!r} is below a home folder, and this user ({os.getuid()}) has none: set HOME, or give "
-            "the whole path"
+            f"{key}: {path!r} is below a home folder, and this user ({os.getuid()}) has none: set HOME, or "
+            "give the whole path"
         ) from None
 
 
