@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import traceback
@@ -29,6 +30,7 @@ from baton.services.leave import leave
 from baton.services.models import models_of
 
 INTERRUPTED = 130  # exit status
+_UNPRINTABLE = {errno.ENOSPC, errno.EIO, errno.EPIPE, errno.EDQUOT}
 
 app = typer.Typer(
     name="baton",
@@ -299,15 +301,23 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        app()
-    except BatonError as error:
-        printing.complain(f"baton: error: {error}")
-        leave(1)  # at once: what libraries print at exit would bury the line
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be told
     except KeyboardInterrupt:
         leave(INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 (a bug's own words must be the last ones, too)
-        printing.complain("".join(traceback.format_exception(error)).rstrip())
-        leave(1)
+    except Exception as error:  # noqa: BLE001 (whatever it is, its own words must be the last ones)
+        printing.complain(_words(error))
+        leave(1)  # at once: what libraries print at exit would bury them
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, BatonError):
+        return f"baton: error: {error}"
+    if isinstance(error, OSError) and error.errno in _UNPRINTABLE and error.filename is None:
+        return f"baton: error: cannot print: {error.strerror}"
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 if __name__ == "__main__":
