@@ -1,4 +1,4 @@
-"""What ended a process: its status, or the signal by its name, and whether there was too little memory."""
+"""The end of a process in words: its status or signal, and whether there was too little memory."""
 
 from __future__ import annotations
 

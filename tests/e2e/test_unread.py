@@ -55,7 +55,7 @@ def fill(fifo: Path) -> None:
 
 def stream(one: Deployment, found: list[Any], begun: threading.Event) -> None:
     answer = one.client().completions.create(
-        model=MODEL_NAME, prompt="def main(", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL_NAME, prompt="def main(", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
     )
     for piece in answer:
         found.append(piece)
@@ -67,7 +67,7 @@ def test_it_serves_whatever_becomes_of_its_output(tmp_path: Path) -> None:
     fifo, logs = tmp_path / "out", tmp_path / "logs"
     os.mkfifo(fifo)
     proxy = f"http://127.0.0.1:{free_port()}"
-    with deployment(tmp_path, scheduler={"heartbeat_s": 0.2}) as one:
+    with deployment(tmp_path, scheduler={"heartbeat_s": 0.2}, router={"drain_timeout_s": 60}) as one:
         line = ["up", "--mixed", "1", "--config", str(one.config_file), "--log-dir", str(logs)]
         forked = zygote.shared().start(
             "up", f"{__name__}:run", tmp_path, arguments=line, fifo=str(fifo), proxy=proxy
