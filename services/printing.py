@@ -22,6 +22,7 @@ from typing import Any, TextIO
 MOST_KEPT = 1 << 20  # bytes of lines that wait for a reader
 RETRY_S = 0.5  # between two tries while lines wait
 LAST_S = 1.0  # at the end of a process, for the lines that are left
+_LOOK_S = 1.0  # between two looks whether a descriptor was redirected
 _PIECE = select.PIPE_BUF  # a pipe that can be written has room for so much
 
 _GONE = {errno.EPIPE, errno.ENXIO}  # nobody reads; a named pipe may have another reader later
@@ -42,11 +43,16 @@ class Printer:
         self._full = False  # those that wait come before the lost ones
         self._own = -1  # of this process alone, that never waits; -1 for none
         self._seen: tuple[int, int] | None = None  # the file that it is of
-        self._retry_at = 0.0
+        self._is_file = False
+        self._look_at = 0.0  # time.monotonic; what it is open for is looked at again then
 
     def write(self, data: bytes) -> None:
         """Write a line, or several, now or later."""
         with self._lock:
+            if not self._waiting and not self._lost and self._is_file and time.monotonic() < self._look_at:
+                data = self._written(data)  # a line of a log: each microsecond counts
+                if not data:
+                    return
             if self._kept + len(data) > MOST_KEPT:
                 self._lost += data.count(b"\n")
                 self._full = True
@@ -54,6 +60,13 @@ class Printer:
                 self._waiting.append(data)
                 self._kept += len(data)
             self._flush()
+
+    def _written(self, data: bytes) -> bytes:
+        """Write to a file, and return what is left."""
+        try:
+            return data[os.write(self._descriptor, data) :]
+        except OSError:  # seen and counted where it is tried again
+            return data
 
     @property
     def behind(self) -> bool:
@@ -71,6 +84,7 @@ class Printer:
         self._waiting.clear()
         self._kept = self._lost = 0
         self._begun = self._full = False
+        self._look_at = 0.0
 
     def _flush(self) -> None:
         try:
@@ -110,11 +124,15 @@ class Printer:
 
     def _descriptor_for_writing(self) -> int:
         """Return a descriptor to which a write does not wait now; -1 where there is none at the moment."""
-        found = os.fstat(self._descriptor)
-        if stat.S_ISREG(found.st_mode):
+        now = time.monotonic()
+        if now >= self._look_at:  # it may have been redirected since
+            found = os.fstat(self._descriptor)
+            self._is_file = stat.S_ISREG(found.st_mode)
+            if not self._is_file and self._seen != (found.st_dev, found.st_ino):
+                self._reopen(found)
+            self._look_at = now + _LOOK_S
+        if self._is_file:
             return self._descriptor
-        if self._seen != (found.st_dev, found.st_ino):
-            self._reopen(found)
         if self._own >= 0:
             return self._own
         poll = select.poll()
