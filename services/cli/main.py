@@ -306,7 +306,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, where a full disk can still be told
     except KeyboardInterrupt:
-        leave(INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except Exception as error:  # noqa: BLE001 (whatever it is, its own words must be the last ones)
         printing.complain(_words(error))
         leave(1)  # at once: what libraries print at exit would bury them
