@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
+from baton.keeping import keep
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.tasks import spawn, stop
+from baton.scheduler.tasks import stop
 from baton.scheduler.types import Attempt, Known, attempt_from_wire, attempt_to_wire, known_to_wire
 
 FLUSH_S = 0.01  # s between two reports: an event that comes alone goes at once, many go together
@@ -75,7 +76,7 @@ class Reporter:
         if tell:
             self._add(known_to_wire(known))
         elif self._task is None:
-            self._task = spawn(self._run(), "scheduler-reporter")
+            self._task = keep(self._run, "scheduler-reporter")
         elif self.held == 1:
             self._wake.set()  # it may sleep without a time to renew
 
@@ -151,7 +152,7 @@ class Reporter:
         self._events.append((time.monotonic(), event))
         self._wake.set()
         if self._task is None:
-            self._task = spawn(self._run(), "scheduler-reporter")
+            self._task = keep(self._run, "scheduler-reporter")
 
     async def _run(self) -> None:
         while True:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton import addresses
+from baton import addresses, signals
 from baton.autoscale.goals import Goals
+from baton.keeping import keep
 from baton.metrics import MetricsServer, dialled
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
@@ -125,11 +126,11 @@ class SchedulerServer:
             await self._store.close()
             raise
         await self._health.set(PROCESS, _SERVING)
-        self._tasks = [tasks.spawn(self._watch_store(), "scheduler-watch-store")]
+        self._tasks = [keep(self._watch_store, "scheduler-watch-store")]
         if self._balance:
-            self._tasks.append(tasks.spawn(self._keep_balance(self._balance), "scheduler-balance"))
+            self._tasks.append(keep(partial(self._keep_balance, self._balance), "scheduler-balance"))
         if self._autoscaler:
-            self._tasks.append(tasks.spawn(self._autoscaler.run(), "scheduler-autoscale"))
+            self._tasks.append(keep(self._autoscaler.run, "scheduler-autoscale"))
         return self
 
     async def __aexit__(
@@ -220,10 +221,10 @@ async def serve(
 
 
 def until_signal() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set."""
+    """Return an event that SIGTERM, SIGINT and SIGHUP set."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in signals.ending():
         loop.add_signal_handler(number, stop.set)
     return stop
 

@@ -8,11 +8,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from baton.keeping import keep
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable, StaleWorker
 from baton.scheduler.prefixes.log import BlockLogs
-from baton.scheduler.tasks import spawn, stop
+from baton.scheduler.tasks import stop
 from baton.scheduler.types import name_of
 
 HURRY_S = 0.1  # s to the next heartbeat while the scheduler lacks much of what the worker's cache holds
@@ -96,9 +97,9 @@ class WorkerSession:
                 await asyncio.sleep(RETRY_S)
         with contextlib.suppress(SchedulerUnavailable):
             await self._heartbeat()  # it must know whether it is held before anybody asks it to drain
-        self._tasks = [spawn(self._beat(), "scheduler-heartbeats")]
+        self._tasks = [keep(self._beat, "scheduler-heartbeats")]
         if self._client.schedulers > 1:
-            self._tasks.append(spawn(self._tell_others(), "scheduler-blocks"))
+            self._tasks.append(keep(self._tell_others, "scheduler-blocks"))
 
     async def ready(self, capacity: pb.Capacity) -> None:
         """Take requests, as the engine is loaded. Raises Refused.

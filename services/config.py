@@ -40,7 +40,7 @@ from pydantic_settings import (
 from baton import addresses
 from baton.scheduler.store_url import KINDS, has_password, is_redis
 from baton.services.classes import ClassesSettings, ClassSettings
-from baton.services.errors import ConfigError
+from baton.services.errors import NOT_YAML, ConfigError
 from baton.services.lora import LoraSettings
 from baton.services.speculation import SpeculativeSettings
 
@@ -845,7 +845,7 @@ def _check_mapping(name: str) -> None:
             found = yaml.safe_load(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {name!r} cannot be read: {error}") from None
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, *NOT_YAML) as error:
         raise ConfigError(f"configuration file {name!r} is not valid YAML: {_where(error)}") from None
     if found is not None and not isinstance(found, dict):
         raise ConfigError(f"configuration file {name!r}: {_NO_MAPPING}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from pathlib import Path
 
+from baton.home import expanded
 from baton.security.exposure import only_from_here
 from baton.services.config import OpsSettings, RouterSettings, SchedulerSettings, SecuritySettings, Settings
 from baton.services.errors import ConfigError
@@ -135,7 +135,7 @@ def _password(key: str, path: str) -> str:
 
 def _read(key: str, path: str) -> str:
     try:
-        with Path(path).expanduser().open(encoding="utf-8-sig") as file:
+        with expanded(path, key).open(encoding="utf-8-sig") as file:
             readable_by_all = os.fstat(file.fileno()).st_mode & stat.S_IROTH
             text = file.read()
     except OSError as error:

@@ -13,6 +13,9 @@ from pydantic import ValidationError
 
 from baton.errors import BatonError
 
+# What PyYAML raises for text beside its own errors: `!!int x`, 2024-02-30, lists thousands deep.
+NOT_YAML = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
 
 class ServiceError(BatonError):
     """A service cannot do what was requested."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton import addresses, rpc
+from baton.home import expanded
 from baton.security import exposure
 from baton.security.names import Name, Role
 from baton.services import credentials
@@ -70,7 +71,7 @@ def _joined(own: SecuritySettings, name: Name) -> Identity:
     from baton.security.tokens import Token
 
     renew = partial(joining.renew, own.join)
-    folder = Path(own.folder).expanduser() if own.folder else _temporary()
+    folder = expanded(own.folder, "security.folder") if own.folder else _temporary()
     try:
         mine = Identity(folder)
         if mine.name != name or mine.current().seconds_left() <= 0:
@@ -85,7 +86,7 @@ def _given(own: SecuritySettings, name: Name) -> Identity:
     from baton.security.errors import IdentityError
     from baton.security.identity import Identity
 
-    mine = Identity(Path(own.folder).expanduser())
+    mine = Identity(expanded(own.folder, "security.folder"))
     if mine.name != name:
         raise IdentityError(
             f"security.folder: the certificate in {own.folder} is of {mine.name.uri}; this is {name.uri}"
@@ -96,7 +97,7 @@ def _given(own: SecuritySettings, name: Name) -> Identity:
 def _issued(own: SecuritySettings, name: Name) -> Identity:
     from baton.security.authority import Authority
 
-    authority = Authority(Path(own.ca).expanduser())
+    authority = Authority(expanded(own.ca, "security.ca"))
     return _kept(_temporary(), authority.issue(name), lambda last: authority.issue(last.name))
 
 
@@ -130,7 +131,7 @@ def _temporary() -> Path:
 
 def _lock(folder: Path) -> int | None:
     """Lock a folder; return the descriptor that holds the lock, None where another process does."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -9,21 +10,29 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from baton import signals
+from baton.services import printing
+
 
 def leave(status: int) -> NoReturn:
     """Flush the logs and exit at once, without the interpreter's shutdown.
 
     That shutdown takes 1.5 s for torch's and vLLM's objects, waits for a thread that may still load a model,
-    and prints what extension modules leaked. Everything must have been released before.
+    and prints what extension modules leaked. Everything must have been released before. It ends within
+    seconds though nobody reads what it printed, and with this status though that cannot be written.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(ValueError):  # of another thread than the main one
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(status))
+        signal.setitimer(signal.ITIMER_REAL, 2 * printing.LAST_S)
+    printing.finish()
+    for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):  # of libraries
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            flush()
     os._exit(status)
 
 
 def on_signals(react: Callable[[], None]) -> None:
-    """Call `react` on SIGINT and SIGTERM, until other handlers are installed.
+    """Call `react` on SIGINT, SIGTERM and SIGHUP, until other handlers are installed.
 
     `react` must end the process itself. While vLLM is imported nothing polls for signals, and an exception
     would be lost: imports run callbacks in which Python drops exceptions.
@@ -33,10 +42,10 @@ def on_signals(react: Callable[[], None]) -> None:
         del number, frame
         react()
 
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
+    for number in signals.ending():
+        signal.signal(number, on_signal)
 
 
 def leave_on_signals(status: int) -> None:
-    """Exit at once on SIGINT and SIGTERM: for a start that holds nothing yet."""
+    """Exit at once on SIGINT, SIGTERM and SIGHUP: for a start that holds nothing yet."""
     on_signals(lambda: leave(status))

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Literal
 
+from baton.services import printing
 from baton.services.errors import ConfigError
 
 LOGGER = "baton"
@@ -56,6 +57,21 @@ class _Json(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _Stderr(logging.Handler):
+    """Prints records on stderr. Neither a reader that does not read nor a full disk holds a process up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stream = sys.stderr  # a test's, or what was there before stderr was redirected
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        try:
+            printing.put(self._stream, self.format(record) + "\n")
+        except Exception:  # noqa: BLE001 (a call with arguments that do not fit its text)
+            self.handleError(record)
+
+
 def concern(**fields: str) -> None:
     """Add fields, as request_id or trace_id, to each line that this task and its children log from now on."""
     _concerns.set(MappingProxyType({**_concerns.get(), **fields}))
@@ -78,7 +94,7 @@ def configure(
     on, or from VLLM_LOGGING_LEVEL where it is set. Raises ConfigError when that is not a level.
     """
     level = _level(os.environ.get(LEVEL_VARIABLE) or libraries)
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(formatter(log_format, process))
     root = logging.getLogger()
     root.handlers[:] = [handler]

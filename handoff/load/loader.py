@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.handoff import digests, manifest
 from baton.handoff.channels import HandoffClient
@@ -43,6 +44,7 @@ from baton.handoff.records import Records
 from baton.handoff.reports import Costs, Problem, ShardLoad
 from baton.handoff.transports import choose
 from baton.handoff.transports.base import Cancellation, Pull, Transport
+from baton.keeping import keep_thread
 from baton.protos.handoff_pb2 import Manifest
 
 logger = logging.getLogger(__name__)
@@ -155,7 +157,7 @@ class Loader:
         self._turns: Turns[_Progress] = Turns()
         self._early: Turns[_Progress] = Turns(EARLY, math.inf)
         self._threads = [
-            threading.Thread(target=self._work, args=(turns,), name=f"baton-{name}-{number}", daemon=True)
+            keep_thread(partial(self._work, turns), f"baton-{name}-{number}")
             for turns, name, threads in ((self._turns, "pull", THREADS), (self._early, "early", EARLY))
             for number in range(threads)
         ]

@@ -18,6 +18,7 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.segments import PAGE, Segment
 from baton.handoff.memory.views import Run, SaveView, bytes_for, records_at, slots_in
 from baton.handoff.records import Bytes
+from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Arena:
         self._growing = threading.Lock()  # held while pages are brought in; taken before _lock
         self._low = threading.Event()
         self._closed = False
-        self._grower = threading.Thread(target=self._grow_ahead, name="baton-arena", daemon=True)
+        self._grower = keep_thread(self._grow_ahead, "baton-arena")
         self._low.set()
         self._grower.start()
 

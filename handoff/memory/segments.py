@@ -17,6 +17,7 @@ import mmap
 import os
 import re
 import secrets
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ from baton.handoff.records import Bytes
 DIRECTORY = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
 _PREFIX = "baton-kv-"
 _NAME = re.compile(rf"{_PREFIX}[0-9]+-[0-9a-f]{{12}}")
+# A named pipe is not waited for, a link not followed.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 PAGE = mmap.PAGESIZE
 _TOUCH_BYTES = 4 << 20  # touched at once; between two of these the thread can end with its process
 
@@ -100,8 +103,11 @@ def attach(name: str) -> Bytes:
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a segment")
-    descriptor = os.open(DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(DIRECTORY / name, _READ)
     try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+            raise FileNotFoundError(f"{name} is not a segment")
         return np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
     finally:
         os.close(descriptor)
@@ -113,19 +119,23 @@ def exists(name: str) -> bool:
 
 
 def remove_stale() -> list[str]:
-    """Remove segments that killed processes left behind; returns their names."""
+    """Remove segments that killed processes left behind; returns their names.
+
+    All users may write to the folder: whatever lies there must not end or hold up a start.
+    """
     removed = []
     for path in DIRECTORY.glob(f"{_PREFIX}*"):
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, _READ)
         except OSError:
-            continue  # gone meanwhile, or another user's
+            continue  # gone meanwhile, another user's, or a link
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
-        except BlockingIOError:
-            continue  # its owner lives
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                removed.append(path.name)
+        except OSError:
+            continue  # its owner lives, or it is another user's and may be read, but not removed
         finally:
             os.close(descriptor)
     return removed

@@ -20,6 +20,7 @@ from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.streams import Mark
 from baton.handoff.save.entry import Entry, Key
 from baton.handoff.save.staging import Staging
+from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Backlog:
         self._changed = threading.Condition()
         self._closed = False
         staging.on_room = self._look
-        self._thread = threading.Thread(target=self._copy, name="baton-backlog", daemon=True)
+        self._thread = keep_thread(self._copy, "baton-backlog")
         self._thread.start()
 
     def add(self, entry: Entry, parts: Sequence[Part], mark: Mark | None) -> None:

@@ -28,6 +28,7 @@ from baton.handoff.memory.fill import Fill
 from baton.handoff.records import Records
 from baton.handoff.save.entry import Entry, Key
 from baton.handoff.tickets import Tickets
+from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Staging:
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
-        self._reaper = threading.Thread(target=self._reap, name="baton-leases", daemon=True)
+        self._reaper = keep_thread(self._reap, "baton-leases")
         self._reaper.start()
 
     def reserve(self, request_id: str, epoch: int, num_blocks: int, slots: int | None = None) -> Entry:

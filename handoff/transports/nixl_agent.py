@@ -26,6 +26,7 @@ from baton import rpc
 from baton.handoff.errors import HandoffError, TransportFailed
 from baton.handoff.records import Bytes
 from baton.handoff.transports.nixl_buffers import Buffer, Buffers, Read, State
+from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Agent:
         self._changed = threading.Condition()  # of what follows; never held while _lock is taken
         self._offered: set[Hashable] = set()
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="baton-nixl", daemon=True)
+        self._thread = keep_thread(self._serve, "baton-nixl")
         self._thread.start()
 
     # ---- on the side that is read

@@ -9,11 +9,13 @@ from typing import Annotated
 
 import typer
 
+from baton import signals
 from baton.services import credentials
 from baton.services.cli.flags import Of, with_settings
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 from baton.services.models import the_one
+from baton.services.printing import complain, guard
 
 BAD_INPUT = 2  # exit status
 
@@ -52,7 +54,9 @@ def batch(
     The same command resumes an interrupted batch. Exit status: 0, 1 if requests failed, 2 if the file of
     requests is invalid, 130 if interrupted.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, from the first import on
+    guard()
+    for number in signals.ending():
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C, from the first import on
     from baton.services.offline import batch as offline
     from baton.services.offline.client import Endpoint
     from baton.services.offline.errors import InputError
@@ -77,7 +81,7 @@ def batch(
             source = offline.own_deployment(settings, fleet, at_once, log_dir)
         status = offline.run_batch(source, requests, results)
     except InputError as error:
-        print(f"baton: error: {error}", file=sys.stderr)
+        complain(f"baton: error: {error}")
         status = BAD_INPUT
     sys.exit(status)
 

@@ -12,11 +12,13 @@ from typing import Annotated
 
 import typer
 
+from baton.home import expanded
 from baton.services import logs
 from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.config import Settings
 from baton.services.errors import ServiceError
+from baton.services.printing import guard
 
 LISTEN = "127.0.0.1:7443"
 _HOUR_S = 3600.0
@@ -147,6 +149,7 @@ def serve(
     from baton.security.authority import Authority
     from baton.security.join_service import JoinService
 
+    guard()
     logs.configure(settings.log_format, "ca")
     authority = Authority(_folder(settings))
 
@@ -159,4 +162,4 @@ def serve(
 
 
 def _folder(settings: Settings) -> Path:
-    return Path(settings.security.ca).expanduser()
+    return expanded(settings.security.ca, "security.ca")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
 import baton
 from baton.errors import BatonError
+from baton.home import name_user
+from baton.services import printing
 from baton.services.cli import ca, metrics
 from baton.services.cli import doctor as diagnosis
 from baton.services.cli.batch import batch
@@ -24,6 +28,9 @@ from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.leave import leave
 from baton.services.models import models_of
+
+INTERRUPTED = 130  # exit status
+_UNPRINTABLE = {errno.ENOSPC, errno.EIO, errno.EPIPE, errno.EDQUOT}
 
 app = typer.Typer(
     name="baton",
@@ -88,6 +95,7 @@ def up(
     from baton.services.cli.up import run_up
     from baton.services.fleet.supervisor import Fleet
 
+    printing.guard()
     given = (prefill, decode, mixed, schedulers) != (None, None, 0, 1)
     run_up(settings, Fleet.of(prefill, decode, mixed, schedulers) if given else None, log_dir)
 
@@ -107,6 +115,7 @@ def router(settings: Settings) -> None:
     """Run a router: serve OpenAI's HTTP API. Needs no GPU and no weights."""
     from baton.services.fleet.routers import run_routers
 
+    printing.guard()
     run_routers(settings)
     leave(0)
 
@@ -117,6 +126,7 @@ def scheduler(settings: Settings) -> None:
     """Run a scheduler: track the workers and place every request."""
     from baton.services.fleet.scheduler import run_scheduler
 
+    printing.guard()
     run_scheduler(settings)
 
 
@@ -161,6 +171,7 @@ def node(
     from baton.services.cli.node import run
     from baton.services.fleet.supervisor import Fleet
 
+    printing.guard()
     run(settings, Fleet(prefill=prefill, decode=decode, mixed=mixed), log_dir, orders=orders)
 
 
@@ -277,22 +288,36 @@ def doctor(settings: Settings, json: Json = False) -> None:
 def _run_worker(settings: Settings, role: str) -> None:
     from baton.services.worker.lifecycle import run_worker
 
+    printing.guard()
     run_worker(settings, role)
 
 
 def main() -> None:
     """Run the command line; an expected error is one line on stderr and status 1, never a traceback."""
+    printing.open_streams()
+    name_user()
     hide_secrets(sys.argv[1:])
     # A script's shell starts background commands (`&`) with SIGINT ignored, and Python would keep that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        app()
-    except BatonError as error:
-        print(f"baton: error: {error}", file=sys.stderr)
-        leave(1)  # at once: what libraries print at exit would bury the line
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be told
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 (whatever it is, its own words must be the last ones)
+        printing.complain(_words(error))
+        leave(1)  # at once: what libraries print at exit would bury them
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, BatonError):
+        return f"baton: error: {error}"
+    if isinstance(error, OSError) and error.errno in _UNPRINTABLE and error.filename is None:
+        return f"baton: error: cannot print: {error.strerror}"
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from baton.services.fleet import devices
 from baton.services.fleet.node import Lines, PartOrder, run_node
 from baton.services.fleet.supervisor import Fleet, log_folder
 from baton.services.leave import leave
+from baton.services.printing import say
 
 
 def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoReturn:
@@ -31,9 +32,9 @@ def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoRe
         run_node([], folder, Lines(events), listen=True)
     else:
         settings.scheduler.check_shared()
-        print(f"{fleet} of the deployment at {settings.scheduler.address}, logs in {folder}", flush=True)
+        say(f"{fleet} of the deployment at {settings.scheduler.address}, logs in {folder}")
         run_node(_ordered(settings, fleet), folder, _Terminal(), listen=False)
-        print("  stopped: no process is left", flush=True)
+        say("  stopped: no process is left")
     leave(0)
 
 
@@ -59,7 +60,7 @@ class _Terminal:
         self._began = time.monotonic()
 
     def said(self, name: str, text: str) -> None:
-        print(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}", flush=True)
+        say(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}")
 
     def parts(self, states: Mapping[str, str]) -> None:
         del states  # each change is said, too

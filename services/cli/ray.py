@@ -13,6 +13,7 @@ import typer
 from rich.console import Console, Group
 
 import baton
+from baton import signals
 from baton.addresses import split
 from baton.services.cli.flags import operator_flags, warned, with_settings
 from baton.services.cli.help import SectionedCommand
@@ -21,6 +22,7 @@ from baton.services.config import Settings
 from baton.services.credentials import open_to_all
 from baton.services.errors import ServiceError
 from baton.services.leave import leave
+from baton.services.printing import guard, say
 
 app = typer.Typer(
     short_help="Run a deployment on a Ray cluster.",
@@ -46,17 +48,18 @@ def up(
     from baton.services.ray.config import read
     from baton.services.ray.deploy import deploy
 
+    guard()
     settings = read(config)
     terminal, stop = _Terminal(), threading.Event()
-    print(f"Baton {baton.__version__} on Ray ({address}): model {settings.model}", flush=True)
+    say(f"Baton {baton.__version__} on Ray ({address}): model {settings.model}")
     _on_first_signal(stop)
     with deploy(settings, address=address, log_dir=log_dir, tell=terminal.step, stop=stop) as deployment:
         _on_first_signal(stop)  # Ray has its own handler by now
         if not stop.is_set():
-            print(_banner(settings, deployment.status()), flush=True)
+            say(_banner(settings, deployment.status()))
             deployment.wait(stop)
-        print("\n  stopping: requests are finished first; Ctrl-C again kills everything at once", flush=True)
-    print("  stopped: nothing is left on the cluster", flush=True)
+        say("\n  stopping: requests are finished first; Ctrl-C again kills everything at once")
+    say("  stopped: nothing is left on the cluster")
     leave(0)
 
 
@@ -113,15 +116,20 @@ def _number(text: str) -> tuple[str, int]:
 
 
 def _on_first_signal(stop: threading.Event) -> None:
-    """Set `stop` on SIGINT and SIGTERM; a second one kills this process, and Ray all that is its."""
+    """Set `stop` on SIGINT, SIGTERM and SIGHUP; a second one kills this process, and Ray all that is its.
+
+    SIGHUP is never a second one.
+    """
 
     def on_signal(number: int, frame: object) -> None:
         del frame
-        signal.signal(number, signal.SIG_DFL)
+        if number in signals.HURRYING:
+            for one in signals.HURRYING:
+                signal.signal(one, signal.SIG_DFL)
         stop.set()
 
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
+    for number in signals.ending():
+        signal.signal(number, on_signal)
 
 
 class _Terminal:
@@ -129,7 +137,7 @@ class _Terminal:
         self._began = time.monotonic()
 
     def step(self, name: str, text: str) -> None:
-        print(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}", flush=True)
+        say(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}")
 
 
 def _banner(settings: Settings, status: dict[str, Any]) -> str:

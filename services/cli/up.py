@@ -16,6 +16,7 @@ from baton.services.credentials import guarded, open_to_all
 from baton.services.fleet.supervisor import Fleet, Started, started, supervise
 from baton.services.leave import leave
 from baton.services.models import Model
+from baton.services.printing import say
 
 
 def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
@@ -57,20 +58,20 @@ class _Terminal:
 
     def begun(self, log_dir: Path) -> None:
         models = "; ".join(f"model {one.model.name}, {one.fleet}" for one in self._whole)
-        print(f"Baton {baton.__version__}: {models}, logs in {log_dir}", flush=True)
+        say(f"Baton {baton.__version__}: {models}, logs in {log_dir}")
 
     def step(self, since_start_s: float, name: str, text: str) -> None:
-        print(f"  [{since_start_s:5.1f} s] {name:<{self._width}} {text}", flush=True)
+        say(f"  [{since_start_s:5.1f} s] {name:<{self._width}} {text}")
 
     def ready(self) -> None:
-        print(_banner(self._settings, [one.model for one in self._whole]), flush=True)
+        say(_banner(self._settings, [one.model for one in self._whole]))
 
     def ending(self, drain_s: float) -> None:
         streams = f": running streams have {drain_s:g} s (router.drain_timeout_s)" if drain_s else ""
-        print(f"\n  stopping{streams}; Ctrl-C again kills everything at once", flush=True)
+        say(f"\n  stopping{streams}; Ctrl-C again kills everything at once")
 
     def ended(self) -> None:
-        print("  stopped: no process is left", flush=True)
+        say("  stopped: no process is left")
 
 
 def _banner(settings: Settings, models: Sequence[Model]) -> str:

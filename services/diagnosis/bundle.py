@@ -107,7 +107,8 @@ async def _described(settings: Settings) -> tuple[pb.Description | None, str]:
 def _logs(log_dir: str) -> list[Path]:
     if not log_dir:
         return []
-    found = sorted(Path(log_dir).glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    logs = [path for path in Path(log_dir).glob("*.log") if path.is_file()]
+    found = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
     return found[:MOST_LOGS]
 
 

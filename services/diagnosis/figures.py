@@ -8,7 +8,7 @@ import re
 import urllib.request
 from http.client import HTTPException
 
-from baton import addresses
+from baton import addresses, plain_http
 from baton.errors import BatonError
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.members import members
@@ -65,7 +65,7 @@ def _fetched(settings: Settings, url: str) -> str:
             for key in credentials.api_keys(settings.router)[:1]:
                 request.add_header("Authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        with plain_http.get(request, TIMEOUT_S) as answer:
             return str(answer.read(MOST_BYTES).decode(errors="replace"))
     except (OSError, HTTPException) as error:
         return f"not reached: {url}: {error}\n"

@@ -7,13 +7,14 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import psutil
 
-from baton import addresses, machine
+from baton import addresses, machine, plain_http
 from baton.errors import BatonError
 from baton.handoff.memory import segments
+from baton.home import expanded
 from baton.services import identities
 from baton.services.config import Settings
 from baton.services.credentials import open_to_all
@@ -41,6 +42,7 @@ def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
             yield replace(one, subject="a router here")
     yield from _ports(settings)
     yield from _exposure(settings)
+    yield from _proxies()
 
 
 def _segment() -> Finding:
@@ -73,7 +75,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
     except BatonError as error:
         yield wrong(area, named, str(error), "set engine.model to a folder that holds a model")
         return
-    folder = Path(named).expanduser()
+    folder = expanded(named, "engine.model")
     if not folder.is_dir():
         yield ok(area, named, "no such folder: each worker fetches it from Hugging Face by this name")
         return
@@ -90,7 +92,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
 
 
 def _weights(settings: Settings) -> int:
-    folder = Path(settings.engine.model).expanduser()
+    folder = expanded(settings.engine.model, "engine.model")
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder.is_dir() else 0
 
 
@@ -172,6 +174,15 @@ def _is_baton(command: Sequence[str]) -> bool:
     """Tell whether a process is one of ours, by title or program: a folder may be named baton, too."""
     words = " ".join(command).split()[:3]
     return any(PurePath(word).name == "baton" or word.startswith("baton.") for word in words)
+
+
+def _proxies() -> Iterator[Finding]:
+    if names := plain_http.proxy_variables():
+        yield ok(
+            "proxy",
+            HERE,
+            f"{', '.join(names)} set: for Hugging Face; Baton's parts always reach each other directly",
+        )
 
 
 def _exposure(settings: Settings) -> Iterator[Finding]:

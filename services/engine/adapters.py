@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.home import expanded
 from baton.services.config import EngineSettings
 from baton.services.errors import ConfigError
 from baton.services.lora import LoraSettings
@@ -86,9 +87,12 @@ def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
     settings = engine.lora
     if settings is None:
         return []
-    files = sorted(Path(engine.model).expanduser().glob("*.safetensors"))
+    files = sorted(expanded(engine.model, "engine.model").glob("*.safetensors"))
     matrices = {name: shape for file in files for name, shape in _matrices(file)}
-    paths = {name: Path(settings.adapters[name]).expanduser() for name in sorted(settings.adapters)}
+    paths = {
+        name: expanded(settings.adapters[name], f"engine.lora.adapters.{name}")
+        for name in sorted(settings.adapters)
+    }
     return [(name, path, _check(engine, settings, name, path, matrices)) for name, path in paths.items()]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from baton.home import expanded
 from baton.services.config import EngineSettings, suggest
 from baton.services.engine.adapters import check_adapters, lora_args
 from baton.services.errors import ConfigError, StartError
@@ -72,7 +73,9 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     """
     check_model(settings)
     args: dict[str, Any] = {
-        "model": str(Path(settings.model).expanduser()) if settings.model.startswith("~") else settings.model,
+        "model": str(expanded(settings.model, "engine.model"))
+        if settings.model.startswith("~")
+        else settings.model,
         "dtype": settings.dtype,
         "max_num_seqs": settings.max_num_seqs,
         "tensor_parallel_size": settings.tensor_parallel_size,
@@ -112,7 +115,7 @@ def check_model(settings: EngineSettings) -> None:
         raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
     named = settings.model.count("/") <= 1  # as on a hub: ORGANISATION/MODEL
     if not named or settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
-        _check_folder(Path(settings.model).expanduser())
+        _check_folder(expanded(settings.model, "engine.model"))
     check_adapters(settings)
 
 

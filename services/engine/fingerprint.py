@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from baton.home import expanded
 from baton.services.engine.file_digests import digests
 from baton.services.errors import one_line
 
@@ -31,7 +32,7 @@ def model_fingerprint(
     Raises OSError when a file cannot be read.
     """
     digest = hashlib.sha256()
-    folder = Path(model).expanduser()
+    folder = expanded(model, "engine.model")
     if not folder.is_dir():
         digest.update(_name(model, revision, download_dir, hf_token).encode())
         return digest.hexdigest()

@@ -5,12 +5,15 @@ What a child imports is imported late: a supervisor of schedulers alone needs no
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from baton import addresses
 from baton.services import logs
 from baton.services.config import Settings
+from baton.services.fleet import ports
 from baton.services.fleet.devices import Devices
 from baton.services.leave import leave
 from baton.services.models import Model
@@ -50,6 +53,9 @@ def scheduler(settings: Settings) -> None:
     """Be a scheduler until a signal."""
     from baton.services.fleet.scheduler import run_scheduler
 
+    logs.configure(settings.log_format, "scheduler")
+    with contextlib.suppress(ValueError):  # of an address without a port, which is told below
+        ports.await_free(*addresses.split(settings.scheduler.address))
     run_scheduler(settings)
 
 
@@ -58,5 +64,7 @@ def router(settings: Settings, models: Sequence[Model] | None = None) -> NoRetur
     from baton.services.fleet.routers import run_routers
 
     logs.keep_warnings()
+    logs.configure(settings.log_format, "router")
+    ports.await_free(settings.router.host, settings.router.port)
     run_routers(settings, models)
     leave(0)

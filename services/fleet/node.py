@@ -11,7 +11,7 @@ neither, and they end with the owner, however that dies.
             {"event": "parts", "states": {name: running | restarting | leaving | given up}}
 
 The end of stdin means that the owner is dead: all parts are killed, as others will run in their place.
-SIGTERM drains them.
+SIGTERM, SIGINT and SIGHUP drain them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -34,6 +33,7 @@ from baton.services.fleet.devices import Cores, Devices, cpu_build
 from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
 from baton.services.leave import leave
+from baton.services.printing import catch_up, put
 
 _ROUTER, _SCHEDULER = "router", "scheduler"
 _STDIN = 0
@@ -94,13 +94,11 @@ class Lines:
         self._write({"event": "parts", "states": states})
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # the owner is gone, which its other pipe tells, too
-            self._out.write(json.dumps(event) + "\n")
-            self._out.flush()
+        put(self._out, json.dumps(event) + "\n")  # that the owner is gone is told by its other pipe
 
 
 def run_node(orders: Sequence[PartOrder], log_dir: Path, observer: Observer, *, listen: bool) -> None:
-    """Run `orders`, and with `listen` those that come over stdin, until SIGINT or SIGTERM; then drain all.
+    """Run `orders`, and with `listen` those that come over stdin, until a signal; then drain all.
 
     Processes are restarted three times within ten minutes, then given up; `observer` hears of it.
     """
@@ -135,7 +133,8 @@ class _Node:
         sources: list[socket.socket | int] = [self._stop, *self._parts.sentinels]
         if self._listen:
             sources.append(_STDIN)
-        readable = wait(sources, timeout=self._parts.next_start_s)
+        limits = [limit for limit in (self._parts.next_start_s, catch_up()) if limit is not None]
+        readable = wait(sources, timeout=min(limits, default=None))
         if self._stop in readable:
             raise Stopped
         if _STDIN in readable:

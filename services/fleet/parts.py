@@ -1,7 +1,9 @@
 """The processes of a deployment: started, restarted when they die, given up when they keep dying, stopped.
 
 A part that dies is restarted, at once the first time, then after ever longer pauses. One that dies too often
-is given up, with one line that says so; the others go on where they can serve without it.
+is given up, with one line that says so; the others go on where they can serve without it. Where the machine
+has no room for another process, as at a limit of processes, a start is tried again for as long as it takes:
+that is no fault of the part.
 """
 
 from __future__ import annotations
@@ -14,12 +16,17 @@ from pathlib import Path
 
 from baton.services.errors import StartError
 from baton.services.fleet import processes
+from baton.services.fleet.endings import OutOfMemory
+from baton.services.fleet.log_files import Rotation
 from baton.services.fleet.processes import Child
 from baton.services.fleet.watch import Seen
 
 STOP_TIMEOUT_S = 15.0
 WATCHER_STOP_S = 1.0  # it has nothing to finish
 LAST_WORDS = 200  # characters of a log's last line, beside what else is said
+FIRST_STARTS = 5  # tries to start a part that was never ready: somebody waits for the outcome
+MOST_PAUSE_S = 30.0  # between two tries to start one that is to be there
+OWN_LOGS = ("supervisor", "node")  # what this process prints is in one of these, where a program started it
 
 Say = Callable[[str, str], None]  # a part's name, what happened to it
 
@@ -64,6 +71,7 @@ class Part:
     given_up: bool = False
     ordered: bool = False  # by the scheduler, while others serve: its failure to start is no reason to end
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
+    failed_starts: int = 0  # in a row: the machine had no room for another process
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
     leaves_by: float | None = None  # time.monotonic; told to end, and killed then
 
@@ -99,6 +107,8 @@ class Parts:
     # each is restarted and given up by itself, and its owner finds out when it is ready.
     whole: bool = True
     members: list[Part] = field(default_factory=list)
+    rotation: Rotation = field(default_factory=Rotation)
+    memory: OutOfMemory = field(default_factory=OutOfMemory)
 
     def add(self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False) -> Part:
         """Start a part, and restart it whenever it dies."""
@@ -129,6 +139,7 @@ class Parts:
 
         Raises StartError when a part died before it was ever ready, or when those left cannot serve.
         """
+        self._bound_logs()
         now = time.monotonic()
         for part in list(self.members):
             if part.leaves_by is not None:
@@ -171,20 +182,28 @@ class Parts:
 
     @property
     def next_start_s(self) -> float | None:
-        """Seconds until `reap` has a part to restart, or one to kill; None if neither is due."""
+        """Seconds until `reap` has something to do though no part dies; None for never."""
         due = [at for part in self.members for at in (part.restart_at, part.leaves_by) if at is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        left = [max(0.0, min(due) - time.monotonic())] if due else []
+        return min([*left, *([self.rotation.due_s] if self.log_dir else [])], default=None)
 
-    def stop(self, drain_s: float, ended: Callable[[Child], None] = lambda _: None) -> None:
+    def stop(
+        self,
+        drain_s: float,
+        ended: Callable[[Child], None] = lambda _: None,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
         """Stop all parts, kind by kind; the router has `drain_s` seconds more, for running streams.
 
-        Calls `ended` for each that did not have to be killed, as soon as it is gone.
+        Calls `told` once the routers were told, and `ended` for each part that did not have to be killed, as
+        soon as it is gone.
         """
         for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
             timeout_s = WATCHER_STOP_S if kind is Kind.WATCHER else STOP_TIMEOUT_S
             timeout_s += drain_s if kind is Kind.ROUTER else 0.0
-            for child in processes.stop_all(group, timeout_s, ended):
+            report = told if kind is Kind.ROUTER else lambda: None
+            for child in processes.stop_all(group, timeout_s, ended, report):
                 self.say(child.name, f"did not exit within {timeout_s:.0f} s: killed")
 
     def _let_go(self, part: Part, late: bool) -> None:
@@ -192,17 +211,47 @@ class Parts:
         if part.child and part.child.alive and late:
             self.say(part.name, "did not end in time: killed")
             part.child.process.kill()
-            part.child.process.join()
+            part.child.process.join(processes.KILLED_S)
         if part.child is None or not part.child.alive:
             self.members.remove(part)
             self.say(part.name, "ended")
 
+    def _bound_logs(self) -> None:
+        if self.log_dir is None:
+            return
+        names = [*OWN_LOGS, *(part.name for part in self.members)]
+        rotated = self.rotation.look(self.log_dir / f"{name}.log" for name in names)
+        for part in self.members:
+            if part.child and part.child.log in rotated:
+                part.child.log_from = 0
+
     def _start(self, part: Part) -> None:
-        part.child = processes.spawn(part.name, part.run, self.log_dir)
+        try:
+            part.child = processes.spawn(part.name, part.run, self.log_dir)
+        except OSError as error:
+            self._not_started(part, error)
+            return
+        part.failed_starts = 0
+        if part.child.log_problem:
+            self.say(part.name, f"runs without a log: {part.child.log_problem}")
+
+    def _not_started(self, part: Part, error: OSError) -> None:
+        """Try again later. Raises StartError where a part that was never ready cannot be started."""
+        part.failed_starts += 1
+        why = f"this machine cannot start another process: {error.strerror or error}"
+        if part.failed_starts >= FIRST_STARTS and not part.proven and not part.ordered:
+            raise StartError(
+                f"{part.name} could not start: {why} (limits: `ulimit -u -n`, the cgroup's pids.max)"
+            )
+        pause_s = self.patience.before_restart_s(min(part.failed_starts, 20) + 1)
+        pause_s = min(pause_s, MOST_PAUSE_S)
+        part.restart_at = time.monotonic() + pause_s
+        self.say(part.name, f"not started, {why}; tried again in {pause_s:g} s")
 
     def _died(self, part: Part, child: Child, now: float) -> None:
+        why = self.memory.words()
         if not part.proven and not part.ordered:
-            raise StartError(f"{part.name} could not start: {child.last_words()}")
+            raise StartError(f"{part.name} could not start: {child.last_words(why)}")
         if child.left and part.ready and part.kind is Kind.WORKER:
             part.ready = False  # it was drained: its successor waits until it is undrained
             self.say(part.name, "exited after a drain; restarted")
@@ -213,20 +262,21 @@ class Parts:
         number, most = len(part.deaths), self.patience.restarts
         if number > most:
             part.given_up = True
-            self._do_without(part, child)
+            self._do_without(part, child, why)
             return
         pause_s = self.patience.before_restart_s(number)
         part.restart_at = now + pause_s
         again = f"restarting in {pause_s:g} s" if pause_s else "restarting"
         self.say(
             part.name,
-            f"died ({child.how_it_ended()}); {again}, {number} of {most} within {self.patience.window}",
+            f"died ({child.how_it_ended()}{why and f': {why}'}); {again}, "
+            f"{number} of {most} within {self.patience.window}",
         )
 
-    def _do_without(self, part: Part, child: Child) -> None:
+    def _do_without(self, part: Part, child: Child, why: str) -> None:
         """Say that a part was given up. Raises StartError where the others cannot serve without it."""
         died = f"died {len(part.deaths)} times within {self.patience.window}"
-        last = child.last_words()
+        last = child.last_words(why)
         if problem := self._cannot_serve():
             raise StartError(f"{part.name} {died}, and {problem}: {last}")
         left = ""  # of a larger deployment: its owner knows what is left

@@ -1,13 +1,21 @@
-"""The ports of parts, checked before they start: one that is taken is told at once, not by a death."""
+"""The ports of parts: checked before a deployment starts, and waited for where a part is started again."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
 import socket
+import time
 
 from baton import addresses
 from baton.services.errors import ConfigError, StartError
+
+WAIT_S = 60.0  # an outgoing connection may have been given the port of a part that died
+LOOK_S = 0.5
+
+log = logging.getLogger(__name__)
 
 
 def check_port(key: str, host: str, port: int) -> None:
@@ -30,3 +38,25 @@ def check_port(key: str, host: str, port: int) -> None:
             f"{key}: cannot listen on {addresses.join(host, port)}: {os.strerror(error.errno or 0)}; "
             "choose another port or stop the process that uses it"
         ) from None
+
+
+def await_free(host: str, port: int, within_s: float = WAIT_S) -> None:
+    """Wait while another process holds a part's port, for so long at most: the part says the rest itself."""
+    deadline = time.monotonic() + within_s
+    told = False
+    while port and _taken(host, port) and time.monotonic() < deadline:
+        if not told:
+            told = True
+            where = addresses.join(host, port)
+            log.warning("%s is taken; it is waited for, %.0f s at most", where, within_s)
+        time.sleep(LOOK_S)
+
+
+def _taken(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError):  # no address of this machine: told by whoever listens there
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        try:
+            socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

@@ -19,8 +19,12 @@ from typing import cast
 import setproctitle
 
 from baton.errors import BatonError
+from baton.services.fleet import log_files
+from baton.services.fleet.endings import ending
+from baton.services.printing import complain
 
 PR_SET_PDEATHSIG = 1
+KILLED_S = 5.0  # the kernel ends a killed process at once, unless a device or a network disk holds it
 _fork = multiprocessing.get_context("fork")
 
 
@@ -36,6 +40,7 @@ class Child:
     log: Path | None
     log_from: int  # bytes; the offset at which this process's own output begins
     started_at: float  # time.monotonic, seconds
+    log_problem: str = ""  # why it prints to nowhere
 
     @property
     def alive(self) -> bool:
@@ -48,45 +53,63 @@ class Child:
 
     def how_it_ended(self) -> str:
         """Return the end of a process that has ended: `status 1` or `signal SIGKILL`."""
-        code = self.process.exitcode or 0
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+        return ending(self.process.exitcode)
 
     def last_error(self) -> str:
         """Return the last error line that it printed, else its last line."""
         if self.log is None:
             return "see what it printed"
-        printed = self.log.read_bytes()[self.log_from :].decode(errors="replace")
-        lines = [line for line in printed.splitlines() if line.strip()]
-        own = [line for line in lines if line.startswith("baton: error: ")]
-        return (own or lines or ["it printed nothing"])[-1].removeprefix("baton: error: ")
+        lines = log_files.tail(self.log, self.log_from)
+        return log_files.own_error(lines) or (lines or ["it printed nothing"])[-1]
 
-    def last_words(self) -> str:
-        """Return its last error, and where it is to be read."""
-        return self.last_error() + (f" (log: {self.log})" if self.log else "")
+    def last_words(self, why: str) -> str:
+        """Return its own error, and where it is to be read; without one also what ended it, and `why`.
+
+        Its last line may have nothing to do with a signal.
+        """
+        where = f" (log: {self.log})" if self.log else ""
+        if self.log and (told := log_files.own_error(log_files.tail(self.log, self.log_from))):
+            return told + where
+        how = f"it ended with {self.how_it_ended()}{why and f', as {why}'}"
+        return (
+            f"{how}; it said last: {self.last_error()}{where}" if self.log else f"{how}; {self.last_error()}"
+        )
 
 
 def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
     """Fork a child that runs `target`; it inherits all modules imported here.
 
-    Without a folder for its log it also inherits where this process prints.
+    Without a folder for its log it also inherits where this process prints. One whose log cannot be opened
+    runs without: to serve matters more. Raises OSError where there is no room for another process.
     """
-    log, log_from = log_dir and log_dir / f"{name}.log", 0
+    log, log_from, output, problem = log_dir and log_dir / f"{name}.log", 0, -1, ""
     if log is not None:
-        with log.open("ab") as file:  # created here, for a child that is killed at once
-            log_from = file.tell()
-    process = _fork.Process(
-        target=_child_main, args=(name, target, log, os.getpid()), name=name, daemon=False
-    )
-    process.start()
-    return Child(name, process, log, log_from, time.monotonic())
+        try:
+            output = log_files.open_log(log)  # here, for a child that is killed at once
+            log_from = os.fstat(output).st_size
+        except OSError as error:
+            problem = f"{error.strerror}: {log}"
+            output = os.open(os.devnull, os.O_WRONLY)
+    try:
+        process = _fork.Process(
+            target=_child_main, args=(name, target, output, os.getpid()), name=name, daemon=False
+        )
+        process.start()
+    finally:
+        if output >= 0:
+            os.close(output)
+    return Child(name, process, log, log_from, time.monotonic(), problem)
 
 
 def stop_all(
-    children: Sequence[Child], timeout_s: float, ended: Callable[[Child], None] = lambda _: None
+    children: Sequence[Child],
+    timeout_s: float,
+    ended: Callable[[Child], None] = lambda _: None,
+    told: Callable[[], None] = lambda: None,
 ) -> list[Child]:
     """Send SIGTERM to all, SIGKILL to those still alive after `timeout_s`; return the latter.
 
-    Calls `ended` for each of the others as soon as it is gone.
+    Calls `told` once they have SIGTERM, and `ended` for each of the others as soon as it is gone.
     """
     left: dict[int, Child] = {}  # by sentinel
     for child in children:
@@ -95,6 +118,7 @@ def stop_all(
             left[child.process.sentinel] = child
         else:
             ended(child)
+    told()
     deadline = time.monotonic() + timeout_s
     while left and (gone := wait(list(left), max(0.0, deadline - time.monotonic()))):
         for sentinel in gone:
@@ -104,11 +128,12 @@ def stop_all(
     stubborn = [child for child in left.values() if child.alive]
     for child in stubborn:
         child.process.kill()
-        child.process.join()
+    for child in stubborn:
+        child.process.join(KILLED_S)
     return stubborn
 
 
-def _child_main(name: str, target: Callable[[], None], log: Path | None, parent: int) -> None:
+def _child_main(name: str, target: Callable[[], None], output: int, parent: int) -> None:
     setproctitle.setproctitle(f"baton {name}")
     # A process group of its own: Ctrl-C in the terminal reaches the parent alone, which stops its children.
     os.setpgid(0, 0)
@@ -118,17 +143,18 @@ def _child_main(name: str, target: Callable[[], None], log: Path | None, parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if log is not None:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if output >= 0:
         # Appended: what a part printed before it died matters most after its restart.
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
     try:
         target()
     except BatonError as error:
-        print(f"baton: error: {error}", file=sys.stderr, flush=True)
+        complain(f"baton: error: {error}")
         sys.exit(1)
-    except Exception:  # noqa: BLE001 (whatever ends a process belongs in its log)
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001 (whatever ends a process belongs in its log)
+        complain("".join(traceback.format_exception(error)).rstrip())
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in a supervisor: polled while it serves, handled at once while it imports."""
+"""The signals that end a supervisor: polled while it serves, handled at once while it imports."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 
+from baton import signals
 from baton.services.leave import leave, on_signals
 
 
@@ -17,7 +18,10 @@ class Stopped(Exception):
 
 
 def wake_on_signals() -> socket.socket:
-    """Return a socket that SIGINT or SIGTERM makes readable; a second signal kills this process."""
+    """Return a socket that SIGINT, SIGTERM or SIGHUP makes readable.
+
+    A second SIGINT or SIGTERM kills this process.
+    """
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     owner = os.getpid()
@@ -26,12 +30,19 @@ def wake_on_signals() -> socket.socket:
         del frame
         if os.getpid() != owner:  # a child so young that it has no handlers of its own
             os._exit(128 + number)
-        signal.signal(number, signal.SIG_DFL)
-        writing.send(b"x")
+        if number in signals.HURRYING:
+            _let_next_kill()
+        with suppress(BlockingIOError):  # SIGHUP came often
+            writing.send(b"x")
 
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
+    for number in signals.ending():
+        signal.signal(number, on_signal)
     return reading
+
+
+def _let_next_kill() -> None:
+    for one in signals.HURRYING:
+        signal.signal(one, signal.SIG_DFL)
 
 
 @contextmanager
@@ -41,13 +52,14 @@ def left_on_signals(
     """Let a signal's handler stop everything itself, while `stops` is not polled and nothing is forked."""
 
     def end_at_once() -> None:
-        for one in usual:  # a second signal kills this process, and its children with it
-            signal.signal(one, signal.SIG_DFL)
+        _let_next_kill()  # and the children with it
+        if signal.SIGHUP in usual:
+            signal.signal(signal.SIGHUP, lambda *_: None)
         end()
         ended()
         leave(0)
 
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual = {number: signal.getsignal(number) for number in signals.ending()}
     on_signals(end_at_once)
     if wait(stops, timeout=0):  # a signal came before
         raise Stopped

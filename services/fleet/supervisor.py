@@ -23,8 +23,9 @@ from typing import Protocol
 from urllib.parse import quote
 
 from baton import addresses
+from baton.home import expanded
 from baton.security.names import Role
-from baton.services import credentials, identities, roles
+from baton.services import credentials, identities, printing, roles
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
@@ -174,7 +175,7 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
 def supervise(
     settings: Settings, fleet: Fleet | None, log_dir: str, observer: Observer, owner: int | None = None
 ) -> None:
-    """Run a deployment until SIGINT, SIGTERM or the owner's death; return when all of it is stopped.
+    """Run a deployment until SIGINT, SIGTERM, SIGHUP or the owner's death; return when all of it is stopped.
 
     Its workers are `fleet`, or those that the configuration names.
     `owner` is a pidfd: the death of its process ends the deployment as a signal does. `log_dir` is created if
@@ -193,7 +194,9 @@ def supervise(
     if settings.security.tls and not settings.security.join:
         from baton.security.authority import Authority
 
-        Authority.at(Path(settings.security.ca).expanduser())  # the parts get their certificates from it
+        Authority.at(
+            expanded(settings.security.ca, "security.ca")
+        )  # the parts get their certificates from it
     stops: list[socket.socket | int] = [wake_on_signals(), *([] if owner is None else [owner])]
     observer.begun(folder)
     # One pipe for the watcher and its successors: its messages are small enough to be written atomically.
@@ -208,8 +211,7 @@ def supervise(
 
     def end() -> None:
         drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
-        observer.ending(drain_s)
-        parts.stop(drain_s)
+        parts.stop(drain_s, told=lambda: observer.ending(drain_s))
 
     try:
         parts.add("watcher", Kind.WATCHER, lambda: _watch(settings, watched, theirs))
@@ -302,7 +304,8 @@ def _wait(
     at_most_s: float | None = None,
 ) -> None:
     """Wait for one event and handle it. Raises Stopped, and StartError when nothing can serve."""
-    limits = [seconds for seconds in (at_most_s, parts.next_start_s) if seconds is not None]
+    due = (at_most_s, parts.next_start_s, printing.catch_up())
+    limits = [seconds for seconds in due if seconds is not None]
     readable = wait([*stops, events, *parts.sentinels], timeout=min(limits, default=None))
     if any(stop in readable for stop in stops):
         raise Stopped

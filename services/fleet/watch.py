@@ -12,12 +12,12 @@ import contextlib
 import os
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from multiprocessing.connection import Connection
 
+from baton import plain_http
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
@@ -130,7 +130,7 @@ async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:
 
 def _healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310 (our own http URL)
+        with plain_http.get(url, 1.0) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, HTTPException):
         return False

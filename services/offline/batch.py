@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton import signals
 from baton.services.config import Settings
 from baton.services.engine.args import check_model, served_model_name, served_names
 from baton.services.fleet.supervisor import Fleet
@@ -19,6 +19,7 @@ from baton.services.offline.client import Client, Endpoint, HttpResponse, each
 from baton.services.offline.deployment import OwnDeployment
 from baton.services.offline.errors import DeploymentEnded, InputError, RequestError, Unavailable
 from baton.services.offline.progress import Progress
+from baton.services.printing import complain
 
 URL_CONCURRENCY = (
     64  # requests in flight at a deployment of unknown size, which refuses more than it can hold
@@ -103,7 +104,8 @@ class _Started(AbstractContextManager[Endpoint]):
 async def _run(endpoint: Endpoint, concurrency: int, requests: Path, output: Output, shown: Progress) -> None:
     this = asyncio.current_task()
     if this is not None:  # asyncio.run does the same for SIGINT
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+        for number in set(signals.ending()) - {signal.SIGINT}:
+            asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     async with Client(endpoint, concurrency) as client:
 
         async def ask(item: Item) -> None:
@@ -114,7 +116,8 @@ async def _run(endpoint: Endpoint, concurrency: int, requests: Path, output: Out
                 result = error
             succeeded = output.write(item.custom_id, result)
             usage = result.body.get("usage") if isinstance(result, HttpResponse) else None
-            shown.count((usage or {}).get("completion_tokens") or 0, failed=not succeeded)
+            tokens = usage.get("completion_tokens") if isinstance(usage, dict) else 0
+            shown.count(tokens if isinstance(tokens, int) else 0, failed=not succeeded)
 
         await each(batch_file.read(requests, output.done), ask, concurrency)
 
@@ -130,4 +133,4 @@ def _so_far(shown: Progress | None, done: int, total: int) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    complain(line)

@@ -124,7 +124,10 @@ class Output:
             "response": response,
             "error": error,
         }
-        data = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        try:
+            data = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        except UnicodeEncodeError:  # half of a surrogate pair, in an id or an answer: UTF-8 has none
+            data = json.dumps(record).encode() + b"\n"
         try:
             while data:
                 data = data[os.write(self.descriptor, data) :]
@@ -153,7 +156,8 @@ class Output:
 
 
 def _good(record: dict[str, Any]) -> bool:
-    return record["response"] is not None and record["response"]["status_code"] == 200
+    response = record["response"]
+    return isinstance(response, dict) and response.get("status_code") == 200
 
 
 def _items(path: Path) -> Iterator[tuple[int, Item | str]]:
@@ -198,6 +202,6 @@ def _problem(item: Item, served: Container[str]) -> str:
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # as of lists in lists, thousands deep
         return None
     return found if isinstance(found, dict) else None

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from baton.services.offline.errors import RequestError, Unavailable
+from baton.services.offline.sse import Events
 
 PATIENCE_S = 120.0  # without any response: a worker with a large model restarts in a minute or more
 MAX_LOST = 3  # connections that broke under one request: the request itself may break them
@@ -26,6 +27,8 @@ _GRACE_S = 30.0  # the router ends a request that takes too long; the client doe
 _PAUSE_S = 1.0  # without a Retry-After
 _MAX_PAUSE_S = 30.0
 _RETRIED = {429, 503}
+_JSON = {"Content-Type": "application/json"}
+_SHOWN = 200  # bytes of an answer that cannot be read
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -68,6 +71,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             endpoint.url,
             headers=headers,
+            trust_env=False,  # no proxy of the environment
             connector=aiohttp.TCPConnector(limit=0),  # the slots are the limit
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_S, sock_read=endpoint.request_timeout_s + _GRACE_S
@@ -119,7 +123,7 @@ class Client:
             async for event in _events(response):
                 self._answered = time.monotonic()
                 if "error" in event:
-                    raise RequestError(_message(event), int(event["error"].get("code") or 0))
+                    raise RequestError(_message(event), _code(event))
                 yield event
 
     @asynccontextmanager
@@ -132,7 +136,11 @@ class Client:
         """
         began = time.monotonic()
         try:
-            response = await self._admitted(method, path, body, began)
+            data = None if body is None else json.dumps(body).encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RequestError(f"the request cannot be written as JSON: {error}") from None
+        try:
+            response = await self._admitted(method, path, data, began)
             async with response:
                 yield response
         except TimeoutError:
@@ -143,11 +151,11 @@ class Client:
             raise _ConnectionLost(str(error) or type(error).__name__) from error
 
     async def _admitted(
-        self, method: str, path: str, body: Body | None, began: float
+        self, method: str, path: str, data: bytes | None, began: float
     ) -> aiohttp.ClientResponse:
         while True:
             try:
-                response = await self._session.request(method, path, json=body)
+                response = await self._session.request(method, path, data=data, headers=_JSON)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 pause, problem = _PAUSE_S, f"{self._endpoint.url}: {error}"
             else:
@@ -189,34 +197,55 @@ async def each(items: Iterator[T], work: Callable[[T], Awaitable[None]], at_once
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
     """Yield the JSON of server-sent events until [DONE]. Raises RequestError if the stream ends before."""
-    rest = b""
+    events = Events()
     async for chunk in response.content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n\n")
-        for event in whole:
-            data = event.removeprefix(b"data: ")
-            if data == b"[DONE]":
+        try:
+            whole = events.feed(chunk)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        for data in whole:
+            if data.strip() == b"[DONE]":
                 return
-            if data:
-                yield json.loads(data)
+            yield _event(data)
     raise RequestError("the stream ended before its last event")
+
+
+def _event(data: bytes) -> Body:
+    event = _object(data)
+    if event is None:
+        shown = data[:_SHOWN].decode(errors="replace")
+        raise RequestError(f"the stream holds what is no JSON object: {shown!r}")
+    return event
+
+
+def _object(data: bytes) -> Body | None:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 async def _read(response: aiohttp.ClientResponse) -> HttpResponse:
     async with response:
         data = await response.read()
-    try:
-        body = json.loads(data)
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):  # a proxy's page, or an empty one
-        text = data[:200].decode(errors="replace") or response.reason or "no body"
+    body = _object(data)
+    if body is None:  # a proxy's page, or an empty one
+        text = data[:_SHOWN].decode(errors="replace") or response.reason or "no body"
         body = {"error": {"message": text, "code": response.status}}
     return HttpResponse(response.status, body)
 
 
 def _message(body: Body) -> str:
     error = body.get("error")
-    return str(error.get("message")) if isinstance(error, dict) else json.dumps(body)[:200]
+    return str(error.get("message")) if isinstance(error, dict) else json.dumps(body)[:_SHOWN]
+
+
+def _code(body: Body) -> int:
+    """Return the status that an error names, 0 for none: it may be a word, too."""
+    error = body.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) else 0
 
 
 def _retry_after(header: str) -> float:

@@ -23,10 +23,12 @@ from pydantic import SecretStr
 from baton.services.config import ENV_PREFIX, Settings
 from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, ServiceError, StartError
+from baton.services.fleet.endings import ending
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.fleet.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.supervised import Order
+from baton.services.printing import complain
 
 _START_S = READY_TIMEOUT_S + 60.0  # more than the supervisor's own limit: it knows what it waits for
 _STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # likewise: it stops three groups of processes, one after the other
@@ -142,18 +144,32 @@ class OwnDeployment:
         return process
 
     def _read(self) -> None:
+        try:
+            with _pipe(self._process.stdout) as events:
+                self._follow(events)
+        finally:
+            self._events.put(None)  # whoever waits for the start must hear of its end
+
+    def _follow(self, events: IO[bytes]) -> None:
         ready = False
-        with _pipe(self._process.stdout) as events:
-            for line in events:
-                event: Event = json.loads(line)
-                if event["event"] == "failed":
-                    self._reason = event["text"]
-                if not ready:
-                    self._events.put(event)
-                elif event["event"] == "step" and not self._closed:
-                    self._tell(_text(event))
-                ready = ready or event["event"] == "ready"
-        self._events.put(None)
+        for line in events:
+            event = _event(line)
+            if event is None:
+                continue
+            if event["event"] == "failed":
+                self._reason = event["text"]
+            if not ready:
+                self._events.put(event)
+            elif event["event"] == "step" and not self._closed:
+                self._pass_on(event)
+            ready = ready or event["event"] == "ready"
+
+    def _pass_on(self, event: Event) -> None:
+        """Tell the owner, in whose function anything may fail: this thread has to go on reading."""
+        try:
+            self._tell(_text(event))
+        except Exception as error:  # noqa: BLE001 (told, as nobody else waits for it)
+            complain(f"{_text(event)} (not passed on: {type(error).__name__}: {error})")
 
     def _until_ready(self) -> None:
         deadline = time.monotonic() + _START_S
@@ -179,7 +195,8 @@ class OwnDeployment:
     def _why(self) -> str:
         if self._reason:
             return self._reason
-        return f"its supervisor exited with status {self._process.returncode}; see the logs in {self.log_dir}"
+        how = ending(self._process.returncode)
+        return f"its supervisor ended with {how}; see the logs in {self.log_dir}"
 
 
 def _reserved_port() -> socket.socket:
@@ -198,6 +215,15 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     if pipe is None:
         raise RuntimeError("this stream of the process is not a pipe")
     return pipe
+
+
+def _event(line: bytes) -> Event | None:
+    """Return the event of a line; None for what a library printed before it was kept from there."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 def _text(event: Event) -> str:

@@ -20,6 +20,7 @@ from baton.services.offline.errors import RequestError
 from baton.services.offline.progress import Progress
 from baton.services.offline.prompts import Options, Prompt, Request, as_list, requests
 from baton.services.offline.responses import Piece, Response, pieces, response
+from baton.services.printing import complain
 
 _WAITING_PIECES = 4096  # received and not yet consumed; beyond, the streams wait
 _CLOSE_S = 10.0
@@ -306,7 +307,7 @@ def _load(model: str, config: str | Path | None, settings: dict[str, Any]) -> Se
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    complain(line)
 
 
 def _ignore(line: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+
+from baton.services.printing import Unfailing, complain
 
 EVERY_S = 10.0  # between two lines
 
@@ -35,7 +37,7 @@ class Progress:
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=Console(file=cast(TextIO, Unfailing(sys.stderr))),
                 transient=True,
             )
             self._task = self._bar.add_task("", total=total, completed=done, rate="")
@@ -60,7 +62,7 @@ class Progress:
             self._bar.update(self._task, completed=self.done, rate=self.rate)
         elif self._lines and time.monotonic() - self._spoke > EVERY_S:
             self._spoke = time.monotonic()
-            print(f"  {self.done} of {self.total}, {self.rate}, {self._left}", file=sys.stderr, flush=True)
+            complain(f"  {self.done} of {self.total}, {self.rate}, {self._left}")
 
     @property
     def elapsed_s(self) -> float:

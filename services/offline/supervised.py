@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import traceback
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,6 +23,7 @@ from baton.errors import BatonError
 from baton.services.config import REVEAL, Settings
 from baton.services.fleet.supervisor import Fleet, supervise
 from baton.services.leave import leave
+from baton.services.printing import complain, guard, put
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ class _Events:
         self._out = out
 
     def send(self, event: str, **fields: Any) -> None:
-        with suppress(BrokenPipeError):
-            self._out.write(json.dumps({"event": event, **fields}) + "\n")
-            self._out.flush()
+        put(self._out, json.dumps({"event": event, **fields}) + "\n")
 
     def begun(self, log_dir: Path) -> None:
         del log_dir  # the owner chose it
@@ -79,13 +77,14 @@ def main() -> None:
     # What libraries print to stdout goes to stderr, so as not to mix with the events.
     events = _Events(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
+    guard()
     try:
         supervise(Settings(**order.settings), Fleet(**order.fleet), order.log_dir, events, owner)
     except BatonError as error:
         events.send("failed", kind=type(error).__name__, text=str(error))
         leave(1)
     except Exception as error:  # noqa: BLE001 (the owner must learn of it, whatever it is)
-        traceback.print_exc()
+        complain("".join(traceback.format_exception(error)).rstrip())
         events.send("failed", kind="StartError", text=f"{type(error).__name__}: {error}")
         leave(1)
     leave(0)

@@ -17,22 +17,20 @@ import asyncio
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Self
 
-from baton import addresses
-from baton.errors import BatonError
+from baton import addresses, plain_http
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.security.names import Role
 from baton.services import identities, roles
-from baton.services.errors import ServiceError, StartError
+from baton.services.errors import ServiceError, StartError, describe
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.ray import cluster
@@ -207,8 +205,8 @@ class Deployment:
     def _loop(self) -> None:
         try:
             asyncio.run(self._run())
-        except BatonError as error:  # the CA's service
-            self._failure, self.ended = str(error), True
+        except Exception as error:  # noqa: BLE001 (of the CA's service, or a bug: its owner must not wait for ever)
+            self._failure, self.ended = describe(error), True
 
     async def _run(self) -> None:
         turns = Turns(self._tell)
@@ -514,7 +512,7 @@ class Deployment:
 
 def _healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=1.0) as answer:  # noqa: S310 (our own http URL)
+        with plain_http.get(f"{url}/health", 1.0) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, HTTPException):
         return False

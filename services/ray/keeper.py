@@ -11,20 +11,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from baton.keeping import keep_thread
 from baton.services.config import ENV_PREFIX
 from baton.services.errors import ConfigError, StartError
+from baton.services.fleet import log_files
+from baton.services.fleet.endings import ending
 from baton.services.fleet.ports import check_port
 
 EVENTS = 1_000  # kept until they are fetched; older ones are dropped
 STARTS = 5  # of `baton node` in a row that had no part running; then its owner is told, and it stays down
 END_S = 10.0
+RETRY_S = 5.0
 
 
 @dataclass
@@ -57,6 +62,7 @@ class Keeper:
         self._said: deque[tuple[str, str]] = deque(maxlen=EVENTS)
         self._failed = ""
         self._starts = 0
+        self._start_at = 0.0  # time.monotonic; the machine had no room for a process until then
         self._ports: list[socket.socket] = []
         self._process: subprocess.Popen[str] | None = None
 
@@ -89,6 +95,8 @@ class Keeper:
         if self._process is not None and self._process.poll() is not None:
             _close(self._process.stdin)
             self._ended(self._process.returncode)
+        elif self._process is None and self._parts and not self._failed and time.monotonic() > self._start_at:
+            self._tell()
         said = [self._said.popleft() for _ in range(len(self._said))]
         return Report(self._order, dict(self._states), said, self._failed, str(self._log_dir))
 
@@ -106,7 +114,15 @@ class Keeper:
             _close(self._process.stdin)
 
     def _tell(self) -> None:
-        process = self._process or self._start()
+        try:
+            process = self._process or self._start()
+        except OSError as error:  # of a limit, as of processes
+            self._starts -= 1
+            self._start_at = time.monotonic() + RETRY_S
+            self._said.append(
+                ("node", f"not started, {error.strerror or error}; tried again in {RETRY_S:g} s")
+            )
+            return
         stdin = _pipe(process.stdin)
         with suppress(BrokenPipeError):  # it has ended, which the next report tells
             stdin.write(json.dumps(self._parts) + "\n")
@@ -118,7 +134,7 @@ class Keeper:
         command = [sys.executable, "-P", "-m", "baton.services.cli.main", "node", "--orders"]
         # The orders hold all settings.
         environment = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
-        with (self._log_dir / "node.log").open("ab") as log:
+        with os.fdopen(log_files.open_log(self._log_dir / "node.log"), "ab") as log:
             process = subprocess.Popen(
                 [*command, "--log-dir", str(self._log_dir)],
                 stdin=subprocess.PIPE,
@@ -131,7 +147,7 @@ class Keeper:
             )
         self._process = process
         self._raise_priority(process.pid)
-        threading.Thread(target=self._hear, args=(process,), daemon=True).start()
+        keep_thread(partial(self._hear, process), "baton node events").start()
         return process
 
     def _raise_priority(self, pid: int) -> None:
@@ -148,7 +164,11 @@ class Keeper:
     def _hear(self, process: subprocess.Popen[str]) -> None:
         with _pipe(process.stdout) as events:
             for line in events:
-                event = json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # a library printed it; whatever comes, the pipe has to be read
+                    self._said.append(("node", line.strip()))
+                    continue
                 if event["event"] == "said":
                     self._said.append((event["name"], event["text"]))
                 elif process is self._process:
@@ -159,8 +179,9 @@ class Keeper:
         self._process, self._states = None, {}
         if self._failed or not self._parts:
             return
-        last = (self._log_dir / "node.log").read_text(errors="replace").strip().splitlines()[-1:]
-        why = f"baton node ended with status {status}: {''.join(last) or 'it printed nothing'}"
+        lines = log_files.tail(self._log_dir / "node.log")
+        last = log_files.own_error(lines) or (lines or ["it printed nothing"])[-1]
+        why = f"baton node ended with {ending(status)}: {last}"
         self._said.append(("node", why))
         if self._starts >= STARTS:
             self._failed = why

@@ -19,6 +19,7 @@ class Proxy:
         """Hand on to the router at `url`."""
         self._url = url
         self._session = aiohttp.ClientSession(
+            trust_env=False,  # no proxy of the environment
             connector=aiohttp.TCPConnector(limit=0),  # the router's own limits answer, and do not wait
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,

@@ -22,9 +22,9 @@ import copy
 import math
 import os
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton import addresses
+from baton import addresses, plain_http
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
@@ -210,9 +210,9 @@ class Router(_Part):
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/health", timeout=1.0) as reply:  # noqa: S310 (our own)
+            with plain_http.get(f"{self._url}/health", 1.0) as reply:
                 return bool(reply.status == 200)
-        except OSError:
+        except (OSError, HTTPException):
             return False
 
 

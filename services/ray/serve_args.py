@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from baton.services.config import load, suggest
-from baton.services.errors import ConfigError
+from baton.services.errors import NOT_YAML, ConfigError
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 
 _ROUTERS = "ingress_deployment_config"
@@ -79,7 +79,7 @@ def _group(group: Any, where: str) -> dict[str, Any]:
             raise ConfigError(
                 f"{where}: cannot read the file {str(error.filename)!r}: {error.strerror}"
             ) from None
-        except (yaml.YAMLError, UnicodeDecodeError):
+        except (yaml.YAMLError, *NOT_YAML):
             raise ConfigError(f"{where}: the file {str(group)!r} is not valid YAML") from None
     return {key: value for key, value in _fields(group, where).items() if value is not None}
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from baton import addresses
+from baton.home import expanded
 from baton.scheduler.tasks import spawn, stop
 from baton.security.authority import LIFE_S, Authority
 from baton.security.errors import SecurityError
@@ -40,7 +40,7 @@ class Trust:
 
         Parts of other nodes find it at `host`, on a free port.
         """
-        authority = Authority.at(Path(settings.security.ca).expanduser())
+        authority = Authority.at(expanded(settings.security.ca, "security.ca"))
         identities.take_on(settings, Role.OPERATOR)
         topic = settings.deployment
         self._tokens = authority.tokens

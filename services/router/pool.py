@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from baton.keeping import keep
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.tasks import spawn_apart
 from baton.services.router.errors import WorkerUnreachable
@@ -133,7 +134,7 @@ class WorkerPool:
 
     def _begin_checks(self) -> None:
         if self._checking is None and not self._closed:
-            self._checking = spawn_apart(self._check(), "check streams and suspects")
+            self._checking = keep(self._check, "check streams and suspects")
 
     async def _check(self) -> None:
         interval_s = self._silence_s / CHECKS

@@ -5,16 +5,17 @@ A router has one of these for each model. What it has once is in `Shared`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from argparse import Namespace
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from baton.keeping import keep
 from baton.levels import set_level
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.tasks import spawn, stop
+from baton.scheduler.tasks import stop
 from baton.scheduler.types import Adapter
 from baton.services.classes import Classes
 from baton.services.engine import wire
@@ -113,8 +114,8 @@ async def served(
         )
         client = RelayClient(parts, limits)
         llm = frontend.RelayLLM(config, client, cluster, model.settings.engine, shared.engine_metrics)
-        watching = spawn(cluster.watch(), f"snapshots of {model.name}'s cluster")
-        learning = asyncio.create_task(_learn(llm, cluster), name=f"learn the limits of {model.name}")
+        watching = keep(cluster.watch, f"snapshots of {model.name}'s cluster")
+        learning = keep(partial(_learn, llm, cluster), f"learn the limits of {model.name}")
         try:
             yield Served(model, scheduler, cluster, parts, client, llm, args)
         finally:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from baton.scheduler.tasks import spawn, stop
+from baton.keeping import keep
+from baton.scheduler.tasks import stop
 from baton.services.config import Settings
 from baton.services.router.errors import RateLimited
 from baton.services.router.metrics import RouterMetrics
@@ -44,7 +45,7 @@ async def open_tenancy(
         metrics.tenants.watch(keyring.tenants)
         await keyring.look()
     quotas.start()
-    following = spawn(keyring.follow(), "changes of the keys") if keyring is not None else None
+    following = keep(keyring.follow, "changes of the keys") if keyring is not None else None
     try:
         yield Tenancy(quotas, metrics, keyring)
     finally:

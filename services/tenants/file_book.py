@@ -9,15 +9,27 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
+from baton.home import expanded
+from baton.services.errors import NOT_YAML
 from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import Book, book_of
 
 # libyaml's, where it is: ten times as fast, and a thousand keys are a hundred kilobytes.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DATE = "tag:yaml.org,2002:timestamp"
+
+
+class _Plain(_Loader):
+    """Reads what looks like a date as the text that it is: `2024-02-30` is a name, and no day."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in known if tag != _DATE]
+        for first, known in _Loader.yaml_implicit_resolvers.items()
+    }
 
 
 class FileBook:
@@ -25,13 +37,13 @@ class FileBook:
 
     def __init__(self, path: str) -> None:
         self.place = f"{path!r} (router.keys_file)"
-        self._path = Path(path).expanduser()
+        self._path = expanded(path, "router.keys_file")
         self._seen: tuple[int, ...] | None = None  # the file's signature when it was last read
 
     def read(self) -> Book:
         """Return the book. Raises BookError."""
         try:
-            content = yaml.load(self._path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 (safe)
+            content = yaml.load(self._path.read_text(encoding="utf-8"), Loader=_Plain)  # noqa: S506 (safe)
         except OSError as error:
             raise BookError(f"{self.place}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
@@ -40,6 +52,8 @@ class FileBook:
             mark = getattr(error, "problem_mark", None)
             where = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise BookError(f"{self.place}: not valid YAML{where}") from None
+        except NOT_YAML:  # without its words, which quote what may be a secret
+            raise BookError(f"{self.place}: not valid YAML: a value does not match its tag") from None
         try:
             return book_of({} if content is None else content)
         except BookError as error:

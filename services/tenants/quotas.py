@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from baton.scheduler.tasks import spawn, stop
+from baton.keeping import keep
+from baton.scheduler.tasks import stop
 from baton.services.tenants.errors import OverLimit
 from baton.services.tenants.limit import Limit
 from baton.services.tenants.model import Caller, Limits
@@ -35,7 +36,7 @@ class Quotas:
         """Begin the tasks that shared limits need."""
         if self._shared is not None:
             self._shared.start()
-            self._renewing = spawn(self._slots.renew(), "renew the requests under way")
+            self._renewing = keep(self._slots.renew, "renew the requests under way")
 
     async def close(self) -> None:
         """End them."""

@@ -88,7 +88,7 @@ class RedisBook:
     def _parse(self, content: bytes) -> Book:
         try:
             return book_of(json.loads(content))
-        except (BookError, ValueError) as error:
+        except (BookError, ValueError, RecursionError) as error:
             raise BookError(f"{self.place}: the book is damaged: {error}") from None
 
     def _away(self, error: Exception) -> BookError:

@@ -12,11 +12,12 @@ from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
+from baton.keeping import keep
 from baton.scheduler import redis_link
 from baton.scheduler.redis_place import elsewhere
 from baton.scheduler.store_url import FORM, without_password
 from baton.scheduler.store_user import explained, refuses_the_user
-from baton.scheduler.tasks import patiently, spawn, stop
+from baton.scheduler.tasks import patiently, stop
 from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
 
@@ -76,8 +77,8 @@ class SharedStore:
     def start(self) -> None:
         """Begin to look for a Redis that is away, and to make the calls that nobody waits for."""
         self._tasks = [
-            spawn(self._probe(), "look for the routers' Redis"),
-            spawn(self._make_calls(), "calls of the routers' Redis"),
+            keep(self._probe, "look for the routers' Redis"),
+            keep(self._make_calls, "calls of the routers' Redis"),
         ]
 
     async def close(self) -> None:
@@ -125,8 +126,10 @@ class SharedStore:
     async def _make_calls(self) -> None:
         while True:
             make = await self._later.get()
-            await self.call(make)
-            self._later.task_done()
+            try:
+                await self.call(make)
+            finally:
+                self._later.task_done()
 
     async def _probe(self) -> None:
         while True:

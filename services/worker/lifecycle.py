@@ -22,6 +22,7 @@ from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import leave
+from baton.services.printing import complain
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,6 @@ def run_worker(settings: Settings, role: str) -> None:
         status = asyncio.run(Node(settings, the_role, names, fingerprint, preload, adapters=adapters).run())
     except EngineFailed as error:
         # An exit in order would wait for its threads and its ranks, which may wait for ever.
-        print(f"baton: error: {error}", file=sys.stderr)
+        complain(f"baton: error: {error}")
         status = 1
     leave(status)

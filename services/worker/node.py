@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,10 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton import addresses, rpc
+from baton import addresses, rpc, signals
 from baton.handoff import transports
 from baton.handoff.reports import Staged
+from baton.keeping import keep
 from baton.levels import set_level
 from baton.metrics import MetricsServer
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
@@ -86,6 +86,7 @@ class Node:
         )
         self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
+        self._told_to_stop = False  # by a signal of which the second one hurries
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
@@ -177,11 +178,13 @@ class Node:
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
-            renewing = dispatcher.renew_leases(
-                self._settings.handoff.lease_s / 3, self._settings.router.request_timeout_s
-            )
-            for watching in (self._watch_pinned(host), self._watch_steps(host, dispatcher), renewing):
-                stack.callback(asyncio.create_task(watching).cancel)
+            lease_s, request_s = self._settings.handoff.lease_s, self._settings.router.request_timeout_s
+            for name, work in (
+                ("look what waits to be pulled", partial(self._watch_pinned, host)),
+                ("look for a step that hangs", partial(self._watch_steps, host, dispatcher)),
+                ("renew leases", partial(dispatcher.renew_leases, lease_s / 3, request_s)),
+            ):
+                stack.callback(keep(work, name).cancel)
             await self._serve(session, dispatcher, host)
         return 0 if await asyncio.to_thread(host.stop) else 1
 
@@ -303,12 +306,14 @@ class Node:
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.ending():
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
-        if self._stop.is_set():
-            os._exit(128 + number)
+        if number in signals.HURRYING:
+            if self._told_to_stop:
+                os._exit(128 + number)
+            self._told_to_stop = True
         self._stop.set()
 
     # Another role.

@@ -43,6 +43,8 @@ _COMMON: list[tuple[str, int]] = [
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.keepalive_permit_without_calls", 1),
+    # Proxies are for the world outside: one named in the environment would get all calls of the parts.
+    ("grpc.enable_http_proxy", 0),
     # Reconnect quickly: a restarted peer is back in seconds; the default back-off grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
+from baton.home import expanded
 from baton.services.decode.proposers.method import refuse
 from baton.services.errors import ConfigError
 from baton.services.speculation import SpeculativeSettings
@@ -16,7 +16,7 @@ def config_of(model: str) -> dict[str, Any]:
 
     Raises ConfigError when it is no JSON object.
     """
-    file = Path(model).expanduser() / "config.json"
+    file = expanded(model, "engine.speculative_config.model") / "config.json"
     if not file.is_file():
         return {}
     try:
@@ -36,7 +36,7 @@ def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
     """
     if not spec.model:
         raise refuse("model", spec, f"method {spec.method!r} needs {what}: give its folder")
-    folder = Path(spec.model).expanduser()
+    folder = expanded(spec.model, "engine.speculative_config.model")
     if spec.model.startswith((".", "/", "~")) or folder.exists():
         if not folder.is_dir():
             raise refuse("model", spec, f"this folder does not exist; give the folder of {what}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -21,7 +20,9 @@ from typing import cast
 
 import uvicorn
 
-from baton.scheduler.tasks import spawn, stop
+from baton import signals
+from baton.keeping import keep
+from baton.scheduler.tasks import stop
 from baton.services.router.group import Seat
 from baton.services.router.http.connections import Connections
 
@@ -46,26 +47,30 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
         self._end_all = end_all
         self._looking: asyncio.Task[None] | None = None
+        self._told = False  # to end, by a signal of which the second one hurries
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """React to signals. uvicorn's own would raise them again at the end: our status would not be 0."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.ending():
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end; a second Ctrl-C ends all streams at once."""
+        """Begin to end; a second SIGINT or SIGTERM ends all streams at once."""
+        del frame
         if not self.should_exit:
             asyncio.get_running_loop().call_later(self._drain_s, self._end_all)
-        super().handle_exit(sig, frame)
+        self.should_exit = True
+        if sig in signals.HURRYING:
+            self.force_exit, self._told = self._told, True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept."""
         await super().startup(sockets)
         if not self._seat.alone:
-            self._looking = spawn(self._look(), "connections that other processes leave")
+            self._looking = keep(self._look, "connections that other processes leave")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept nothing more, and wait for the streams."""

@@ -27,6 +27,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.keeping import keep
 from baton.scheduler.tasks import spawn
 from baton.services.router.ops.actions import Action, ActionRefused, Actions
 from baton.services.router.ops.door import COOKIE, Door
@@ -158,7 +159,7 @@ async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterato
     server = Server(config)
     tasks = [
         spawn(server.serve([sock]), "the live page"),
-        spawn(feed.run(), "the live page's feed"),
+        keep(feed.run, "the live page's feed"),
     ]
     try:
         yield

@@ -23,6 +23,7 @@ from aiohttp import web
 from cryptography import x509
 
 from baton import addresses
+from baton.keeping import keep
 from baton.security import identity
 from baton.security.authority import Authority, line_of
 from baton.security.errors import IdentityError, JoinRefused, SecurityError
@@ -69,7 +70,7 @@ class JoinService:
             ) from None
         taken: int = self._runner.addresses[0][1]
         self.address = addresses.join(host, taken)
-        self._own = asyncio.create_task(self._renew_own(), name="the CA's own certificate")
+        self._own = keep(self._renew_own, "the CA's own certificate")
         return self
 
     async def __aexit__(self, *error: object) -> None:

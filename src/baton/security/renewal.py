@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from baton.keeping import keep_thread
 from baton.security import identity
 from baton.security.errors import SecurityError
 from baton.security.identity import Credentials, Identity, Pems
@@ -29,7 +30,7 @@ class Renewal:
         self._mine = mine
         self._renew = renew
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="baton-certificate", daemon=True)
+        self._thread = keep_thread(self._run, "baton-certificate")
         self._thread.start()
 
     def close(self) -> None:

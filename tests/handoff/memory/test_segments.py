@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,3 +80,41 @@ def test_only_dead_owners_segments_are_stale() -> None:
         child.kill()
         child.communicate()
         mine.close()
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a folder", "a link", "a socket"])
+def test_what_is_no_segment_is_left_alone(what: str, tmp_path: Path) -> None:
+    """All users may write to the folder: whatever lies there neither ends nor holds up a start."""
+    name = f"baton-kv-{os.getpid()}-{secrets.token_hex(6)}"
+    path = segments.DIRECTORY / name
+    with contextlib.ExitStack() as stack:
+        if what == "a pipe":
+            os.mkfifo(path)
+        elif what == "a folder":
+            path.mkdir()
+        elif what == "a link":
+            path.symlink_to(tmp_path)
+        else:
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+        stack.callback(path.rmdir if what == "a folder" else path.unlink)
+        assert name not in segments.remove_stale()
+        assert path.is_symlink() or path.exists()
+        with pytest.raises(OSError, match=name):
+            segments.attach(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_stale_segment_is_left_alone() -> None:
+    """It can be opened, and not removed: the folder's sticky bit."""
+    path = segments.DIRECTORY / f"baton-kv-1-{secrets.token_hex(6)}"
+    path.touch(0o644)
+    program = (
+        "import os; from baton.handoff.memory import segments\n"
+        "os.setuid(12345); print(segments.remove_stale())"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert path.exists()
+    finally:
+        path.unlink()

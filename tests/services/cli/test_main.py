@@ -121,3 +121,74 @@ def test_help_imports_neither_grpc_nor_an_engine(command: tuple[str, ...]) -> No
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=True)
     assert "Usage: baton" in done.stdout
     assert done.stdout.endswith("imported: []\n")
+
+
+def test_what_cannot_be_printed_is_told_in_a_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [BATON, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=CALL_S, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "baton: error: cannot print: No space left on device\n"
+
+
+def test_the_words_of_a_bug_are_the_last_ones() -> None:
+    """What extension modules print at exit would bury them: dozens of lines, where vLLM is imported."""
+    code = """
+import atexit, os
+import baton.services.cli.main as command
+atexit.register(os.write, 2, b"leaked\\n")
+def app():
+    raise RuntimeError("a bug")
+command.app = app
+command.main()"""
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith("Traceback")
+    assert done.stderr.splitlines()[-1] == "RuntimeError: a bug"
+
+
+@pytest.mark.parametrize("how", ["full", "blocked", "left", "closed"])
+def test_a_process_serves_whatever_becomes_of_its_logs(how: str) -> None:
+    """And ends on the first signal. `blocked`: by a reader that lives, and does not read."""
+    port = free_port()
+    reading, writing = os.pipe()
+    if how == "full":
+        os.close(writing)
+        writing = os.open("/dev/full", os.O_WRONLY)
+    elif how == "blocked":
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(512))
+        os.set_blocking(writing, True)
+    elif how == "left":
+        os.close(reading)
+    command = [BATON, "scheduler", "--scheduler", f"127.0.0.1:{port}"]
+    if how == "closed":
+        command = ["sh", "-c", 'exec "$@" >&- 2>&- <&-', "sh", *command]
+    process = subprocess.Popen(command, stdout=writing, stderr=writing)
+    try:
+        eventually(lambda: listening(port), 60, "it listens")
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(CALL_S) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(writing)
+        if how != "left":
+            os.close(reading)
+
+
+def test_a_dead_proxy_is_not_asked(scheduler: str) -> None:
+    proxies = dict.fromkeys(("http_proxy", "grpc_proxy", "all_proxy"), f"http://127.0.0.1:{free_port()}")
+    for command, said in ((["status"], "requests in flight"), (["drain", "nobody"], "no worker")):
+        done = subprocess.run(
+            [BATON, *command, "--scheduler", scheduler],
+            env={**os.environ, **proxies},
+            capture_output=True,
+            text=True,
+            timeout=CALL_S,
+            check=False,
+        )
+        assert said in done.stdout + done.stderr

@@ -108,3 +108,11 @@ def test_plain_text_for_everybody_is_wrong() -> None:
 def test_a_router_that_is_open_to_all_is_a_warning(host: str) -> None:
     one = found("keys", router={"host": host}).get("router.host")
     assert (one.verdict if one else None) is (Verdict.WARNING if host == "0.0.0.0" else None)
+
+
+def test_variables_for_proxies_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@127.0.0.1:9")
+    (one,) = found("proxy").values()
+    assert "HTTPS_PROXY set" in one.what
+    assert "secret" not in one.what
+    assert one.verdict is Verdict.OK

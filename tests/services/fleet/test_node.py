@@ -96,13 +96,30 @@ def test_what_dies_is_restarted(owner: Owner) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("how", ["a signal", "the owner's end", "its own end"])
+def test_a_port_that_is_taken_meanwhile_is_waited_for(owner: Owner, tmp_path: Path) -> None:
+    """As by an outgoing connection, which may be given any port."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        owner.order(scheduler("one", port))
+        owner.until(one="running")
+        log = tmp_path / "one.log"
+        eventually(lambda: "is taken; it is waited for" in log.read_text(), 10, "it waits")
+    eventually(lambda: listening(port), 10, "it serves")
+    owner.order(scheduler("one", port), scheduler("two", free_port()))
+    owner.until(one="running", two="running")
+    assert not any("died" in line for line in owner.said)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["a signal", "its terminal's end", "the owner's end", "its own end"])
 def test_nothing_is_left(owner: Owner, how: str) -> None:
     owner.order(scheduler("one", free_port()))
     owner.until(one="running")
     children = owner.children
     if how == "a signal":
         owner.process.terminate()
+    elif how == "its terminal's end":
+        owner.process.send_signal(signal.SIGHUP)
     elif how == "its own end":
         os.kill(owner.process.pid, signal.SIGKILL)
     else:
@@ -110,7 +127,7 @@ def test_nothing_is_left(owner: Owner, how: str) -> None:
         owner.process.stdin.close()
         owner.process.stdin = None
     status = owner.process.wait(CALL_S)
-    assert status == {"a signal": 0, "the owner's end": 1, "its own end": -9}[how]
+    assert status == {"a signal": 0, "its terminal's end": 0, "the owner's end": 1, "its own end": -9}[how]
     eventually(lambda: not any(child.is_running() for child in children), 10, "its children have ended")
 
 

@@ -5,7 +5,9 @@ Parts are real processes that do next to nothing; `said` holds the lines printed
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import sys
 import time
@@ -222,3 +224,94 @@ def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
     fleet.parts.add("mixed-0", Kind.WORKER, fail)
     with pytest.raises(StartError, match="mixed-0 could not start: no room"):
         eventually(fleet.parts.reap, 10, "its end is seen")
+
+
+def test_a_part_that_a_signal_ends_says_so(fleet: Fleet) -> None:
+    """Its last line may have nothing to do with it."""
+
+    def end() -> None:
+        os.write(2, b"WARNING: something else\n")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    fleet.parts.add("mixed-0", Kind.WORKER, end)
+    said = "mixed-0 could not start: it ended with signal SIGSEGV; it said last: WARNING: something else"
+    with pytest.raises(StartError, match=said):
+        eventually(fleet.parts.reap, 10, "its end is seen")
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Let so many forks fail, as at a limit of processes."""
+    fork, left = os.fork, [times]
+
+    def failing() -> int:
+        if left[0]:
+            left[0] -= 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", failing)
+
+
+def test_a_restart_without_room_for_a_process_is_tried_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decode, _ = pair(fleet)
+    no_room(monkeypatch, 3)
+    fleet.kill(decode)
+    why = "this machine cannot start another process: Resource temporarily unavailable"
+    assert [line for line in fleet.said if "not started" in line] == [
+        f"decode-0: not started, {why}; tried again in {pause} s" for pause in ("0.05", "0.1", "0.2")
+    ]
+    fleet.see(decode)
+    assert not fleet.parts.waiting_for
+    assert len(decode.deaths) == 1  # it is no fault of the part
+
+
+def test_a_first_start_without_room_for_a_process_is_told(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody waits for the outcome."""
+    no_room(monkeypatch, 99)
+    part = fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
+
+    def look() -> None:
+        wait(fleet.parts.sentinels, timeout=fleet.parts.next_start_s)
+        fleet.parts.reap()
+
+    with pytest.raises(
+        StartError, match="mixed-0 could not start: this machine cannot start another process"
+    ):
+        eventually(look, 10, "it is given up")
+    assert part.child is None
+
+
+@pytest.mark.parametrize("how", ["removed", "a file"])
+def test_without_a_folder_for_logs_a_part_is_restarted(fleet: Fleet, how: str) -> None:
+    """A cleaner of /tmp may remove it."""
+    _, decode, _ = pair(fleet)
+    folder = fleet.parts.log_dir
+    assert folder is not None
+    shutil.rmtree(folder)
+    if how == "a file":  # it cannot be made anew
+        folder.touch()
+    fleet.kill(decode)
+    fleet.see(decode)
+    assert not fleet.parts.waiting_for
+    if how == "a file":
+        assert any("decode-0: runs without a log: Not a directory" in line for line in fleet.said)
+        folder.unlink()
+    else:
+        assert (folder / "decode-0.log").exists()
+
+
+def test_parts_are_told_to_end_before_that_is_reported(fleet: Fleet) -> None:
+    _, _, router = pair(fleet)
+    told: list[bool] = []
+
+    def report() -> None:
+        assert router.child is not None
+        router.child.process.join(10)
+        told.append(router.child.alive)
+
+    fleet.parts.stop(0.0, told=report)
+    assert told == [False]

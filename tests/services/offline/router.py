@@ -55,7 +55,42 @@ async def held(router: Router, request: web.Request, seen: int) -> web.StreamRes
     return await ok(router, request, seen)
 
 
-REPLIES: dict[str, Reply] = {"full": full, "bad": bad, "broken": broken, "held": held}
+async def _stream(request: web.Request, *pieces: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+        await asyncio.sleep(0.02)
+    return response
+
+
+async def streamed(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    """Stream two events, with comments between them, and splits where they hurt."""
+    del router, seen
+    pieces = b": keep-alive\n\n", b'data: {"te', b'xt": "a"}\n', b"\n: keep-alive", b"\n\n"
+    return await _stream(request, *pieces, b'data: {"text": "b"}\r\n\r\n', b"data: [DONE]\n\n")
+
+
+async def garbled(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    del router, seen
+    return await _stream(request, b"data: oops\n\n")
+
+
+async def halves(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    """Respond with a completion that ends within a character of two halves."""
+    del router, request, seen
+    return web.json_response(completion("\ud83d"))
+
+
+REPLIES: dict[str, Reply] = {
+    "full": full,
+    "bad": bad,
+    "broken": broken,
+    "held": held,
+    "streamed": streamed,
+    "garbled": garbled,
+    "halves": halves,
+}
 
 
 @dataclass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
@@ -124,3 +126,59 @@ async def test_a_stopped_batch_is_resumed(served: Router, tmp_path: Path, how: s
     assert len(answered(requests)) == len(set(answered(requests))) == 108
     assert {served.seen[prompt] for prompt in quick} == {1}
     assert {served.seen[prompt] for prompt in slow} == {2}
+
+
+async def test_half_characters_neither_end_a_batch_nor_its_resumption(served: Router, tmp_path: Path) -> None:
+    """JSON can hold half of a surrogate pair, and UTF-8 cannot."""
+    requests = write(tmp_path / "in.jsonl", "\ud83d", "halves", "a")
+    results = requests.with_name("out.jsonl")
+    status, said = await run(served, requests)
+    assert status == 0, said
+    assert answered(requests) == ["a", "halves", "\ud83d"]
+    kept = [line for line in results.read_text().splitlines(keepends=True) if '"a"' not in line]
+    assert len(kept) == 2
+    results.write_text("".join(kept))
+    status, said = await run(served, requests)
+    assert status == 0, said
+    assert "2 of 3 already have a result" in said
+    assert answered(requests) == ["a", "halves", "\ud83d"]
+
+
+@pytest.mark.parametrize("stderr", ["full", "blocked"])
+async def test_a_batch_whose_progress_nobody_reads_is_done_all_the_same(
+    served: Router, tmp_path: Path, stderr: str
+) -> None:
+    requests = write(tmp_path / "in.jsonl", "a", "b")
+    command = [BATON, "batch", requests, requests.with_name("out.jsonl"), "--url", f"{served.url}/v1"]
+    reading, writing = os.pipe()
+    if stderr == "full":
+        os.close(writing)
+        writing = os.open("/dev/full", os.O_WRONLY)
+    else:
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(512))
+        os.set_blocking(writing, True)
+    process = await asyncio.create_subprocess_exec(*map(str, command), stderr=writing, stdout=writing)
+    os.close(writing)
+    try:
+        async with asyncio.timeout(30 * PATIENCE):
+            assert await process.wait() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        os.close(reading)
+    assert answered(requests) == ["a", "b"]
+
+
+async def test_a_batch_is_interrupted_when_its_terminal_closes(served: Router, tmp_path: Path) -> None:
+    requests = write(tmp_path / "in.jsonl", "a", "held-1")
+    served.crowd = 1
+    process = await start(served, requests)
+    async with asyncio.timeout(30 * PATIENCE):
+        await served.crowded.wait()
+    process.send_signal(signal.SIGHUP)
+    status, said = await end(process)
+    assert status == 130, said
+    assert "interrupted: 1 of 2 are done" in said

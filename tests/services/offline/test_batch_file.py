@@ -44,6 +44,7 @@ def test_a_good_file(tmp_path: Path) -> None:
     [
         ("{", "not a JSON object"),
         ("[1]", "not a JSON object"),
+        ("[" * 100_000, "not a JSON object"),
         ({"custom_id": "1"}, "body and method and url missing"),
         (line(7), "custom_id 7 is not a string"),
         (line(method="GET"), "method 'GET' is not POST"),

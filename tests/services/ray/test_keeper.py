@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import json
+import os
+import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +18,7 @@ import pytest
 
 from baton.services.config import REVEAL, load
 from baton.services.fleet.node import PartOrder
+from baton.services.ray import keeper as keeper_module
 from baton.services.ray.keeper import Keeper
 from harness.support import eventually, listening
 
@@ -50,6 +57,45 @@ def test_a_node_that_dies_is_started_again_with_its_parts(keeper: Keeper) -> Non
 
     eventually(runs_again, 20, "it runs again")
     assert keeper.report().order == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_start_without_room_for_a_process_is_tried_again(
+    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it matter that a cleaner removed the folder of its logs."""
+    start, left = subprocess.Popen, [1]
+
+    def failing(*args: Any, **options: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(*args, **options)
+
+    monkeypatch.setattr(keeper_module, "RETRY_S", 0.1)
+    monkeypatch.setattr(subprocess, "Popen", failing)
+    shutil.rmtree(tmp_path / socket.gethostname())
+    keeper.run(0, [scheduler(keeper.port("127.0.0.1"))])
+    said: list[tuple[str, str]] = []
+
+    def runs() -> bool:
+        report = keeper.report()
+        said.extend(report.said)
+        return report.states == {"scheduler": "running"}
+
+    eventually(runs, 20, "it runs")
+    assert said[0] == ("node", "not started, Resource temporarily unavailable; tried again in 0.1 s")
+
+
+@pytest.mark.timeout(60)
+def test_what_a_library_prints_among_the_events_does_no_harm(keeper: Keeper) -> None:
+    """Whatever comes, the pipe has to be read: a node that nobody reads would wait."""
+
+    class Printed:
+        stdout = io.StringIO(f"warning: odd\n{json.dumps({'event': 'said', 'name': 'a', 'text': 'b'})}\n")
+
+    keeper._hear(Printed())  # type: ignore[arg-type]
+    assert keeper.report().said == [("node", "warning: odd"), ("a", "b")]
 
 
 def test_a_port_that_is_taken_is_told_before_a_part_starts(keeper: Keeper) -> None:

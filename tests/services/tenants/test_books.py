@@ -129,3 +129,33 @@ async def test_a_redis_without_its_book_is_told_and_no_password(
         await nobody.edit(lambda held: held)
     assert "s3cret" not in str(error.value)
     await nobody.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "keys: !!int x",
+        "keys: !!timestamp x",
+        "keys: !!float x",
+        "keys: !!timestamp 2024-02-30",
+        "keys: !!bool x",
+        "keys: " + "[" * 5_000,
+        "? [1]\n: 2",
+        "1: 2",
+        "keys: {a: {tenant: 7, sha256: 1e5}}",
+    ],
+)
+async def test_a_value_that_is_not_what_its_tag_says_is_told(tmp_path: Path, text: str) -> None:
+    """It once ended the task that follows the file, and keys that were revoked stayed good."""
+    file = tmp_path / "keys.yaml"
+    file.write_text(text)
+    with pytest.raises(BookError, match=r"keys\.yaml"):
+        await FileBook(str(file)).changed()
+
+
+async def test_what_looks_like_a_date_is_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys: {{2024-01-31: {{tenant: 2024-02-30, sha256: '{7:064x}'}}}}")
+    book = await FileBook(str(file)).changed()
+    assert book is not None
+    assert book.keys["2024-01-31"].tenant == "2024-02-30"

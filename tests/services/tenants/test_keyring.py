@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from baton import keeping
+from baton.scheduler.tasks import stop
 from baton.services.tenants import keyring as module
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.keyring import Keyring
-from baton.services.tenants.model import ApiKey, digest
+from baton.services.tenants.model import ApiKey, Book, digest
 from baton.services.tenants.redis_book import RedisBook
 from harness.scheduling import RedisServer, until
 
@@ -106,3 +108,39 @@ async def test_a_thousand_keys_are_read_in_a_moment(tmp_path: Path) -> None:
     ended = os.times()
     assert ring.find(b"k999") is not None
     assert ended.user - began.user < 2.0  # s of CPU; 0.2 s with libyaml
+
+
+class Broken:
+    """A source that fails by a bug at its second look, and has lost a key by the third."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    async def changed(self) -> Book | None:
+        self.looks += 1
+        if self.looks == 2:
+            raise KeyError("a bug")
+        names = ("one", "two") if self.looks == 1 else ("one",)
+        keys = {name: ApiKey(tenant="a", sha256=digest(name.encode()).hex()) for name in names}
+        return Book(keys=keys)
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_revoked_key_is_refused_though_a_bug_ended_the_task(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(keeping, "PAUSE_S", 0.01)
+    ring = Keyring(Broken())
+    await ring.look()
+    assert known(ring) == ["one", "two"]
+    following = keeping.keep(ring.follow, "changes of the keys")
+
+    async def revoked() -> bool:
+        return known(ring) == ["one"]
+
+    await until(revoked)
+    assert "changes of the keys failed by a bug; it begins again" in caplog.text
+    await stop(following)

@@ -1,0 +1,84 @@
+"""The end of a process in words: its status or signal, and whether there was too little memory."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_CURE = "give it more, run fewer workers here, or lower engine.kv_cache_gib"
+
+
+def ending(code: int | None) -> str:
+    """Return the end of a process in words, from its exit code: `status 1` or `signal SIGKILL`."""
+    if code is None or code >= 0:
+        return f"status {code or 0}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"  # a real-time one has no name
+
+
+class OutOfMemory:
+    """Counts the processes that the kernel killed for want of memory, beside this one and below it."""
+
+    def __init__(self) -> None:
+        self._told = _kills() or 0
+
+    def words(self) -> str:
+        """Say why if there was one more than was asked for; else return an empty text."""
+        kills = _kills() or 0
+        if kills <= self._told:
+            return ""
+        self._told += 1  # another one that ended meanwhile has its own
+        limit = _limit()
+        whose = (
+            f"the memory limit of its cgroup, {limit / 2**30:.1f} GiB," if limit else "this machine's memory"
+        )
+        return f"the kernel ended a process because {whose} was used up: {_CURE}"
+
+
+def _kills() -> int | None:
+    for folder in _folders():
+        for name in ("memory.events", "memory.oom_control"):
+            found = _field(folder / name, "oom_kill")
+            if found is not None:
+                return found
+    return _field(Path("/proc/vmstat"), "oom_kill")
+
+
+def _limit() -> int | None:
+    """Return the lowest limit of this process's cgroup and those above it, bytes; None for none."""
+    found: list[int] = []
+    for folder in _folders():
+        for level in (folder, *folder.parents):
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+                    found.append(int((level / name).read_text()))
+            if level == _CGROUPS:
+                break
+    limit = min(found, default=1 << 62)
+    return limit if limit < 1 << 50 else None  # the first version has a huge number for none
+
+
+def _folders() -> Iterator[Path]:
+    """Yield the folders that may be those of this process's memory: of cgroups' both versions."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "" or "memory" in controllers.split(","):
+                base = _CGROUPS / "memory" if controllers else _CGROUPS
+                yield base / path.lstrip("/")
+                yield base  # in a container the path may be the host's
+    return
+
+
+def _field(file: Path, name: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    return None

@@ -1,0 +1,97 @@
+"""The log files of a supervisor's parts: made anew where they are gone, bounded, read from their ends.
+
+The parts, and what they start, write by descriptors that they inherited, always to the end (O_APPEND). So a
+log is rotated by copying it and cutting it off: whoever writes goes on at the new beginning. What comes in
+the moment between the copy's last piece and the cut is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+MOST_BYTES = 32 << 20  # of one log; then it becomes NAME.log.1
+KEPT = 2  # older ones
+LOOK_S = 10.0  # between two looks at the sizes
+TAIL_BYTES = 64 << 10  # the end of a log that is read, to say why a part ended
+_PIECE = 1 << 20  # bytes
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+def open_log(log: Path) -> int:
+    """Open a log to append to it; its folder may have been removed meanwhile. Raises OSError."""
+    try:
+        return os.open(log, _FLAGS, 0o644)
+    except FileNotFoundError:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(log, _FLAGS, 0o644)
+
+
+def tail(log: Path, since: int = 0) -> list[str]:
+    """Return the last lines of a log that are not empty, from byte `since` on; none if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            begin = max(size - TAIL_BYTES, since if since <= size else 0)
+            file.seek(begin)
+            printed = file.read(TAIL_BYTES)
+    except OSError:
+        return []
+    return [line for line in printed.decode(errors="replace").splitlines() if line.strip()]
+
+
+def own_error(lines: Iterable[str]) -> str:
+    """Return the last error that a command of Baton's told, without its prefix; "" for none."""
+    own = [line for line in lines if line.startswith("baton: error: ")]
+    return own[-1].removeprefix("baton: error: ") if own else ""
+
+
+class Rotation:
+    """Bounds the logs of one folder."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._due = time.monotonic() + LOOK_S
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until the next look."""
+        return max(0.0, self._due - time.monotonic())
+
+    def look(self, logs: Iterable[Path]) -> list[Path]:
+        """Rotate those that have grown too large, if it is time to look; return them."""
+        now = time.monotonic()
+        if now < self._due:
+            return []
+        self._due = now + LOOK_S
+        return [log for log in logs if self._rotated(log)]
+
+    def _rotated(self, log: Path) -> bool:
+        try:
+            if log.stat().st_size <= self._most_bytes:
+                return False
+            for number in range(KEPT, 1, -1):
+                older = _older(log, number - 1)
+                if older.exists():
+                    older.replace(_older(log, number))
+            return self._cut(log)
+        except OSError:  # it is gone, or not ours to change: looked at again
+            return False
+
+    def _cut(self, log: Path) -> bool:
+        copy = _older(log, 1)
+        with log.open("r+b") as file:
+            try:
+                with copy.open("wb") as kept:
+                    shutil.copyfileobj(file, kept, _PIECE)
+            except OSError:  # a full disk: rather half of the log than a disk that stays full
+                copy.unlink(missing_ok=True)
+            file.truncate(0)
+        return True
+
+
+def _older(log: Path, number: int) -> Path:
+    return log.with_name(f"{log.name}.{number}")

@@ -1,0 +1,268 @@
+"""Lines on stdout and stderr that never raise and never wait.
+
+What a process reports must not end it, nor keep it from its work: the reader of a pipe may have left, or live
+and read nothing; a disk may be full, a terminal gone. Lines that cannot be written now are kept, within a
+bound, and tried again; how many were lost is told as soon as something can be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import select
+import stat
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any, TextIO
+
+MOST_KEPT = 1 << 20  # bytes of lines that wait for a reader
+RETRY_S = 0.5  # between two tries while lines wait
+LAST_S = 1.0  # at the end of a process, for the lines that are left
+_LOOK_S = 1.0  # between two looks whether a descriptor was redirected
+_PIECE = select.PIPE_BUF  # a pipe that can be written has room for so much
+
+_GONE = {errno.EPIPE, errno.ENXIO}  # nobody reads; a named pipe may have another reader later
+
+
+class Printer:
+    """Writes lines to a descriptor of this process. Safe for any thread, and in signal handlers."""
+
+    def __init__(self, descriptor: int, *, tells: bool = True) -> None:
+        """Write to `descriptor`. tells: a line says how many were lost; not for a program that reads."""
+        self._descriptor = descriptor
+        self._tells = tells
+        self._lock = threading.RLock()
+        self._waiting: deque[bytes] = deque()
+        self._kept = 0  # bytes in it
+        self._begun = False  # part of the first one was written
+        self._lost = 0  # lines
+        self._full = False  # those that wait come before the lost ones
+        self._own = -1  # of this process alone, that never waits; -1 for none
+        self._seen: tuple[int, int] | None = None  # the file that it is of
+        self._is_file = False
+        self._look_at = 0.0  # time.monotonic; what it is open for is looked at again then
+
+    def write(self, data: bytes) -> None:
+        """Write a line, or several, now or later."""
+        with self._lock:
+            if not self._waiting and not self._lost and self._is_file and time.monotonic() < self._look_at:
+                data = self._written(data)  # a line of a log: each microsecond counts
+                if not data:
+                    return
+            if self._kept + len(data) > MOST_KEPT:
+                self._lost += data.count(b"\n")
+                self._full = True
+            else:
+                self._waiting.append(data)
+                self._kept += len(data)
+            self._flush()
+
+    def _written(self, data: bytes) -> bytes:
+        """Write to a file, and return what is left."""
+        try:
+            return data[os.write(self._descriptor, data) :]
+        except OSError:  # seen and counted where it is tried again
+            return data
+
+    @property
+    def behind(self) -> bool:
+        """Whether lines wait for a reader."""
+        return bool(self._waiting)
+
+    def catch_up(self) -> None:
+        """Write what waits, as far as that can be done now."""
+        with self._lock:
+            self._flush()
+
+    def forget(self) -> None:
+        """Drop all that waits: after a fork it is the parent's."""
+        self._lock = threading.RLock()
+        self._waiting.clear()
+        self._kept = self._lost = 0
+        self._begun = self._full = False
+        self._look_at = 0.0
+
+    def _flush(self) -> None:
+        try:
+            if not self._full:
+                self._tell_lost()
+            while self._waiting and self._write_first():
+                pass
+            if not self._waiting:
+                self._tell_lost()
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EINTR):
+                self._drop()
+
+    def _tell_lost(self) -> None:
+        if not self._lost or not self._tells or self._begun:
+            return
+        descriptor = self._descriptor_for_writing()
+        if descriptor >= 0:
+            os.write(descriptor, b"  (%d lines could not be printed)\n" % self._lost)
+            self._lost, self._full = 0, False
+
+    def _write_first(self) -> bool:
+        """Write a piece of the first line; return whether there was room for it."""
+        data = self._waiting[0]
+        descriptor = self._descriptor_for_writing()
+        if descriptor < 0:
+            return False
+        written = os.write(descriptor, data[:_PIECE])
+        self._kept -= written
+        if written == len(data):
+            self._waiting.popleft()
+            self._begun = False
+        else:
+            self._waiting[0] = data[written:]
+            self._begun = True
+        return True
+
+    def _descriptor_for_writing(self) -> int:
+        """Return a descriptor to which a write does not wait now; -1 where there is none at the moment."""
+        now = time.monotonic()
+        if now >= self._look_at:  # it may have been redirected since
+            found = os.fstat(self._descriptor)
+            self._is_file = stat.S_ISREG(found.st_mode)
+            if not self._is_file and self._seen != (found.st_dev, found.st_ino):
+                self._reopen(found)
+            self._look_at = now + _LOOK_S
+        if self._is_file:
+            return self._descriptor
+        if self._own >= 0:
+            return self._own
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        return self._descriptor if poll.poll(0) else -1
+
+    def _reopen(self, found: os.stat_result) -> None:
+        """Open the pipe or terminal once more: its own description alone may be made one that never waits.
+
+        Others, as a shell, share the one that was inherited.
+        """
+        if self._own >= 0:
+            os.close(self._own)
+        self._own, self._seen = -1, (found.st_dev, found.st_ino)
+        if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode):
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            try:
+                self._own = os.open(f"/proc/self/fd/{self._descriptor}", flags)
+            except OSError as error:  # without /proc, or another user's: looked at before each write
+                if error.errno in _GONE:
+                    self._seen = None
+                    raise
+
+    def _drop(self) -> None:
+        """Count what waits as lost: there is no reader, no room on the disk, no terminal."""
+        self._lost += sum(one.count(b"\n") for one in self._waiting)
+        self._waiting.clear()
+        self._kept = 0
+        self._begun = self._full = False
+
+
+_printers = {1: Printer(1), 2: Printer(2)}
+
+
+def _forget_all() -> None:
+    for one in _printers.values():
+        one.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def printer(descriptor: int) -> Printer:
+    """Return the printer of a descriptor, one for all callers."""
+    if descriptor not in _printers:  # of a program's events: no line of ours belongs there
+        _printers[descriptor] = Printer(descriptor, tells=False)
+    return _printers[descriptor]
+
+
+def say(text: str) -> None:
+    """Print a line on stdout."""
+    put(sys.stdout, text + "\n")
+
+
+def complain(text: str) -> None:
+    """Print a line on stderr."""
+    put(sys.stderr, text + "\n")
+
+
+def put(stream: TextIO | None, text: str) -> None:
+    """Write text to one of this process's streams, without an exception and without waiting."""
+    if stream is None:  # it was closed when Python began
+        return
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):  # no file: a test's, or a notebook's
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(text)
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    printer(descriptor).write(text.encode(encoding, "backslashreplace"))
+
+
+class Unfailing(io.TextIOBase):
+    """A stream as a library writes to one, of which nothing raises and nothing waits."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, now or later."""
+        put(self._stream, text)
+        return len(text)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # TextIOBase has an attribute
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def guard() -> None:
+    """Let nothing that this process, or a library in it, prints raise or wait. For what runs for long."""
+    if not isinstance(sys.stdout, Unfailing):
+        sys.stdout, sys.stderr = Unfailing(sys.stdout), Unfailing(sys.stderr)
+
+
+def catch_up() -> float | None:
+    """Write what waits for a reader. Return after how many seconds to call again; None: nothing waits."""
+    for one in list(_printers.values()):
+        if one.behind:
+            one.catch_up()
+    return RETRY_S if any(one.behind for one in list(_printers.values())) else None
+
+
+def finish(within_s: float = LAST_S) -> None:
+    """Write what waits for a reader, within so many seconds: the process ends."""
+    deadline = time.monotonic() + within_s
+    while catch_up() is not None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def open_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr an empty one of each.
+
+    Else the next file that it opens would take their number, and be printed to.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+    streams: dict[str, Any] = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
+    for name, (descriptor, mode) in streams.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))

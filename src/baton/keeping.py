@@ -1,0 +1,72 @@
+"""Work for the length of a process: a bug that ends it is told, and it begins again.
+
+A loop that ends by an exception nobody waits for would end in silence: keys that were revoked stay good,
+leases never run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+
+PAUSE_S = 1.0  # before it begins again; doubled with each failure
+MOST_PAUSE_S = 60.0
+CALM_S = 60.0  # after so long without a failure the next one counts as the first
+
+log = logging.getLogger(__name__)
+
+
+def keep(work: Callable[[], Coroutine[None, None, None]], name: str) -> asyncio.Task[None]:
+    """Run `work` in a task until it is cancelled or returns; begin again where it raises.
+
+    The task is outside of the context of the request that happens to start it.
+    """
+    return asyncio.create_task(_kept(work, name), name=name, context=Context())
+
+
+def keep_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    """Return a daemon thread that runs `work` until it returns, and again where it raises."""
+    return threading.Thread(target=_kept_thread, args=(work, name), name=name, daemon=True)
+
+
+async def _kept(work: Callable[[], Coroutine[None, None, None]], name: str) -> None:
+    pauses = _Pauses(name)
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 (told, whatever it is)
+            await asyncio.sleep(pauses.next())
+        else:
+            return
+
+
+def _kept_thread(work: Callable[[], None], name: str) -> None:
+    pauses = _Pauses(name)
+    while True:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 (told, whatever it is)
+            time.sleep(pauses.next())
+        else:
+            return
+
+
+class _Pauses:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._next_s = PAUSE_S
+        self._failed_at = 0.0
+
+    def next(self) -> float:
+        """Tell of the exception that is being handled; return the seconds to wait."""
+        now = time.monotonic()
+        if now - self._failed_at > CALM_S + self._next_s:
+            self._next_s = PAUSE_S
+        self._failed_at = now
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, MOST_PAUSE_S)
+        log.critical("%s failed by a bug; it begins again in %g s", self._name, pause_s, exc_info=True)
+        return pause_s

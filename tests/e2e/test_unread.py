@@ -1,0 +1,109 @@
+"""`baton up` whose output nobody reads, whose folder of logs is removed, behind a proxy that is dead.
+
+One deployment meets all of it, and ends as it should when its terminal closes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import zygote
+from harness.deployment import MODEL_NAME, START_S, Deployment, Process, deployment
+from harness.support import BATON, CALL_S, PATIENCE, eventually, free_port
+
+F_SETPIPE_SZ = 1031
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+
+
+def run(arguments: list[str], fifo: str, proxy: str) -> None:
+    """Run `baton ARGUMENT ...` in the forked process, printing to a small pipe."""
+    writing = os.open(fifo, os.O_WRONLY)
+    fcntl.fcntl(writing, F_SETPIPE_SZ, 4096)
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+    zygote.run_baton(arguments, "", dict.fromkeys(PROXIES, proxy))
+
+
+def another_worker(one: Deployment, *than: str) -> str:
+    """Wait for a ready worker that is none of these; return its id."""
+
+    def found() -> str:
+        ids = [worker["identity"]["worker_id"] for worker in one.workers("mixed")]
+        return next((name for name in ids if name not in than), "")
+
+    return eventually(found, START_S, "another worker is ready")
+
+
+def fill(fifo: Path) -> None:
+    """Leave no room in the pipe: whatever is printed now waits for a reader."""
+    writing = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(writing, b"\n")
+    except BlockingIOError:
+        os.close(writing)
+
+
+def stream(one: Deployment, found: list[Any], begun: threading.Event) -> None:
+    answer = one.client().completions.create(
+        model=MODEL_NAME, prompt="def main(", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+    )
+    for piece in answer:
+        found.append(piece)
+        begun.set()
+
+
+@pytest.mark.timeout(200)
+def test_it_serves_whatever_becomes_of_its_output(tmp_path: Path) -> None:
+    fifo, logs = tmp_path / "out", tmp_path / "logs"
+    os.mkfifo(fifo)
+    proxy = f"http://127.0.0.1:{free_port()}"
+    with deployment(tmp_path, scheduler={"heartbeat_s": 0.2}, router={"drain_timeout_s": 60}) as one:
+        line = ["up", "--mixed", "1", "--config", str(one.config_file), "--log-dir", str(logs)]
+        forked = zygote.shared().start(
+            "up", f"{__name__}:run", tmp_path, arguments=line, fifo=str(fifo), proxy=proxy
+        )
+        one.processes["up"] = Process("up", forked, forked.log)
+        reading = os.open(fifo, os.O_RDONLY)
+        said = b""
+        while b"Ready." not in said:
+            chunk = os.read(reading, 4096)
+            assert chunk, said.decode()
+            said += chunk
+
+        fill(fifo)  # its reader lives, and does not read
+        first = another_worker(one)
+        one.worker_process(first).kill()
+        second = another_worker(one, first)
+
+        os.close(reading)  # its reader has left
+        shutil.rmtree(logs)
+        one.worker_process(second).kill()
+        third = another_worker(one, first, second)
+        assert "ready on" in (logs / "mixed-0.log").read_text()
+
+        named = {**os.environ, **dict.fromkeys(PROXIES, proxy)}
+        status = [BATON, "status", "--scheduler", one.scheduler_address]
+        shown = subprocess.run(status, env=named, capture_output=True, text=True, timeout=CALL_S, check=True)
+        assert third.split(".")[0] in shown.stdout
+        assert one.healthy()
+
+        pieces: list[Any] = []
+        begun = threading.Event()
+        streaming = threading.Thread(target=stream, args=(one, pieces, begun))
+        streaming.start()
+        assert begun.wait(CALL_S)
+        for number in (signal.SIGHUP, signal.SIGHUP):  # a terminal's and a shell's
+            forked.send_signal(number)
+        streaming.join(CALL_S)
+        assert pieces[-1].choices[0].finish_reason == "length"
+        assert one.processes["up"].wait(30 * PATIENCE) == 0

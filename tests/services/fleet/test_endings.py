@@ -1,0 +1,80 @@
+"""What ended a process, in words for people."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.services.fleet.endings import ending
+from harness.support import CALL_S, PYTHON
+
+LIMIT = 256 << 20
+
+
+def test_signals_have_names() -> None:
+    assert ending(3) == "status 3"
+    assert ending(-9) == "signal SIGKILL"
+    assert ending(-40) == "signal 40"
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """Yield a cgroup with little memory, of whichever version this machine has."""
+    for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        one = Path(base) / f"baton-test-{os.getpid()}"
+        try:
+            one.mkdir()
+        except OSError:
+            continue
+        try:
+            (one / limit).write_text(str(LIMIT))
+        except OSError:
+            one.rmdir()
+            continue
+        yield one
+        one.rmdir()
+        return
+    pytest.skip("may not make a cgroup with a limit of memory")
+
+
+def test_too_little_memory_is_said(cgroup: Path, tmp_path: Path) -> None:
+    """A part that the kernel kills at its cgroup's limit: its last line has nothing to do with it."""
+    code = f"""
+import os, signal, sys, time
+from pathlib import Path
+open({str(cgroup / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+from baton.services.errors import StartError
+from baton.services.fleet.parts import Kind, Parts
+
+def greedy():
+    os.write(2, b"WARNING: something else\\n")
+    held = []
+    while True:
+        held.append(bytearray(b"x" * (1 << 20)))
+
+parts = Parts(Path({str(tmp_path)!r}), lambda name, text: print(name, text, flush=True))
+parts.add("decode-0", Kind.WORKER, greedy)
+parts.members[0].proven = True
+deadline = time.monotonic() + 30
+while not parts.members[0].deaths and time.monotonic() < deadline:
+    parts.reap()
+    time.sleep(0.01)
+parts.members[0].proven = False
+try:
+    while time.monotonic() < deadline:
+        parts.reap()
+        time.sleep(0.01)
+except StartError as error:
+    print(error)
+"""
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=False)
+    died, ended = done.stdout.splitlines()
+    why = "the kernel ended a process because the memory limit of its cgroup, 0.2 GiB, was used up"
+    assert died.startswith(f"decode-0 died (signal {signal.SIGKILL.name}: {why}")
+    assert ended.startswith(f"decode-0 could not start: it ended with signal SIGKILL, as {why}")
+    assert "lower engine.kv_cache_gib" in ended

@@ -1,0 +1,96 @@
+"""The signals that end a supervisor: the first one drains, a second one kills, SIGHUP never hurries."""
+
+from __future__ import annotations
+
+import select
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.support import CALL_S, PYTHON, eventually
+
+SUPERVISOR = """
+import signal, sys
+from multiprocessing.connection import wait
+from baton.services.fleet.signals import wake_on_signals
+if "ignored" in sys.argv:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+stop = wake_on_signals()
+print("begun", flush=True)
+wait([stop])
+print("told", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status"),
+    [
+        ((signal.SIGTERM, signal.SIGTERM), -signal.SIGTERM),
+        ((signal.SIGINT, signal.SIGTERM), -signal.SIGTERM),
+        ((signal.SIGTERM, signal.SIGINT), -signal.SIGINT),
+        ((signal.SIGHUP, signal.SIGHUP, signal.SIGTERM), None),
+        ((signal.SIGTERM, signal.SIGHUP), None),
+    ],
+)
+def test_the_second_signal_kills(numbers: tuple[int, ...], status: int | None) -> None:
+    process = subprocess.Popen([PYTHON, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "begun\n"
+        first, *more = numbers
+        process.send_signal(first)
+        assert process.stdout.readline() == "told\n"
+        for number in more:
+            process.send_signal(number)
+        if status is not None:
+            assert process.wait(CALL_S) == status
+            return
+        eventually(lambda: not pending(process.pid), 10, "it has taken the signals")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def pending(pid: int) -> bool:
+    with Path(f"/proc/{pid}/status").open() as file:
+        found = dict(line.split(":\t", 1) for line in file if line.startswith(("SigPnd", "ShdPnd")))
+    return any(int(value, 16) for value in found.values())
+
+
+def test_under_nohup_the_terminals_end_means_nothing() -> None:
+    process = subprocess.Popen([PYTHON, "-c", SUPERVISOR, "ignored"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGHUP)
+        assert not select.select([process.stdout], [], [], 0.3)[0]
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "told\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored: bool, tmp_path: Path) -> None:
+    program = f"""
+import os, signal, sys, time
+from pathlib import Path
+from baton.services.fleet import processes
+signal.signal(signal.SIGHUP, signal.SIG_IGN if {ignored} else lambda *_: None)
+child = processes.spawn("part", lambda: (os.write(1, b"begun"), signal.pause()), Path(sys.argv[1]))
+while b"begun" not in child.log.read_bytes():
+    time.sleep(0.01)
+os.kill(child.process.pid, signal.SIGHUP)
+child.process.join(0.3)
+print(child.process.exitcode)
+child.process.kill()
+"""
+    command = [PYTHON, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, check=True)
+    assert done.stdout.strip() == ("None" if ignored else str(-signal.SIGHUP))

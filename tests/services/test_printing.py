@@ -1,0 +1,169 @@
+"""Lines that are printed whatever the state of stdout and stderr: nothing raises, and nothing waits."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.services import printing
+from baton.services.printing import MOST_KEPT, Printer
+from harness.support import CALL_S, PYTHON, eventually
+
+LINE = b"x" * 79 + b"\n"
+
+
+def read(descriptor: int) -> bytes:
+    """Return what can be read now."""
+    os.set_blocking(descriptor, False)
+    found = b""
+    try:
+        while chunk := os.read(descriptor, 1 << 16):
+            found += chunk
+    except BlockingIOError:
+        pass
+    return found
+
+
+def test_a_pipe_that_nobody_reads_keeps_nobody_waiting() -> None:
+    reading, writing = os.pipe()
+    one = Printer(writing)
+    for _ in range(2_000):  # 160 kB; the pipe holds 64 KiB
+        one.write(LINE)
+    assert one.behind
+    assert os.get_blocking(writing)  # it is shared with others, as a shell
+    found = b""
+    while one.behind:
+        found += read(reading)
+        one.catch_up()
+    assert found + read(reading) == LINE * 2_000
+    os.close(reading)
+    os.close(writing)
+
+
+def test_lines_beyond_the_bound_are_counted() -> None:
+    reading, writing = os.pipe()
+    one = Printer(writing)
+    lines = (MOST_KEPT + (1 << 17)) // len(LINE)
+    for _ in range(lines):
+        one.write(LINE)
+    found = b""
+    while one.behind:
+        found += read(reading)
+        one.catch_up()
+    one.write(b"later\n")
+    found += read(reading)
+    *_, lost, last = found.splitlines()
+    assert last == b"later"
+    assert int(lost.split()[0][1:]) + found.count(LINE) == lines
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_reader_that_has_left_is_no_error(tmp_path: Path) -> None:
+    """A named pipe may have another one later."""
+    name = tmp_path / "pipe"
+    os.mkfifo(name)
+    reading = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+    writing = os.open(name, os.O_WRONLY)
+    one = Printer(writing)
+    os.close(reading)
+    one.write(b"one\n")
+    one.write(b"two\n")
+    assert not one.behind
+    reading = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+    one.write(b"three\n")
+    assert read(reading) == b"  (2 lines could not be printed)\nthree\n"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_full_disk_is_no_error() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    one = Printer(full)
+    one.write(b"one\n")
+    assert not one.behind
+    os.close(full)
+
+
+def test_a_terminal_that_is_gone_is_no_error() -> None:
+    ours, theirs = pty.openpty()
+    one = Printer(theirs)
+    one.write(b"one\n")
+    assert b"one" in os.read(ours, 100)
+    os.close(ours)
+    one.write(b"two\n")
+    assert not one.behind
+    os.close(theirs)
+
+
+def test_what_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w", encoding="ascii") as stream:
+        printing.put(stream, "caf\u00e9 \udcff\n")
+        stream.close()
+    assert (tmp_path / "out").read_text() == "caf\\xe9 \\udcff\n"
+
+
+def test_a_child_does_not_print_what_its_parent_could_not() -> None:
+    reading, writing = os.pipe()
+    one = printing.printer(writing)
+    while not one.behind:
+        one.write(LINE)
+    if (child := os.fork()) == 0:
+        os._exit(one.behind)
+    assert os.waitpid(child, 0)[1] == 0
+    del printing._printers[writing]
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("streams", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_without_its_streams_gets_empty_ones(streams: str, tmp_path: Path) -> None:
+    """Else the next file that it opens is printed to."""
+    code = (
+        "from baton.services import printing; printing.open_streams(); f = open('f', 'w');"
+        "printing.say('out'); printing.complain('err'); print('out', flush=True); f.close()"
+    )
+    command = f'exec "{sys.executable}" -c "{code}" {streams}'
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=CALL_S, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "f").read_text() == ""
+
+
+def test_a_process_ends_though_nobody_reads_what_a_library_printed() -> None:
+    """It was printed in Python's own way, to a pipe that is full."""
+    code = (
+        "import os, sys; from baton.services import printing; from baton.services.leave import leave;"
+        "sys.stdout.write('y' * 4000); os.set_blocking(1, False)\n"
+        "try:\n while True: os.write(1, b'x' * 512)\n"
+        "except BlockingIOError: os.set_blocking(1, True)\n"
+        "printing.say('z'); leave(3)"
+    )
+    process = subprocess.Popen([PYTHON, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert process.wait(CALL_S) == 3
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_stopped_terminal_keeps_nobody_waiting() -> None:
+    """As by Ctrl-S."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [PYTHON, "-c", "from baton.services import printing\nfor _ in range(9_999): printing.say('x' * 79)"],
+        stdout=theirs,
+    )
+    try:
+        eventually(lambda: child.poll() is not None, CALL_S, "it ends")
+        assert child.returncode == 0
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        os.close(ours)
+        os.close(theirs)

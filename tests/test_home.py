@@ -1,0 +1,57 @@
+"""Users without a home folder and without a name, as containers have them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import pwd
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from baton.home import NoHome, expanded, name_user
+from baton.services import identities
+from baton.services.config import load
+from baton.services.credentials import keys_in
+from baton.services.diagnosis import local
+from baton.services.engine.args import check_model
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a user that is not in the machine's list, without any of its variables."""
+
+    def missing(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", missing)
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_path_below_a_home_that_there_is_not_is_told(unknown: None) -> None:
+    with pytest.raises(NoHome, match=r"security\.ca: '~/\.baton/ca' is below a home folder, and this user"):
+        expanded("~/.baton/ca", "security.ca")
+    assert expanded("/etc", "security.ca") == Path("/etc")
+
+
+def test_no_setting_with_a_path_ends_in_a_traceback(unknown: None) -> None:
+    settings = load({"security": {"tls": True}, "engine": {"model": "~/model"}})
+    with pytest.raises(NoHome, match=r"security\.ca"):
+        identities._issued(settings.security, identities.Name("baton", identities.Role.OPERATOR))
+    with pytest.raises(NoHome, match=r"engine\.model"):
+        check_model(settings.engine)
+    with pytest.raises(NoHome, match=r"router\.api_key_file"):
+        keys_in("router.api_key_file", "~/keys")
+    (model,) = local._model(settings)
+    assert "engine.model: '~/model' is below a home folder" in model.what
+
+
+def test_libraries_find_a_name_for_the_user(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for it when it is imported."""
+    with pytest.raises(KeyError):
+        getpass.getuser()
+    monkeypatch.setenv("USER", "")  # so that it is restored
+    name_user()
+    assert getpass.getuser() == f"uid-{os.getuid()}"

@@ -1,0 +1,110 @@
+"""Work for the length of a process: a bug in it is told, and it begins again."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from baton import keeping
+from baton.scheduler.tasks import stop
+from harness.support import ROOT, eventually
+
+# The tasks and threads without that guard, by file, and why none of them can end in silence.
+OTHERS = {
+    "src/baton/keeping.py": "the guard",
+    "src/baton/metrics.py": "Python's own server, which answers each request by itself",
+    "src/baton/rpc.py": "ends by itself: a channel's close",
+    "scheduler/tasks.py": "tasks that end by themselves: a bug is logged, or raised where one waits",
+    "scheduler/client.py": "ends by itself within a second",
+    "scheduler/endpoints.py": "one check, made again within a second",
+    "scheduler/place_calls.py": "one call; its callers are told",
+    "scheduler/store/redis_calls.py": "ends by itself; its callers are told, and the next call makes another",
+    "services/engine/host.py": "the engine: what ends it ends the process",
+    "services/offline/client.py": "awaited together",
+    "services/offline/deployment.py": "reads a pipe; tells its end however it ends",
+    "services/offline/pipeline.py": "a loop of tasks, each awaited; and one close",
+    "services/ray/deployment.py": "the loop: what ends it ends the deployment",
+    "services/ray/serve.py": "one start, awaited",
+    "services/router/http/federation.py": "awaited",
+    "services/router/ops/server.py": "a server: what ends it is logged",
+    "services/router/pool.py": "one connection; those who wait are told",
+    "services/router/relay.py": "one request's",
+    "services/router/stream.py": "one stream's: its end is the stream's",
+    "services/simulate/simulation.py": "awaited in a group",
+    "services/worker/dispatcher.py": "one request's",
+    "services/worker/node.py": "waits for one event each",
+    "services/worker/servicer.py": "one stream's: the first that ends ends it",
+}
+STARTS = {"create_task", "ensure_future", "spawn", "spawn_apart", "Thread"}
+
+
+def starts(file: Path) -> bool:
+    calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+    return any((one.id if isinstance(one, ast.Name) else getattr(one, "attr", "")) in STARTS for one in calls)
+
+
+def test_every_other_task_and_thread_has_its_reason() -> None:
+    folders = ("autoscale", "handoff", "scheduler", "services", "src/baton")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    found = {str(file.relative_to(ROOT)) for file in files if not file.is_symlink() and starts(file)}
+    processes = {"services/fleet/parts.py"}  # `spawn` of a process, which is watched and restarted
+    assert found - processes == set(OTHERS)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "PAUSE_S", 0.01)
+
+
+async def test_a_task_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixture) -> None:
+    runs, again = Counter[str](), asyncio.Event()
+
+    async def work() -> None:
+        runs["task"] += 1
+        if runs["task"] < 4:
+            raise ValueError("a bug")
+        again.set()
+        await asyncio.sleep(60)
+
+    task = keeping.keep(work, "the work")
+    async with asyncio.timeout(10):
+        await again.wait()
+    told = [one.getMessage() for one in caplog.records]
+    assert told == [
+        f"the work failed by a bug; it begins again in {pause} s" for pause in ("0.01", "0.02", "0.04")
+    ]
+    assert "ValueError: a bug" in caplog.text
+    await stop(task)
+    assert task.cancelled()
+
+
+async def test_a_task_that_returns_is_over() -> None:
+    ran: list[int] = []
+
+    async def work() -> None:
+        ran.append(1)
+
+    await keeping.keep(work, "the work")
+    assert ran == [1]
+
+
+def test_a_thread_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixture) -> None:
+    runs, over = Counter[str](), threading.Event()
+
+    def work() -> None:
+        runs["thread"] += 1
+        if runs["thread"] < 3:
+            raise ValueError("a bug")
+        over.set()
+
+    thread = keeping.keep_thread(work, "the work")
+    thread.start()
+    assert over.wait(10)
+    thread.join(10)
+    assert caplog.text.count("the work failed by a bug") == 2
+    eventually(lambda: not thread.is_alive(), 10, "it has returned")

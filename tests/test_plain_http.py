@@ -1,0 +1,70 @@
+"""HTTP and gRPC between Baton's processes: past whatever proxies the environment names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from baton import plain_http
+from baton.rpc import SERVER_OPTIONS, Dialler
+from baton.security.names import Role
+from harness.support import CALL_S, free_port
+
+NAMES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+
+
+@pytest.fixture(autouse=True)
+def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name a proxy that does not answer, in every way."""
+    proxy = f"http://127.0.0.1:{free_port()}"
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in NAMES:
+        monkeypatch.setenv(name, proxy)
+        monkeypatch.setenv(name.upper(), proxy)
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"here")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_http_goes_past_proxies(page: str) -> None:
+    with plain_http.get(page, CALL_S) as answer:
+        assert answer.read() == b"here"
+
+
+async def test_grpc_goes_past_proxies() -> None:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = Dialler(Role.SCHEDULER).aio_channel(f"127.0.0.1:{port}")
+    check = health_pb2_grpc.HealthStub(channel).Check
+    await check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
+    await channel.close(None)
+    await server.stop(0)
+
+
+def test_the_variables_that_are_set_are_known_by_name() -> None:
+    assert plain_http.proxy_variables() == [one for name in NAMES for one in (name, name.upper())]
