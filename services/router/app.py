@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Idle connections are kept longer than load balancers and clients usually keep theirs (60 s), so that these
-# close them: a request that crosses our own closing is lost.
-KEEP_ALIVE_S = 75
 LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
 _BACKLOG = 2048
 
@@ -198,7 +195,9 @@ async def _serve_http(
     """
     import uvicorn
 
-    from baton.services.router.http.connections import HttpLimits, affordable_connections, connections
+    from baton.services.router.http.connections import connections
+    from baton.services.router.http.descriptors import affordable_connections
+    from baton.services.router.http.objections import HttpLimits
     from baton.services.router.http.server import Server
 
     router = settings.router
@@ -206,6 +205,7 @@ async def _serve_http(
         max_body=router.max_body_mib << 20,
         max_connections=affordable_connections(router.max_connections),
         slow_client_s=router.slow_client_s,
+        keep_alive_s=router.keep_alive_s,
     )
     config = uvicorn.Config(
         app,
@@ -215,7 +215,6 @@ async def _serve_http(
         log_level=settings.router.log_level,
         access_log=settings.router.log_level == "debug",
         backlog=_BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.router.drain_timeout_s + LAST_WORDS_S),
     )
     server = Server(config, seat, router.drain_timeout_s, end_all)

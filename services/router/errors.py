@@ -9,6 +9,8 @@ ServiceError
 │   ├── TooLarge          a body above the limit
 │   ├── HeadersTooLarge   headers above the limit
 │   ├── TooSlow           not sent in time
+│   ├── UnreadableBody    a body that is compressed
+│   ├── UnknownCoding     a transfer coding that is not read
 │   ├── Unauthorized      no API key, or a wrong one
 │   ├── KeysUnknown       the router could not read the API keys yet
 │   ├── RateLimited       beyond a limit of its key or tenant
@@ -104,6 +106,18 @@ class TooSlow(RequestFailed):
     """The request did not arrive in time."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class UnreadableBody(RequestFailed):
+    """The request's body is compressed."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+
+class UnknownCoding(RequestFailed):
+    """The request comes in a transfer coding that is not read."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
 
 
 class Unauthorized(RequestFailed):
