@@ -27,6 +27,7 @@ class HttpLimits:
     max_connections: int
     slow_client_s: float
     keep_alive_s: float  # between two requests
+    of_router: bool = True  # and so settings, whose names refusals tell
 
 
 def objection(
@@ -44,7 +45,7 @@ def objection(
             return UnknownCoding(f"Transfer-Encoding {coding!r} is not read here: 'chunked' alone is")
     if connections > limits.max_connections:
         return Overloaded(
-            f"the router has {limits.max_connections} connections already (router.max_connections)",
+            f"there are {limits.max_connections} connections already{_named(limits, 'max_connections')}",
             RETRY_AFTER_S,
         )
     return None
@@ -52,14 +53,15 @@ def objection(
 
 def too_large(limits: HttpLimits) -> TooLarge:
     """Return the refusal of a body above the limit."""
-    return TooLarge(f"the request's body exceeds {limits.max_body / (1 << 20):g} MiB (router.max_body_mib)")
+    mib = limits.max_body / (1 << 20)
+    return TooLarge(f"the request's body exceeds {mib:g} MiB{_named(limits, 'max_body_mib')}")
 
 
 def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
     """Return the refusal of a body that has no room beside all others, which may have `in_all` bytes."""
     return Overloaded(
-        f"the bodies of all requests exceed {in_all / (1 << 20):g} MiB ({in_all // limits.max_body} times "
-        "router.max_body_mib)",
+        f"the bodies of all requests exceed {in_all / (1 << 20):g} MiB"
+        f"{_named(limits, 'max_body_mib', f'{in_all // limits.max_body} times ')}",
         RETRY_AFTER_S,
     )
 
@@ -67,3 +69,7 @@ def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
 def too_many_headers() -> HeadersTooLarge:
     """Return the refusal of headers, trailers, chunks' extensions or empty lines without end."""
     return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
+
+
+def _named(limits: HttpLimits, key: str, before: str = "") -> str:
+    return f" ({before}router.{key})" if limits.of_router else ""
