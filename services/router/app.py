@@ -119,6 +119,7 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
     from baton.services.router.served import served
     from baton.services.router.tenancy import open_tenancy
     from baton.services.router.vllm import frontend
+    from baton.services.router.vllm.frontend_args import comment_s
 
     async with contextlib.AsyncExitStack() as stack:
         shared = _shared(settings, f"router-{uuid.uuid4().hex[:12]}")
@@ -149,6 +150,7 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
                 shared.chronicle,
                 classes=shared.classes,
                 door=door if router.keys or tenancy.keyring else None,
+                comment_s=comment_s(settings.router),
             )
             app.router.routes.insert(0, figures)
 

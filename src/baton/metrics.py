@@ -35,7 +35,8 @@ AT_ONCE = 16  # connections: a thread waits for each; more are closed unheard
 REQUEST_S = 5.0  # for a client to send its request
 ANSWER_S = 10.0  # and to read the answer: Prometheus waits that long itself
 MOST_REQUEST_BYTES = 64 << 10
-_SOMEWHERE = ("192.0.2.1", 9)  # an address that nobody has (RFC 5737): the way there is the way out
+# Addresses that nobody has (RFC 5737, RFC 3849): the way there is the way out.
+_SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 Page = Callable[[Mapping[str, Any]], bytes]  # makes a page's JSON from the WSGI environment
 
@@ -179,12 +180,13 @@ def dialled(address: str) -> str:
 
 def way_out() -> str:
     """Return the address by which this machine reaches others, or its name's. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    for family, somewhere in _SOMEWHERE:
         try:
-            probe.connect(_SOMEWHERE)
-            return str(probe.getsockname()[0])
-        except OSError:  # no way out of the own network
-            pass
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((somewhere, 9))
+                return str(probe.getsockname()[0])
+        except OSError:  # no way out of the own network, or none of this family
+            continue
     name = socket.gethostname()
     try:
         return socket.gethostbyname(name)

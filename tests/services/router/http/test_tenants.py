@@ -312,3 +312,14 @@ async def test_a_class_is_chosen_within_what_a_key_may_use(
     met = 'class="interactive",goal="ttft",kind="alone"'
     assert sum(float(line.rpartition(" ")[2]) for line in counted if met in line) >= 2
     assert not any('class="batch"' in line for line in counted)  # it has no goals
+
+
+async def test_no_tenant_sees_what_is_of_all_of_them(routers: Routers) -> None:
+    for url in routers.urls:
+        headers = {"Authorization": f"Bearer {secret('plain')}"}
+        async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+            for path in ("/metrics", "/metrics?all", "/metrics/", "/load"):
+                got = await http.get(path)
+                assert (got.status_code, got.json()["error"]["code"]) == (403, 403)
+                assert "router.metrics_port" in got.text
+            assert (await http.get("/v1/models")).status_code == 200
