@@ -37,23 +37,25 @@ class Comments:
     """A `send` that adds comments to a silent stream, once `begin` was called; without `every_s` none.
 
     Parts of the response go to `sender`. A timer runs until it is complete, or `end` is called; each part
-    costs a flag. `pass_on` is the `send` behind it.
+    costs two looks at the clock. `pass_on` is the `send` behind it.
     """
 
     def __init__(self, send: Send, every_s: float) -> None:
         self.pass_on = send
         self.sender: Send = self.send if every_s else send  # nothing is in the way of what needs no comments
         self._every_s = every_s
+        self._loop = asyncio.get_running_loop()
         self._before: Callable[[], Awaitable[bool]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
         self._sending = False
-        self._silent = False  # since the timer last fired
+        self._last = 0.0  # the loop's time of the last part
 
     def begin(self, before: Callable[[], Awaitable[bool]] | None = None) -> None:
         """Watch the stream from now on. `before` begins the response, and returns whether it has begun."""
         self._before = before
         if self._every_s and self._timer is None:
+            self._last = self._loop.time()
             self._again()
 
     def end(self) -> None:
@@ -67,23 +69,25 @@ class Comments:
         """Send a part of the response."""
         if self._comment is not None and not self._comment.done():
             await asyncio.wait([self._comment])
-        self._silent = False
         self._sending = True
         try:
             await self.pass_on(message)
         finally:
             self._sending = False
+            self._last = self._loop.time()
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.end()
 
     def _again(self) -> None:
-        self._silent = True
-        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._look)
+        self._timer = self._loop.call_at(self._last + self._every_s, self._look)
 
     def _look(self) -> None:
-        waiting = self._comment is not None and not self._comment.done()
-        if self._silent and not self._sending and not waiting:
-            self._comment = spawn(self._add(), "a comment on a silent stream")
+        now = self._loop.time()
+        if now >= self._last + self._every_s:
+            waiting = self._comment is not None and not self._comment.done()
+            if not self._sending and not waiting:
+                self._comment = spawn(self._add(), "a comment on a silent stream")
+            self._last = now
         self._again()
 
     async def _add(self) -> None:
