@@ -20,7 +20,7 @@ METRICS = "/metrics"
 # What these tell is of all tenants together: none of them sees it, whatever its key.
 OF_ALL_TENANTS = (METRICS, "/load")
 _NOT_FOR_TENANTS = (
-    "this is about all tenants, and no key of a tenant opens it: operators read metrics at router.metrics_port"
+    "this is about all tenants, so no tenant's key opens it: operators read it at router.metrics_port"
 )
 _POLICY_VIOLATION = 1008  # close code of a WebSocket
 

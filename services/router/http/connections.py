@@ -21,26 +21,23 @@ What is counted:
 Leans on: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its callbacks of transport and parser,
 on_response_complete as it is written there, _start_asgi_task, cycle, pipeline, connections, flow;
 RequestResponseCycle: transport, keep_alive, disconnected, message_event, response_started,
-response_complete; STATUS_LINE); httptools (HttpParserUpgrade: its argument is where the parser stopped).
+response_complete); httptools (HttpParserUpgrade: its argument is where the parser stopped).
 """
 
 from __future__ import annotations
 
 import asyncio
-import select
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.addresses import unmapped
-from baton.services.router.errors import RequestFailed, TooSlow, UnreadableBody, Unsupported
-from baton.services.router.http.admission import TIMES, Scope, error_response
+from baton.services.router.errors import RequestFailed, TooSlow, Unsupported
+from baton.services.router.http.admission import TIMES, Scope
 from baton.services.router.http.descriptors import SPARE_CONNECTIONS
 from baton.services.router.http.objections import (
     MAX_HEADER_BYTES,
@@ -50,6 +47,7 @@ from baton.services.router.http.objections import (
     too_many_bodies,
     too_many_headers,
 )
+from baton.services.router.http.parts import Intake, OnRefused, Outlet, Phase, abandon, raw, readable
 from baton.services.router.timings import HttpTimes
 
 # A request may take slow_client_s, and as much longer as it takes at this rate (bytes/s).
@@ -68,45 +66,6 @@ MAX_PIPELINED = 32  # whole requests that wait for the response before theirs
 # A router that ends hears each open connection for so long: a request may be on its way, and a client that
 # kept the connection from a response without `Connection: close` sends its next one at once.
 LAST_REQUEST_S = 0.5
-
-
-# Called for each client that is refused with the response's status, "dropped" (too many connections, no
-# response) or "unread" (the client did not read its response).
-OnRefused = Callable[[str], None]
-
-
-class Phase(Enum):
-    """What a connection waits for; see above."""
-
-    REQUEST = auto()
-    ANSWER = auto()
-    READING = auto()
-    NEXT = auto()
-    END = auto()
-
-
-class Intake:
-    """The bytes of all bodies that are read or processed now. One for all connections of a router."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether the limit is exceeded."""
-        return self.held > self.limit
-
-
-class Outlet:
-    """A connection's transport, as responses see it: they close it no sooner than their client has read."""
-
-    __slots__ = ("close", "is_closing", "write")
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-        self.close = close
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -160,7 +119,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._release_all()
-        _abandon(self._running)  # with pipelined requests uvicorn notifies only the last one
+        abandon(self._running)  # with pipelined requests uvicorn notifies only the last one
 
     def data_received(self, data: bytes) -> None:
         self._raw += len(data)
@@ -192,11 +151,12 @@ class LimitedConnection(HttpToolsProtocol):
         while data and not self._over:
             try:
                 self.parser.feed_data(data)
-                return
+                data = b""
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]  # no upgrade is offered: the requests go on as they were
             except httptools.HttpParserError:
                 self._refuse(Unsupported("Invalid HTTP request received."))
+                return
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -315,8 +275,8 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.abort()  # another response is under way: an error cannot follow inside it
             return
         if own is None or not own.response_complete:
-            _abandon(own)
-            self.transport.write(_raw(error))
+            abandon(own)
+            self.transport.write(raw(error))
         self._finish()
 
     def _finish(self) -> None:
@@ -413,7 +373,7 @@ class LimitedConnection(HttpToolsProtocol):
                 self._refuse(self._too_slow())
             case Phase.READING:
                 self._look_at_reader()
-            case Phase.NEXT if _readable(self.transport):
+            case Phase.NEXT if readable(self.transport):
                 pass  # it is on its way to us: closed now, the request would be lost
             case Phase.NEXT if self.cycle is None and not self._ending:
                 self._refuse(self._too_slow())
@@ -448,25 +408,3 @@ class Connections:
 def connections(limits: HttpLimits, refused: OnRefused) -> Connections:
     """Return what makes the connections of a router, all within these limits."""
     return Connections(limits, Intake(BODIES_AT_ONCE * limits.max_body), refused)
-
-
-def _readable(transport: asyncio.Transport) -> bool:
-    """Return whether bytes have come that the loop has not read yet."""
-    poll = select.poll()
-    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _abandon(cycle: RequestResponseCycle | None) -> None:
-    """Let the application see that its client has left."""
-    if cycle is not None and not cycle.response_complete:
-        cycle.disconnected = True
-        cycle.message_event.set()
-
-
-def _raw(error: RequestFailed) -> bytes:
-    start, body = error_response(error)
-    headers = [b"%s: %s\r\n" % header for header in start["headers"]]
-    if isinstance(error, UnreadableBody):
-        headers.append(b"accept-encoding: identity\r\n")
-    return b"".join([STATUS_LINE[start["status"]], *headers, b"connection: close\r\n\r\n", body["body"]])

@@ -33,7 +33,7 @@ class HttpLimits:
 def objection(
     limits: HttpLimits, headers: Iterable[tuple[bytes, bytes]], connections: int
 ) -> RequestFailed | None:
-    """Return the reason to refuse a request with a body, while there are so many connections; None if fine."""
+    """Return why a request with a body is refused while there are so many connections; None if it is not."""
     for name, value in headers:
         if name == b"content-length" and int(value) > limits.max_body:
             return too_large(limits)

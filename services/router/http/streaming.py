@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+
+from starlette.types import Message, Send
 
 from baton.scheduler.tasks import spawn
-
-if TYPE_CHECKING:
-    from baton.services.router.http.admission import Message, Send
 
 COMMENT = b": keep-alive\n\n"
 _EVENTS = b"text/event-stream"

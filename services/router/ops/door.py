@@ -46,7 +46,7 @@ class Door:
         )
 
     def shown(self, headers: Headers) -> bytes | None:
-        """Return the key that a request shows in its headers, right or wrong; None where none is asked for."""
+        """Return the key in a request's headers, right or wrong; None where no key is asked for."""
         scheme, _, given = dict(headers).get(b"authorization", b"").partition(b" ")
         return given.strip() if self._key and scheme.lower() == b"bearer" else None
 

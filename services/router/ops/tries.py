@@ -25,7 +25,7 @@ class _Address:
 
 
 class Tries:
-    """Who showed wrong keys, by address; the network of 64 bits for IPv6, as one client has all of it."""
+    """Counts wrong keys by address; for IPv6 by its network of 64 bits, as one client has all of it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, most: int = MOST) -> None:
         self._now_s = now_s

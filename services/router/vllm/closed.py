@@ -3,8 +3,8 @@
 They are for one engine's administrators and for models of another kind, or for developers
 (VLLM_SERVER_DEV_MODE): those end requests of others, empty the caches of all and show the configuration.
 
-Leans on: the Starlette app that vllm.entrypoints.launchers.app.build_app returns (routes: path, endpoint), and
-the modules of vLLM's routes, which are named here.
+Leans on: the Starlette app that vllm.entrypoints.launchers.app.build_app returns (routes: path, endpoint),
+and the modules of vLLM's routes, which are named here.
 """
 
 from __future__ import annotations

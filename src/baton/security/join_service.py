@@ -95,7 +95,7 @@ class JoinService:
                 try:
                     connection, _ = await loop.sock_accept(listening)
                 except OSError as error:
-                    log.error("the CA accepts no connection: %s; it is tried again", error)
+                    log.warning("the CA accepts no connection: %s; it is tried again", error)
                     await asyncio.sleep(ACCEPT_AGAIN_S)
                     continue
                 if len(self._open) >= MOST_CONNECTIONS:

@@ -170,8 +170,23 @@ PARTS = (
     *(b"POST /large HTTP/1.1\r\n", b"GET /endless HTTP/1.1\r\n", b"GET /wait HTTP/1.1\r\n"),
     *(b"Host: x\r\n", b"Content-Length: 10\r\n", b"Content-Length: 70000\r\n", b"Connection: close\r\n"),
     *(b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n"),
-    *(b"Connection: upgrade\r\n", b"\r\n", b"\r\n", b"\r\n", b"0123456789", bytes(70_000), b"X: y\r\n" * 2000),
-    *(b"a\r\n0123456789\r\n", b"0\r\n", b"0\r\n\r\n", b"5;x=y\r\n01234\r\n", b"\x00\xff", b"X: " + b"y" * 9000),
+    *(
+        b"Connection: upgrade\r\n",
+        b"\r\n",
+        b"\r\n",
+        b"\r\n",
+        b"0123456789",
+        bytes(70_000),
+        b"X: y\r\n" * 2000,
+    ),
+    *(
+        b"a\r\n0123456789\r\n",
+        b"0\r\n",
+        b"0\r\n\r\n",
+        b"5;x=y\r\n01234\r\n",
+        b"\x00\xff",
+        b"X: " + b"y" * 9000,
+    ),
 )
 WHOLE = (
     b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n0123456789",
@@ -212,8 +227,8 @@ async def one_client(server: Server, chance: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_is_sent_it_ends(server: Server, seed: int) -> None:
     """Each connection always has a timer, and ends; then no byte is counted any more."""
-    chance = random.Random(seed)  # noqa: S311
-    clients = [asyncio.create_task(one_client(server, random.Random(chance.random()))) for _ in range(10)]  # noqa: S311
+    chance = random.Random(seed)
+    clients = [asyncio.create_task(one_client(server, random.Random(chance.random()))) for _ in range(10)]
     while not all(one.done() for one in clients):
         for connection in list(server.uvicorn.server_state.connections):
             assert connection.timed  # type: ignore[union-attr]

@@ -37,8 +37,10 @@ ENDS = ("[DONE]", "response.completed", "response.incomplete", "message_stop")
 def nginx(text: str, folder: Path) -> list[str]:
     paths = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi"))
     paths += "".join(f"\n{kind}_temp_path {folder}/{kind};" for kind in ("uwsgi", "scgi"))
-    whole = f"daemon off; pid {folder}/pid; error_log stderr; events {{}}\nhttp {{ access_log off;\n{paths}\n{text}}}\n"
-    (folder / "nginx.conf").write_text(whole)
+    around = (
+        f"daemon off; pid {folder}/pid; error_log stderr; events {{}}\nhttp {{ access_log off;\n{paths}\n"
+    )
+    (folder / "nginx.conf").write_text(f"{around}{text}}}\n")
     return ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
 
 
@@ -101,7 +103,7 @@ def site(starter: Starter, tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.fixture
 async def workers(site: Site) -> AsyncIterator[list[FakeWorker]]:
-    async with site.scheduler() as members, httpx.AsyncClient(base_url=site.url) as http:
+    async with site.scheduler() as members:
         roles = (("p", pb.ROLE_PREFILL), ("d", pb.ROLE_DECODE))
         yield [await members.add(FakeWorker(f"{name}.{time.monotonic_ns()}", role)) for name, role in roles]
 
@@ -150,7 +152,9 @@ async def test_silent_streams_are_whole_and_others_come_as_they_are(
             worker.wire_s, worker.step_s = 0.0, 0.2
         most = {path: "max_output_tokens" if path == "/v1/responses" else "max_tokens" for path in PATHS}
         for path, (_, pieces) in zip(
-            PATHS, await asyncio.gather(*(stream(url, path, **{most[path]: 6}) for path in PATHS)), strict=True
+            PATHS,
+            await asyncio.gather(*(stream(url, path, **{most[path]: 6}) for path in PATHS)),
+            strict=True,
         ):
             assert pieces[-1][0] - pieces[0][0] > 0.5, path  # it was not gathered
 
@@ -162,7 +166,10 @@ async def test_every_stream_tells_proxies_what_to_do(site: Site, ready: list[Fak
             http.stream("POST", path, json={"model": MODEL, "stream": True, **body}) as answer,
         ):
             assert answer.headers["content-type"].startswith("text/event-stream")
-            assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == ("no", "no-cache")
+            assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == (
+                "no",
+                "no-cache",
+            )
             await answer.aread()
             assert ": keep-alive" not in answer.text  # it was never silent
 

@@ -1,4 +1,4 @@
-"""The live page's port towards clients that mean harm: what it reads, for how long, and how often a key is tried."""
+"""The live page's port and clients that mean harm: what it reads, for how long, how often a key is tried."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ async def test_a_key_is_not_guessed(by: str) -> None:
 async def test_a_key_comes_in_a_form_alone() -> None:
     async with live_page(key="secret") as page, httpx.AsyncClient(base_url=page.url) as client:
         assert (await client.post("/ops/login", files={"key": b"secret"})).status_code == 415
-        assert (await client.post("/ops/login", data={"other": "secret"})).headers["location"].endswith("?wrong")
+        assert (
+            (await client.post("/ops/login", data={"other": "secret"})).headers["location"].endswith("?wrong")
+        )
 
 
 def test_waits_grow_and_end() -> None:
