@@ -9,7 +9,7 @@ ServiceError
 │   ├── TooLarge          a body above the limit
 │   ├── HeadersTooLarge   headers above the limit
 │   ├── TooSlow           not sent in time
-│   ├── UnreadableBody    a body that is compressed
+│   ├── UnreadableBody    a body that is compressed, or no JSON
 │   ├── UnknownCoding     a transfer coding that is not read
 │   ├── Unauthorized      no API key, or a wrong one
 │   ├── KeysUnknown       the router could not read the API keys yet
@@ -109,9 +109,14 @@ class TooSlow(RequestFailed):
 
 
 class UnreadableBody(RequestFailed):
-    """The request's body is compressed."""
+    """The request's body is compressed, or no JSON."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+    def __init__(self, message: str, accepted: bytes) -> None:
+        """`accepted`: the header of the response that says what is read."""
+        super().__init__(message)
+        self.accepted = accepted
 
 
 class UnknownCoding(RequestFailed):

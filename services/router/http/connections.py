@@ -14,7 +14,8 @@ What is counted:
     too many connections          503, and far above the limit the connection is dropped without a response
     headers and trailers          431 where they are too large; so are chunks' extensions and empty lines
     a body that is too large      413, before it is read where its length is declared, else once it exceeds
-    all bodies together           503; each counts until its response is complete, or its connection ends
+    all bodies together           503 for the largest one that is still on its way; each counts until its
+                                  response is complete, or its connection ends
     a body after an early answer  a short one is dropped as it comes; for a longer one the connection ends
     a router that ends            each connection may have one request more, for LAST_REQUEST_S
 
@@ -203,10 +204,10 @@ class LimitedConnection(HttpToolsProtocol):
             return  # nobody reads it
         self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         self._intake.held += len(body)
-        if self._intake.full:
-            self._refuse(too_many_bodies(self._limits, self._intake.limit))
-            return
-        super().on_body(body)
+        while self._intake.full and not self._over:
+            self._refuse_largest()
+        if not self._over:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_message = False
@@ -278,6 +279,19 @@ class LimitedConnection(HttpToolsProtocol):
             abandon(own)
             self.transport.write(raw(error))
         self._finish()
+
+    def _refuse_largest(self) -> None:
+        """Refuse the largest body that is still on its way: few large ones, sent slowly, close no door."""
+        others = (one for one in self.connections if isinstance(one, LimitedConnection))
+        largest = max(others, key=lambda one: one.arriving, default=self)
+        if largest.arriving <= self.arriving:
+            largest = self
+        largest._refuse(too_many_bodies(self._limits, self._intake.limit))
+
+    @property
+    def arriving(self) -> int:
+        """The bytes that are counted of a body which is not complete."""
+        return self._held.get(self.cycle, 0) if self._in_message and not self._over else 0
 
     def _finish(self) -> None:
         """Hear nothing more, and end the connection once its client has read what was written."""

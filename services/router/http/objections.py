@@ -39,7 +39,12 @@ def objection(
             return too_large(limits)
         if name == b"content-encoding" and value.strip().lower() not in _PLAIN:
             coding = value.decode("latin-1")
-            return UnreadableBody(f"Content-Encoding {coding!r} is not read here: send the body as it is")
+            why = f"Content-Encoding {coding!r} is not read here: send the body as it is"
+            return UnreadableBody(why, b"accept-encoding: identity")
+        if name == b"content-type" and limits.of_router and not _is_json(value):
+            kind = value.decode("latin-1")
+            why = f"Content-Type {kind!r} is not read here: send 'application/json'"
+            return UnreadableBody(why, b"accept: application/json")
         if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             coding = value.decode("latin-1")
             return UnknownCoding(f"Transfer-Encoding {coding!r} is not read here: 'chunked' alone is")
@@ -69,6 +74,10 @@ def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
 def too_many_headers() -> HeadersTooLarge:
     """Return the refusal of headers, trailers, chunks' extensions or empty lines without end."""
     return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
+
+
+def _is_json(value: bytes) -> bool:
+    return value.partition(b";")[0].strip().lower() in (b"", b"application/json")
 
 
 def _named(limits: HttpLimits, key: str, before: str = "") -> str:

@@ -74,5 +74,5 @@ def raw(error: RequestFailed) -> bytes:
     start, body = error_response(error)
     headers = [b"%s: %s\r\n" % header for header in start["headers"]]
     if isinstance(error, UnreadableBody):
-        headers.append(b"accept-encoding: identity\r\n")
+        headers.append(error.accepted + b"\r\n")
     return b"".join([STATUS_LINE[start["status"]], *headers, b"connection: close\r\n\r\n", body["body"]])
