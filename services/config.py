@@ -394,7 +394,10 @@ class WorkerSettings(_Section):
 class RouterSettings(_Section):
     """The router and its OpenAI-compatible HTTP API."""
 
-    host: str = Field("127.0.0.1", description="Address on which it listens; 0.0.0.0 for all of IPv4, :: for those of IPv6, too.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address on which it listens; 0.0.0.0 for all of IPv4, :: for those of IPv6, too.",
+    )
     port: Port = Field(8000, description="TCP port on which it listens.")
     processes: int = Field(
         1,

@@ -114,7 +114,7 @@ class UnreadableBody(RequestFailed):
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
     def __init__(self, message: str, accepted: bytes) -> None:
-        """`accepted`: the header of the response that says what is read."""
+        """Refuse with `message`; `accepted` is the header of the response that says what is read."""
         super().__init__(message)
         self.accepted = accepted
 

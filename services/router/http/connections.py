@@ -154,10 +154,22 @@ class LimitedConnection(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 data = b""
             except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]  # no upgrade is offered: the requests go on as they were
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
             except httptools.HttpParserError:
                 self._refuse(Unsupported("Invalid HTTP request received."))
                 return
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return a request's head, to be parsed anew: with an upgrade, the parser takes no body for one.
+
+        Java's own client asks for h2c with each request that it sends in plain text.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s\r\n" % one for one in self.headers if one[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        return b"".join([*lines, b"\r\n"])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -179,7 +191,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(too_many_headers())
 
     def on_headers_complete(self) -> None:
-        if self._over:
+        if self._over or self._upgrades():
             return
         if error := self._objection():
             self._refuse(error)
@@ -210,6 +222,8 @@ class LimitedConnection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrades():
+            return
         self._in_message = False
         self._raw = 0
         if self._over:
@@ -252,9 +266,16 @@ class LimitedConnection(HttpToolsProtocol):
             return too_many_headers()
         if len(self.pipeline) >= MAX_PIPELINED:
             return Unsupported(f"more than {MAX_PIPELINED} requests wait on one connection")
-        if self.parser.get_method() != b"POST":
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            return Unsupported("CONNECT is for proxies: this is none")
+        if method != b"POST":
             return None  # health and metrics stay available
         return objection(self._limits, self.headers, len(self.connections))
+
+    def _upgrades(self) -> bool:
+        """Whether the parser hands the rest of the connection over; CONNECT is refused as it is."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _body_is_short(self) -> bool:
         for name, value in self.headers:
@@ -266,7 +287,11 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _refuse(self, error: RequestFailed) -> None:
         """Respond in the application's stead, and accept nothing more on this connection."""
-        if self._over or self.transport.is_closing():
+        if self._over:
+            return
+        if self.transport.is_closing():  # its client has left
+            self._over = True
+            self._release_all()
             return
         self._on_refused(str(error.status.value))
         own = self.cycle if self._in_message and self._in_body else None

@@ -119,11 +119,15 @@ async def test_a_client_that_sends_on_still_reads_its_early_answer(server: Serve
     assert b"connection: close" in got
 
 
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket", b"TLS/1.0"])
-async def test_an_upgrade_is_ignored_and_what_follows_is_heard(server: Server, upgrade: bytes) -> None:
+async def test_an_upgrade_is_ignored_and_what_follows_is_heard(
+    server: Server, upgrade: bytes, method: bytes
+) -> None:
     reader, writer = await connect(server)
-    asked = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: " + upgrade
-    writer.write(asked + b"\r\nHTTP2-Settings: AAMA\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    asked = method + b" / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: " + upgrade
+    body = b"Content-Length: 2\r\n\r\n{}" if method == b"POST" else b"\r\n"
+    writer.write(asked + b"\r\nHTTP2-Settings: AAMA\r\n" + body + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     for _ in range(2):
         got = await asyncio.wait_for(reader.readuntil(b"ok\r\n0\r\n\r\n"), CALL_S)
         assert got.startswith(b"HTTP/1.1 200")
@@ -266,3 +270,17 @@ async def test_a_request_that_has_come_is_not_lost_to_the_closing(server: Server
     began = asyncio.get_running_loop().time()
     assert await asyncio.wait_for(reader.read(), CALL_S) == b""
     assert asyncio.get_running_loop().time() - began > KEEP_ALIVE_S / 2
+
+
+async def test_a_full_house_of_clients_that_leave_holds_up_nobody(server: Server) -> None:
+    """Large bodies whose clients have closed their side, while more than there is room for arrives."""
+    server.protocol.intake.limit = MAX_BODY
+    part = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY // 2)
+    for _ in range(6):
+        _, writer = await connect(server)
+        writer.write(part)
+        writer.write_eof()
+    reader, writer = await connect(server)
+    writer.write(HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}")
+    assert (await asyncio.wait_for(reader.read(), CALL_S)).startswith(b"HTTP/1.1 200")
+    await until(lambda: server.held == 0, "nothing is held")
