@@ -218,6 +218,7 @@ async def one_client(server: Server, chance: random.Random) -> None:
         chance.choice(WHOLE) if chance.random() < 0.3 else chance.choice(PARTS)
         for _ in range(chance.randint(1, 12))
     )
+    sent = wire
     reads = asyncio.create_task(reader.read()) if chance.random() < 0.7 else None
     with contextlib.suppress(ConnectionError):
         while wire:
@@ -235,8 +236,10 @@ async def one_client(server: Server, chance: random.Random) -> None:
         with contextlib.suppress(OSError):
             writer.write_eof()
     if reads is not None:
-        with contextlib.suppress(ConnectionError):
-            await asyncio.wait_for(reads, CALL_S)
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            await asyncio.wait_for(reads, 5 * SLOW_S)
+    if b"/wait" in sent or b"/endless" in sent:  # these end with their client alone
+        writer.transport.abort()
 
 
 @pytest.mark.parametrize("seed", range(6))
