@@ -395,7 +395,10 @@ class WorkerSettings(_Section):
 class RouterSettings(_Section):
     """The router and its OpenAI-compatible HTTP API."""
 
-    host: str = Field("127.0.0.1", description="Address on which it listens; 0.0.0.0 for all.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address on which it listens; 0.0.0.0 for all of IPv4, :: for those of IPv6, too.",
+    )
     port: Port = Field(8000, description="TCP port on which it listens.")
     processes: int = Field(
         1,
@@ -471,6 +474,11 @@ class RouterSettings(_Section):
         30.0,
         description="A client that takes longer to send its request, or receives nothing of its response for "
         "this long, is disconnected: docs/limits.md.",
+    )
+    keep_alive_s: Seconds = Field(
+        120.0,
+        description="A connection without a request is closed after this long. Clients and proxies should "
+        "close theirs sooner, as a request that crosses the closing is lost: docs/proxies.md.",
     )
     chat_template: str = Field(
         "", description="Chat template, as a file or text; the model's own by default (docs/frontend.md)."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from baton import addresses
@@ -46,3 +48,17 @@ def test_a_wildcard_is_dialled_by_loopback_from_the_same_machine() -> None:
     assert addresses.from_here("0.0.0.0:7400") == "127.0.0.1:7400"
     assert addresses.from_here("[::]:7400") == "[::1]:7400"
     assert addresses.from_here("10.0.0.5:7400") == "10.0.0.5:7400"
+
+
+def test_the_wildcard_of_ipv6_is_heard_in_both_families() -> None:
+    with addresses.listen("::", 0) as sock:
+        port = sock.getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, port), 5) as client:
+                accepted, peer = sock.accept()
+                accepted.close()
+                assert addresses.unmapped(peer[0]) == host == addresses.unmapped(client.getsockname()[0])
+        with pytest.raises(OSError, match="in use"):
+            addresses.listen("127.0.0.1", port)
+    with addresses.listen("::1", 0) as sock, pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", sock.getsockname()[1]), 5)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
@@ -12,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import Counter, Histogram
 
-from baton import metrics, rpc
+from baton import addresses, metrics, rpc
 from baton.metrics import LOOPBACK, SECONDS, CannotServe, MetricsServer
 
 
@@ -87,3 +90,55 @@ def test_the_buckets_reach_from_milliseconds_to_minutes() -> None:
     registry = metrics.registry()
     Histogram("baton_test_seconds", "Time", buckets=SECONDS, registry=registry).observe(0.003)
     assert registry.get_sample_value("baton_test_seconds_bucket", {"le": "0.005"}) == 1
+
+
+def test_a_client_that_never_ends_its_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not help."""
+    monkeypatch.setattr(metrics, "REQUEST_S", 0.5)
+    with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
+        host, port = addresses.split(serving.address)
+        with socket.create_connection((host, port), 10) as slow:
+            slow.settimeout(0.1)
+            began = time.monotonic()
+            slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+            while time.monotonic() - began < 10:
+                try:
+                    slow.sendall(b"X: y\r\n")
+                    if slow.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except OSError:
+                    break
+            assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("piece", [b"X: " + b"y" * 60_000 + b"\r\n", b"y" * 60_000], ids=["headers", "one"])
+def test_headers_without_end_are_not_kept(piece: bytes) -> None:
+    sent = 0
+    with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
+        host, port = addresses.split(serving.address)
+        with socket.create_connection((host, port), 10) as client, contextlib.suppress(OSError):
+            client.sendall(b"GET /metrics HTTP/1.1\r\n")
+            for _ in range(90):
+                client.sendall(piece)
+                time.sleep(0.01)
+                sent += len(piece)
+    assert sent < 3 << 20
+
+
+def test_so_many_are_heard_at_once_and_others_later() -> None:
+    with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
+        host, port = addresses.split(serving.address)
+        before = threading.active_count()
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(socket.create_connection((host, port), 10)) for _ in range(200)]
+            held[-1].recv(1)  # it is closed: no thread waits for it
+            assert threading.active_count() - before <= metrics.AT_ONCE
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                assert "process_cpu_seconds_total" in get(serving.address, "/metrics")
+                break
+            except OSError:
+                assert time.monotonic() < deadline

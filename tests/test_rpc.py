@@ -10,8 +10,10 @@ import dns.message
 import dns.rdatatype
 import dns.rrset
 import grpc.aio
+import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from baton import rpc
 from baton.rpc import SERVER_OPTIONS, aio_channel
 from baton.security.names import Role
 from harness.support import PATIENCE
@@ -66,3 +68,22 @@ async def test_a_name_that_moves_is_found_at_its_new_address() -> None:
         await check(request, timeout=FOUND_AGAIN_S * PATIENCE, wait_for_ready=True)
     await channel.close(None)
     transport.close()
+
+
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [
+        (name, 500 if name == "grpc.server_handshake_timeout_ms" else value)
+        for name, value in rpc.SERVER_OPTIONS
+    ]
+    assert ("grpc.server_handshake_timeout_ms", 500) in options
+    monkeypatch.setattr(rpc, "SERVER_OPTIONS", options)
+    server = rpc.aio_server()
+    port = rpc.listen(server, "worker.listen", "127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        while await asyncio.wait_for(reader.read(1000), 20):
+            pass  # what the server says first
+    finally:
+        writer.close()
+        await server.stop(None)

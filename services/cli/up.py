@@ -83,6 +83,8 @@ def _banner(settings: Settings, models: Sequence[Model]) -> str:
         status = "--config FILE, as here"
     header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     page = f"  page:     http://{from_here(settings.ops.listen)}/ops\n" if settings.ops.listen else ""
+    tenants = settings.router.has_tenants and not settings.router.metrics_open  # none of them sees it
+    metrics = "" if tenants else f"  metrics:  {url}/metrics\n"
     return f"""
 Ready. OpenAI's API is served at {url}/v1
 
@@ -91,6 +93,5 @@ Ready. OpenAI's API is served at {url}/v1
 
   python:   OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{model}", ...)
 {page}  status:   {Path(sys.argv[0]).name} status {status}
-  metrics:  {url}/metrics
-  stop:     Ctrl-C
+{metrics}  stop:     Ctrl-C
 {warned(open_to_all(settings.router))}"""

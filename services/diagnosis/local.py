@@ -131,8 +131,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         if not one.port:
             continue
         try:
-            family = socket.getaddrinfo(one.host, one.port, type=socket.SOCK_STREAM)[0][0]
-            with socket.create_server((one.host, one.port), family=family):
+            with addresses.listen(one.host, one.port):
                 yield ok("ports", one.key, f"{addresses.join(one.host, one.port)} is free")
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):

@@ -26,8 +26,7 @@ def check_port(key: str, host: str, port: int) -> None:
     if port == 0:
         raise ConfigError(f"{key}: port 0 is not allowed here, as other parts must know the port; choose one")
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.create_server((host, port), family=family):
+        with addresses.listen(host, port):
             return
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 # Between two hops, not of the message (RFC 9110, section 7.6.1); the length is that of what is sent on.
 _HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -15,9 +15,10 @@ _HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "
 class Proxy:
     """Hands requests on to one router. To be made in the loop that uses it."""
 
-    def __init__(self, url: str) -> None:
-        """Hand on to the router at `url`."""
+    def __init__(self, url: str, max_body: int) -> None:
+        """Hand on to the router at `url`, which takes bodies of `max_body` bytes at most."""
         self._url = url
+        self._max_body = max_body
         self._session = aiohttp.ClientSession(
             trust_env=False,  # no proxy of the environment
             connector=aiohttp.TCPConnector(limit=0),  # the router's own limits answer, and do not wait
@@ -29,16 +30,34 @@ class Proxy:
         """End the connections."""
         await self._session.close()
 
-    async def hand_on(self, request: Request) -> StreamingResponse:
+    async def hand_on(self, request: Request) -> Response:
         """Return the answer once it begins. A caller that is cancelled ends the request there, too."""
+        body = await self._body(request)
+        if body is None:
+            mib = self._max_body / (1 << 20)
+            message = f"the request's body exceeds {mib:g} MiB (router.max_body_mib)"
+            error = {"message": message, "type": "RequestEntityTooLargeError", "param": None, "code": 413}
+            return JSONResponse({"error": error}, 413)
         url = f"{self._url}{request.url.path}{'?' + request.url.query if request.url.query else ''}"
         headers = [(key, value) for key, value in request.headers.items() if key.lower() not in _HOP]
-        answer = await self._session.request(request.method, url, headers=headers, data=await request.body())
+        answer = await self._session.request(request.method, url, headers=headers, data=body)
         kept = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP}
 
-        async def body() -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncIterator[bytes]:
             async with answer:
                 async for chunk in answer.content.iter_any():
                     yield chunk
 
-        return StreamingResponse(body(), answer.status, {**kept, "X-Baton-Router": self._url})
+        return StreamingResponse(pieces(), answer.status, {**kept, "X-Baton-Router": self._url})
+
+    async def _body(self, request: Request) -> bytes | None:
+        """Return a request's body; None for one that the router would refuse, so that none is kept here."""
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._max_body:
+            return None
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > self._max_body:
+                return None
+        return bytes(body)

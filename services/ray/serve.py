@@ -194,7 +194,7 @@ class Router(_Part):
         super().__init__("router", tree)
         port = port or self._keeper.port(self._host)
         self._url = f"http://{addresses.join(self._host, port)}"
-        self._proxy = Proxy(self._url)
+        self._proxy = Proxy(self._url, Settings(**self._tree).router.max_body_mib << 20)
         await self._meet(scheduler)
         self._tree["router"] |= {"host": self._host, "port": port}
         await self._run(0, lambda: asyncio.to_thread(self._healthy))

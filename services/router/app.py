@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Idle connections are kept longer than load balancers and clients usually keep theirs (60 s), so that these
-# close them: a request that crosses our own closing is lost.
-KEEP_ALIVE_S = 75
 LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
 _BACKLOG = 2048
 
@@ -124,6 +121,7 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
     from baton.services.router.served import served
     from baton.services.router.tenancy import open_tenancy
     from baton.services.router.vllm import frontend
+    from baton.services.router.vllm.frontend_args import comment_s
 
     async with contextlib.AsyncExitStack() as stack:
         shared = _shared(settings, f"router-{uuid.uuid4().hex[:12]}")
@@ -154,6 +152,7 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
                 shared.chronicle,
                 classes=shared.classes,
                 door=door if router.keys or tenancy.keyring else None,
+                comment_s=comment_s(settings.router),
             )
             app.router.routes.insert(0, figures)
 
@@ -200,7 +199,9 @@ async def _serve_http(
     """
     import uvicorn
 
-    from baton.services.router.http.connections import HttpLimits, affordable_connections, connections
+    from baton.services.router.http.connections import connections
+    from baton.services.router.http.descriptors import affordable_connections
+    from baton.services.router.http.objections import HttpLimits
     from baton.services.router.http.server import Server
 
     router = settings.router
@@ -208,6 +209,7 @@ async def _serve_http(
         max_body=router.max_body_mib << 20,
         max_connections=affordable_connections(router.max_connections),
         slow_client_s=router.slow_client_s,
+        keep_alive_s=router.keep_alive_s,
     )
     config = uvicorn.Config(
         app,
@@ -217,7 +219,6 @@ async def _serve_http(
         log_level=settings.router.log_level,
         access_log=settings.router.log_level == "debug",
         backlog=_BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.router.drain_timeout_s + LAST_WORDS_S),
     )
     server = Server(config, seat, router.drain_timeout_s, end_all)

@@ -9,6 +9,8 @@ ServiceError
 │   ├── TooLarge          a body above the limit
 │   ├── HeadersTooLarge   headers above the limit
 │   ├── TooSlow           not sent in time
+│   ├── UnreadableBody    a body that is compressed, or no JSON
+│   ├── UnknownCoding     a transfer coding that is not read
 │   ├── Unauthorized      no API key, or a wrong one
 │   ├── KeysUnknown       the router could not read the API keys yet
 │   ├── RateLimited       beyond a limit of its key or tenant
@@ -104,6 +106,23 @@ class TooSlow(RequestFailed):
     """The request did not arrive in time."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class UnreadableBody(RequestFailed):
+    """The request's body is compressed, or no JSON."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+    def __init__(self, message: str, accepted: bytes) -> None:
+        """Refuse with `message`; `accepted` is the header of the response that says what is read."""
+        super().__init__(message)
+        self.accepted = accepted
+
+
+class UnknownCoding(RequestFailed):
+    """The request comes in a transfer coding that is not read."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
 
 
 class Unauthorized(RequestFailed):

@@ -37,13 +37,21 @@ def from_here(address: str) -> str:
     return join(_LOOPBACK.get(host, host), port)
 
 
+def unmapped(host: str) -> str:
+    """Return an IPv4 address for one that a socket of both families shows as IPv6 (::ffff:192.0.2.1)."""
+    return host[7:] if host.startswith("::ffff:") and "." in host else host
+
+
 def listen(host: str, port: int, backlog: int = 128, *, shared: bool = False) -> socket.socket:
     """Return a TCP socket that listens there, on a port of its own or `shared` with more of this user's.
 
-    Raises OSError.
+    `::` stands for the addresses of both families, as for gRPC. Raises OSError.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family, backlog=backlog, reuse_port=shared)
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(
+        (host, port), family=family, backlog=backlog, reuse_port=shared, dualstack_ipv6=both
+    )
 
 
 def _bare(host: str) -> str:

@@ -6,8 +6,10 @@ is on the host where the process listens for others.
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -29,8 +31,12 @@ SECONDS = (
 )
 METRICS = "/metrics"
 LOOPBACK = "127.0.0.1"
-_BACKLOG_S = 5.0  # for a client to send its request: a thread waits for each
-_SOMEWHERE = ("192.0.2.1", 9)  # an address that nobody has (RFC 5737): the way there is the way out
+AT_ONCE = 16  # connections: a thread waits for each; more are closed unheard
+REQUEST_S = 5.0  # for a client to send its request
+ANSWER_S = 10.0  # and to read the answer: Prometheus waits that long itself
+MOST_REQUEST_BYTES = 64 << 10
+# Addresses that nobody has (RFC 5737, RFC 3849): the way there is the way out.
+_SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 Page = Callable[[Mapping[str, Any]], bytes]  # makes a page's JSON from the WSGI environment
 
@@ -174,12 +180,13 @@ def dialled(address: str) -> str:
 
 def way_out() -> str:
     """Return the address by which this machine reaches others, or its name's. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    for family, somewhere in _SOMEWHERE:
         try:
-            probe.connect(_SOMEWHERE)
-            return str(probe.getsockname()[0])
-        except OSError:  # no way out of the own network
-            pass
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((somewhere, 9))
+                return str(probe.getsockname()[0])
+        except OSError:  # no way out of the own network, or none of this family
+            continue
     name = socket.gethostname()
     try:
         return socket.gethostbyname(name)
@@ -187,8 +194,38 @@ def way_out() -> str:
         return name
 
 
+class _Request(io.RawIOBase):
+    """A client's bytes: so many, until a moment, however they come. Raises TimeoutError beyond either."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client = client
+        self._left = MOST_REQUEST_BYTES
+        self._ends = time.monotonic() + REQUEST_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        seconds = self._ends - time.monotonic()
+        if seconds <= 0 or self._left <= 0:
+            raise TimeoutError
+        self._client.settimeout(seconds)
+        got = self._client.recv_into(buffer)
+        self._left -= got
+        self._client.settimeout(ANSWER_S)
+        return got
+
+
 class _Quiet(WSGIRequestHandler):
-    timeout = _BACKLOG_S
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Request(self.connection))
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError:  # it came too slowly, asked too much, or left; nobody waits for an answer
+            self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
         """Log nothing: a line for each scrape would hide all others."""
@@ -197,6 +234,26 @@ class _Quiet(WSGIRequestHandler):
 def _server(family: socket.AddressFamily) -> type[WSGIServer]:
     class Server(ThreadingWSGIServer):
         address_family = family
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._room = threading.Semaphore(AT_ONCE)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if not self._room.acquire(blocking=False):
+                self.shutdown_request(request)
+                return
+            try:
+                super().process_request(request, client_address)
+            except RuntimeError:  # no thread can be started now
+                self._room.release()
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                self._room.release()
 
         def server_bind(self) -> None:
             if family == socket.AF_INET6:

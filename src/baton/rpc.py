@@ -29,6 +29,9 @@ MAX_MESSAGE_BYTES = 64 << 20  # a 128 k-token prompt is 0.5 MB, a handoff's chun
 KEEPALIVE_MS = 5_000  # a peer whose machine vanished is noticed within this plus the timeout
 KEEPALIVE_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 5.0  # default deadline of a unary call
+HANDSHAKE_MS = (
+    10_000  # for a new connection to say who it is, and that it speaks gRPC; two minutes by default
+)
 RETIRED_S = 30.0  # for calls under way on a channel whose certificate was replaced
 
 _COMMON: list[tuple[str, int]] = [
@@ -62,6 +65,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     # Two servers on one port would each get half of the calls: the second must fail to bind.
     ("grpc.so_reuseport", 0),
 ]

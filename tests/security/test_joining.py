@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import ssl
@@ -376,3 +377,48 @@ def test_a_damaged_list_of_revocations_renews_nothing(ca: Authority) -> None:
     assert isinstance(own, ec.EllipticCurvePrivateKey)
     with pytest.raises(AuthorityError, match=r"revocations in .* cannot be read"):
         ca.renew(mine.chain, request, own.sign(request, ec.ECDSA(hashes.SHA256())))
+
+
+@pytest.mark.parametrize("begun", [None, b"", b"POST /join HTTP/1.1\r\n", b"GET /ca HTTP/1.1\r\nX: "])
+async def test_nobody_holds_a_connection(
+    service: str, monkeypatch: pytest.MonkeyPatch, begun: bytes | None
+) -> None:
+    """None: not even the handshake. A byte now and then does not help."""
+    monkeypatch.setattr(join_service, "CONNECTION_S", 0.5)
+    host, port = addresses.split(service)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection(host, port, ssl=context if begun is not None else None)
+    ended = asyncio.create_task(reader.read())
+    deadline = time.monotonic() + 10
+    while not ended.done() and time.monotonic() < deadline:
+        if begun is not None:
+            writer.write(begun)
+            begun = b"x"
+        await asyncio.sleep(0.1)
+    assert ended.done()
+    with contextlib.suppress(OSError):
+        ended.result()
+    writer.close()
+
+
+async def test_a_crowd_of_connections_ends_and_joiners_get_in(
+    ca: Authority, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_service, "CONNECTION_S", 0.5)
+    monkeypatch.setattr(join_service, "MOST_CONNECTIONS", 8)
+    host, port = addresses.split(service)
+    crowd = [await asyncio.open_connection(host, port) for _ in range(40)]
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(crowd[-1][0].read(), 10) == b""  # one too many
+    given = await asyncio.to_thread(joining.join, service, token(ca), WORKER, 10.0)
+    assert name_in(x509.load_pem_x509_certificates(given.chain)[0]) == WORKER
+    for _, writer in crowd:
+        writer.close()
+
+
+async def test_it_listens_for_both_families(ca: Authority) -> None:
+    async with JoinService(ca, TOPIC, "[::]:0") as running:
+        _, port = addresses.split(running.address)
+        for host in ("127.0.0.1", "::1"):
+            await join(addresses.join(host, port), token(ca))

@@ -24,7 +24,7 @@ from baton.services.router import classes as choosing
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
-from baton.services.router.http import usage
+from baton.services.router.http import streaming, usage
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
 from baton.services.router.timings import HttpTimes
@@ -89,16 +89,23 @@ class AdmissionMiddleware:
     """Pure ASGI middleware. After the first chunk it costs one function call per chunk."""
 
     def __init__(
-        self, app: App, tenancy: Tenancy, chronicle: Chronicle, classes: Classes | None = None
+        self,
+        app: App,
+        tenancy: Tenancy,
+        chronicle: Chronicle,
+        classes: Classes | None = None,
+        comment_s: float = 0.0,
     ) -> None:
+        """Add a comment to streams that are silent for `comment_s` seconds; to none if it is 0."""
         self._app = app
+        self._comment_s = comment_s
         self._classes = classes or Classes()
         self._tenancy = tenancy
         self._chronicle = chronicle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            await self._pass(scope, receive, send)
             return
         caller: Caller = scope.get(CALLER, ANYBODY)
         times: HttpTimes = scope.get(TIMES) or HttpTimes()
@@ -118,11 +125,13 @@ class AdmissionMiddleware:
         admission = Admission(_party(caller, scope), request, trace, times, service)
         admission.deadline = deadline
         current_admission.set(admission)
-        response = admission.response = _HeldResponse(admission, send, self._chronicle)
+        comments = streaming.Comments(send, self._comment_s)
+        response = admission.response = _HeldResponse(admission, comments, self._chronicle)
         try:
             await self._app(scope, self._watched(receive, admission, caller, chosen is not None), response)
         finally:
             request.leave()
+            comments.end()
             admission.response = None  # it holds the admission
             times.ended = time.monotonic()
             if not admission.states:
@@ -131,6 +140,17 @@ class AdmissionMiddleware:
             for state in admission.states:
                 if state.over:  # otherwise its client has left, and it ends in a moment
                     self._chronicle.over(state)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand on what is not admitted: other methods, and messages of the server itself."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        comments = streaming.passing(send, self._comment_s)
+        try:
+            await self._app(scope, receive, comments.send)
+        finally:
+            comments.end()
 
     def _watched(self, receive: Receive, admission: Admission, caller: Caller, chosen: bool) -> Receive:
         """Return a `receive` that reads the request's own options from its body, once that is complete.
@@ -189,12 +209,13 @@ def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:
 class _HeldResponse:
     """A `send` that holds http.response.start back until the first chunk shows how the request went."""
 
-    __slots__ = ("_admission", "_chronicle", "_send", "_start", "_state", "_watched")
+    __slots__ = ("_admission", "_chronicle", "_comments", "_send", "_start", "_state", "_watched")
 
-    def __init__(self, admission: Admission, send: Send, chronicle: Chronicle) -> None:
+    def __init__(self, admission: Admission, comments: streaming.Comments, chronicle: Chronicle) -> None:
         self._admission = admission
         self._chronicle = chronicle
-        self._send = send
+        self._comments = comments
+        self._send = comments.sender
         self._start: Message | None = None
         self._state: Send = self._held
         self._watched = 0.0
@@ -217,6 +238,8 @@ class _HeldResponse:
     async def _held(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start = message
+            if streaming.streams(message):
+                self._comments.begin(self._begun)
             return
         admission = self._admission
         if admission.error is not None:
@@ -225,9 +248,24 @@ class _HeldResponse:
             for part in error_response(admission.error):
                 await self._send(part)
             return
-        self._state = self._send
         if self._start is not None:
             self._begin(self._start)
+        await self._first(message)
+
+    async def _begun(self) -> bool:
+        """Begin a stream before its first piece, for a comment; return False for one that has failed."""
+        if self._state == self._held:
+            if self._start is None or self._admission.error is not None:
+                return False
+            self._state = self._first
+            self._begin(self._start)
+            start, self._start = self._start, None
+            await self._comments.pass_on(start)
+        return True
+
+    async def _first(self, message: Message) -> None:
+        admission = self._admission
+        self._state = self._send
         if admission.options.usage:
             message = self._with_usage(message)
         if self._start is not None:
@@ -241,9 +279,9 @@ class _HeldResponse:
         """Note what the response's start tells, and name the request's trace in it."""
         http, states = self._admission.http, self._admission.states
         http.status = start["status"]
-        for name, value in start["headers"]:
-            if name == b"content-type":
-                http.streams = value.startswith(b"text/event-stream")
+        if streaming.streams(start):
+            http.streams = True
+            streaming.mark(start)
         if states:
             trace = self._admission.trace.traceparent.encode()
             start["headers"] = [*start["headers"], (TRACE_HEADER, trace)]

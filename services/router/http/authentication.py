@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from baton.services.router.access_log import log_without_sequence
-from baton.services.router.errors import KeysUnknown, RequestFailed, Unauthorized
+from baton.services.router.errors import KeysUnknown, NotAllowed, RequestFailed, Unauthorized
 from baton.services.router.http.admission import CALLER, App, Receive, Scope, Send, error_response
 from baton.services.tenants.model import ANYBODY, Caller, digest
 
 OPEN = frozenset({"/health", "/ping", "/version"})
 METRICS = "/metrics"
+# What these tell is of all tenants together: none of them sees it, whatever its key.
+OF_ALL_TENANTS = (METRICS, "/load")
+_NOT_FOR_TENANTS = (
+    "this is about all tenants, so no tenant's key opens it: operators read it at router.metrics_port"
+)
 _POLICY_VIOLATION = 1008  # close code of a WebSocket
 
 
@@ -68,10 +73,15 @@ class KeyMiddleware:
             return
         caller = self._caller(scope["headers"])
         if caller is not None:
+            if caller.tenant and scope["type"] == "http" and _of_all_tenants(scope["path"]):
+                await self._refuse(scope, send, NotAllowed(_NOT_FOR_TENANTS))
+                return
             scope[CALLER] = caller
             await self._app(scope, receive, send)
             return
-        error = self._error()
+        await self._refuse(scope, send, self._error())
+
+    async def _refuse(self, scope: Scope, send: Send, error: RequestFailed) -> None:
         self._refused(str(error.status.value))
         log_without_sequence(error.status.value, scope["path"], error=error.message)
         if scope["type"] == "websocket":
@@ -94,3 +104,7 @@ class KeyMiddleware:
         if self._keys.problem:
             return KeysUnknown(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
         return Unauthorized("an API key is needed, and the right one: send it as 'Authorization: Bearer KEY'")
+
+
+def _of_all_tenants(path: str) -> bool:
+    return any(path == one or path.startswith(f"{one}/") for one in OF_ALL_TENANTS)

@@ -1,113 +1,101 @@
 """A router's HTTP connections: uvicorn's, with bounds on the size and the pace of requests.
 
-It costs nothing per token, and a client within its limits a few comparisons per request.
+It costs nothing per token, and a client within its limits a few comparisons per request. At every moment a
+connection waits for one thing (Phase), and a timer runs until it has waited long enough:
+
+    REQUEST   the rest of a request           slow_client_s, and longer at LEAST_SENT_PER_S: then 408
+    ANSWER    the application                 which has deadlines of its own
+    READING   its client to read              LEAST_READ_PER_S, over slow_client_s: then it is cut
+    NEXT      another request                 keep_alive_s: then it is closed; 408 for the first one
+    END       its client's end, after ours    LINGER_S without a byte, slow_client_s in all: then it is cut
+
+What is counted:
 
     too many connections          503, and far above the limit the connection is dropped without a response
-    headers that never end        408, or 431 where they are too large
+    headers and trailers          431 where they are too large; so are chunks' extensions and empty lines
     a body that is too large      413, before it is read where its length is declared, else once it exceeds
-    a body that never ends        408
-    a response that is not read   the connection is cut: the request is aborted as for any client that leaves
+    all bodies together           503 for the largest one that is still on its way; each counts until its
+                                  response is complete, or its connection ends
+    a body after an early answer  a short one is dropped as it comes; for a longer one the connection ends
     a router that ends            each connection may have one request more, for LAST_REQUEST_S
 
 Leans on: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its callbacks of transport and parser,
-_start_asgi_task, cycle, connections, flow; RequestResponseCycle: disconnected, message_event, more_body,
-response_started, response_complete; STATUS_LINE).
+on_response_complete as it is written there, _start_asgi_task, cycle, pipeline, connections, flow;
+RequestResponseCycle: transport, keep_alive, disconnected, message_event, response_started,
+response_complete); httptools (HttpParserUpgrade: its argument is where the parser stopped).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from baton.services.router.errors import (
-    HeadersTooLarge,
-    Overloaded,
-    RequestFailed,
-    TooLarge,
-    TooSlow,
-    Unsupported,
+from baton.addresses import unmapped
+from baton.services.router.errors import RequestFailed, TooSlow, Unsupported
+from baton.services.router.http.admission import TIMES, Scope
+from baton.services.router.http.descriptors import SPARE_CONNECTIONS
+from baton.services.router.http.objections import (
+    MAX_HEADER_BYTES,
+    HttpLimits,
+    objection,
+    too_large,
+    too_many_bodies,
+    too_many_headers,
 )
-from baton.services.router.http.admission import TIMES, Scope, error_response
+from baton.services.router.http.parts import Intake, OnRefused, Outlet, Phase, abandon, raw, readable
 from baton.services.router.timings import HttpTimes
 
-log = logging.getLogger(__name__)
-
-MAX_HEADER_BYTES = 64 << 10  # with the request's first line
 # A request may take slow_client_s, and as much longer as it takes at this rate (bytes/s).
 LEAST_SENT_PER_S = 16 << 10
 LEAST_READ_PER_S = 1 << 10  # bytes/s, of a response that fills its connection's buffers
-# Refused connections that may wait for their 503; more than these are dropped: file descriptors are finite.
-SPARE_CONNECTIONS = 256
-OWN_DESCRIPTORS = 512  # of the router beside its clients: workers, scheduler, files
+FRAMING = 16  # bytes around one byte of a chunked body: a chunk of its own has five
 # The kernel's buffer per connection. Its default grows to megabytes for a client that does not read, and
 # reports progress only when a third is free: a slow client must read at least that much in slow_client_s.
 SEND_BUFFER_BYTES = 64 << 10
 WRITE_BUFFER_BYTES = 16 << 10  # our own per connection; above it a response waits for its client to read
-LINGER_S = 2.0  # a refused client may go on sending for this long: cut at once it would not see the response
+LINGER_S = 2.0  # without a byte of a client whose connection ends: cut at once it would not see its response
+LINGER_BYTES = 64 << 20  # that it may go on sending
 BODIES_AT_ONCE = 8  # bodies of the largest size that fit into memory; smaller ones in proportion
-RETRY_AFTER_S = 1.0
+SHORT_BODY_BYTES = 64 << 10  # that may follow an early answer on a connection that stays
+MAX_PIPELINED = 32  # whole requests that wait for the response before theirs
 # A router that ends hears each open connection for so long: a request may be on its way, and a client that
 # kept the connection from a response without `Connection: close` sends its next one at once.
 LAST_REQUEST_S = 0.5
 
 
-@dataclass(frozen=True)
-class HttpLimits:
-    """The limits for every client."""
-
-    max_body: int  # bytes
-    max_connections: int
-    slow_client_s: float
-
-
-# Called for each client that is refused with the response's status, "dropped" (too many connections, no
-# response) or "unread" (the client did not read its response).
-OnRefused = Callable[[str], None]
-
-
-class Intake:
-    """The bytes of all bodies that are read or processed now. One for all connections of a router."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether the limit is exceeded."""
-        return self.held > self.limit
-
-
 class LimitedConnection(HttpToolsProtocol):
-    """One client's connection; its requests follow one another."""
+    """One client's connection; its requests follow one another.
+
+    Its phase is derived from what is known, never set. `_settle` is called wherever that may have changed.
+    """
 
     def __init__(self, *, limits: HttpLimits, intake: Intake, refused: OnRefused, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._limits = limits
         self._intake = intake
         self._on_refused = refused
-        self._running: RequestResponseCycle | None = None  # its response is under way
-        self._refused = False
+        self._running: RequestResponseCycle | None = None  # its response is under way, or was the last
+        self._over = False  # nothing more is heard
         self._in_message = False  # from a request's first byte to its last
         self._in_body = False  # from its headers' end on, until the next one begins
         self._header_bytes = 0
         self._body_bytes = 0
-        self._held = 0  # of the intake
-        self._received = 0  # bytes since the arrival began
+        self._raw = 0  # bytes read since a request began, or since the last one was complete
         self._arrival_began = 0.0  # the loop's time
-        self._arrival: asyncio.TimerHandle | None = None  # of a request that is not complete yet
-        self._draining: asyncio.TimerHandle | None = None  # of a response that waits for its client to read
-        self._tail: asyncio.TimerHandle | None = None  # of a finished response's last bytes, not yet read
+        self._held: dict[RequestResponseCycle, int] = {}  # of the intake
+        self._lasting = True  # the connection stays after the response
         self._ending = False  # the router ends: the next response is the last one
-        self._farewell: asyncio.TimerHandle | None = None  # until an unused connection is closed then
+        self._phase = Phase.NEXT
+        self._since = 0.0  # the loop's time: the phase began, or was last looked at (READING)
+        self._unread = 0  # bytes then
+        self._heard = 0.0  # the loop's time of the last byte that was dropped
+        self._timer: asyncio.TimerHandle | None = None
         self._times = HttpTimes()  # of the exchange whose response is under way
         self._paused = 0.0  # time.monotonic: the response waits for its client to read since then
 
@@ -115,227 +103,333 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._outlet = Outlet(transport, self._finish)
+        if self.client is not None:
+            self.client = unmapped(self.client[0]), self.client[1]
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._since = self.loop.time()
+        self._arm(self._limits.slow_client_s)
         if len(self.connections) > self._limits.max_connections + SPARE_CONNECTIONS:
-            self._refused = True
+            self._over = True
             self._cut("dropped")
-            return
-        self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._arrival = _cancelled(self._arrival)
-        self._draining = _cancelled(self._draining)
-        self._tail = _cancelled(self._tail)
-        self._farewell = _cancelled(self._farewell)
-        self._release_body()
-        _abandon(self._running)  # with pipelined requests uvicorn notifies only the last one
+        if self._timer is not None:
+            self._timer.cancel()
+        self._release_all()
+        abandon(self._running)  # with pipelined requests uvicorn notifies only the last one
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        self._raw += len(data)
+        if self._over:
+            self._heard = self.loop.time()
+            if self._raw > LINGER_BYTES:
+                self.transport.abort()
             return
-        if self._arrival is None:
-            self._expect()
-        self._received += len(data)
-        super().data_received(data)
-        if not self._in_body and self._arrival is not None and self._received > MAX_HEADER_BYTES:
-            self._refuse(_too_many_headers())
+        self._parse(data)
+        if self._raw > MAX_HEADER_BYTES and not self._over:
+            framed = (FRAMING + 1) * self._body_bytes + 2 * MAX_HEADER_BYTES  # with the headers before it
+            if not (self._in_message and self._in_body) or self._raw > framed:
+                self._refuse(too_many_headers())
+        self._settle()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._paused = time.monotonic()
-        self._watch_draining()
+        self._settle()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._times.paused_s += time.monotonic() - self._paused
-        self._draining = _cancelled(self._draining)
+        self._settle()
 
-    # -- the parser's calls
+    # -- the parser and its calls
+
+    def _parse(self, data: bytes) -> None:
+        while data and not self._over:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self._refuse(Unsupported("Invalid HTTP request received."))
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return a request's head, to be parsed anew: with an upgrade, the parser takes no body for one.
+
+        Java's own client asks for h2c with each request that it sends in plain text.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s\r\n" % one for one in self.headers if one[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        return b"".join([*lines, b"\r\n"])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         cast(Scope, self.scope)[TIMES] = HttpTimes()
-        if self._arrival is None:
-            self._expect()
+        self._arrival_began = self.loop.time()
         self._in_message = True
         self._in_body = False
-        self._header_bytes = 0
-        self._body_bytes = 0
+        self._header_bytes = self._body_bytes = self._raw = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         self._header_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
         self._header_bytes += len(name) + len(value)
+        if not self._in_body:  # what follows a body joins no headers: the request may have begun
+            super().on_header(name, value)
+        elif self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(too_many_headers())
 
     def on_headers_complete(self) -> None:
-        if self._refused:
+        if self._over or self._upgrades():
             return
         if error := self._objection():
             self._refuse(error)
             return
-        self._tail = _cancelled(self._tail)
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, self._outlet)
         self._in_body = True
+        self._lasting = self.cycle.keep_alive
+        if self.expect_100_continue or not self._body_is_short():
+            self.cycle.keep_alive = False  # until it is complete: an answer before that ends the connection
         if self._ending:
-            self.cycle.keep_alive = False
+            self._lasting = self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        if self._refused:
+        if self._over:
             return
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.max_body:
-            self._refuse(self._too_large())
+            self._refuse(too_large(self._limits))
             return
-        self._held += len(body)
+        if self.cycle.response_complete:
+            return  # nobody reads it
+        self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         self._intake.held += len(body)
-        if self._intake.full:
-            self._refuse(self._too_many_bodies())
-            return
-        super().on_body(body)
+        while self._intake.full and not self._over:
+            self._refuse_largest()
+        if not self._over:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._refused:
+        if self._upgrades():
             return
-        super().on_message_complete()
         self._in_message = False
-        self._arrival = _cancelled(self._arrival)
+        self._raw = 0
+        if self._over:
+            return
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._lasting and not self._ending
+        super().on_message_complete()
 
     # -- uvicorn's own calls
 
     def on_response_complete(self) -> None:
-        self._release_body()
-        super().on_response_complete()
-        if self.transport.get_write_buffer_size():
-            self._tail = self.loop.call_later(self._limits.slow_client_s, self._check_tail)
-        if self._ending:
-            self._say_farewell()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(Unsupported(msg))
+        self.server_state.total_requests += 1
+        if self._running is not None:
+            self._release(self._running)
+        if self._over or self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        self._settle()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         self._times = cast(Scope, cycle.scope)[TIMES]
         super()._start_asgi_task(cycle, app)
 
-    # -- the router's end
-
     def shutdown(self) -> None:
         """Close the connection after one more response. uvicorn's own would cut a request on its way."""
         self._ending = True
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False  # its response says so
-        elif self.cycle is None or self.cycle.response_complete:
-            self._say_farewell()
+        self._since = self.loop.time()
+        self._arm(LAST_REQUEST_S)
 
-    def _say_farewell(self) -> None:
-        _cancelled(self._farewell)
-        self._farewell = self.loop.call_later(LAST_REQUEST_S, self._close_unused)
-
-    def _close_unused(self) -> None:
-        """Close, unless a request arrives or is served: then its response closes."""
-        if not self._in_message and (self.cycle is None or self.cycle.response_complete):
-            self.transport.close()
-
-    # -- refusals
+    # -- refusals, and the end
 
     def _objection(self) -> RequestFailed | None:
         """Return the reason to refuse a request by its headers, before its body is read; None if fine."""
         if self._header_bytes > MAX_HEADER_BYTES:
-            return _too_many_headers()
-        if self.parser.get_method() != b"POST":
+            return too_many_headers()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            return Unsupported(f"more than {MAX_PIPELINED} requests wait on one connection")
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            return Unsupported("CONNECT is for proxies: this is none")
+        if method != b"POST":
             return None  # health and metrics stay available
+        return objection(self._limits, self.headers, len(self.connections))
+
+    def _upgrades(self) -> bool:
+        """Whether the parser hands the rest of the connection over; CONNECT is refused as it is."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _body_is_short(self) -> bool:
         for name, value in self.headers:
-            if name == b"content-length" and int(value) > self._limits.max_body:
-                return self._too_large()
-        if len(self.connections) > self._limits.max_connections:
-            return Overloaded(
-                f"the router has {self._limits.max_connections} connections already (router.max_connections)",
-                RETRY_AFTER_S,
-            )
-        return None
-
-    def _too_large(self) -> TooLarge:
-        mib = self._limits.max_body / (1 << 20)
-        return TooLarge(f"the request's body exceeds {mib:g} MiB (router.max_body_mib)")
-
-    def _too_many_bodies(self) -> Overloaded:
-        mib = self._intake.limit / (1 << 20)
-        return Overloaded(
-            f"the bodies of all requests exceed {mib:g} MiB ({BODIES_AT_ONCE} times router.max_body_mib)",
-            RETRY_AFTER_S,
-        )
+            if name == b"transfer-encoding":
+                return False
+            if name == b"content-length" and int(value) > SHORT_BODY_BYTES:
+                return False
+        return True
 
     def _refuse(self, error: RequestFailed) -> None:
         """Respond in the application's stead, and accept nothing more on this connection."""
-        if self._refused or self.transport.is_closing():
+        if self._over:
             return
-        self._refused = True
+        if self.transport.is_closing():  # its client has left
+            self._over = True
+            self._release_all()
+            return
         self._on_refused(str(error.status.value))
-        self._arrival = _cancelled(self._arrival)
-        self._release_body()
-        own = self.cycle if self._in_body else None
-        before = self._running if self._running is not own else None
-        if (before and not before.response_complete) or (own and own.response_started):
+        own = self.cycle if self._in_message and self._in_body else None
+        if self._answering and (self._running is not own or self._running.response_started):  # type: ignore[union-attr]
+            self._over = True
+            self._release_all()
             self.transport.abort()  # another response is under way: an error cannot follow inside it
             return
-        _abandon(own)
-        self.transport.write(_raw(error))
-        self.transport.write_eof()
+        if own is None or not own.response_complete:
+            abandon(own)
+            self.transport.write(raw(error))
+        self._finish()
+
+    def _refuse_largest(self) -> None:
+        """Refuse the largest body that is still on its way: few large ones, sent slowly, close no door."""
+        others = (one for one in self.connections if isinstance(one, LimitedConnection))
+        largest = max(others, key=lambda one: one.arriving, default=self)
+        if largest.arriving <= self.arriving:
+            largest = self
+        largest._refuse(too_many_bodies(self._limits, self._intake.limit))
+
+    @property
+    def arriving(self) -> int:
+        """The bytes that are counted of a body which is not complete."""
+        return self._held.get(self.cycle, 0) if self._in_message and not self._over else 0
+
+    def _finish(self) -> None:
+        """Hear nothing more, and end the connection once its client has read what was written."""
+        if self._over or self.transport.is_closing():
+            return
+        self._over = True
+        self._raw = 0
+        self._heard = self.loop.time()
+        self._release_all()
+        self.pipeline.clear()
         self.flow.resume_reading()
-        self._draining = self.loop.call_later(LINGER_S, self.transport.abort)
+        self.transport.write_eof()
+        self._settle()
 
-    def _release_body(self) -> None:
-        self._intake.held -= self._held
-        self._held = 0
+    def _release(self, cycle: RequestResponseCycle) -> None:
+        self._intake.held -= self._held.pop(cycle, 0)
 
-    # -- clients that are too slow
-
-    def _expect(self) -> None:
-        """Begin to time the arrival of a request."""
-        self._received = 0
-        self._arrival_began = self.loop.time()
-        self._arrival = self.loop.call_later(self._limits.slow_client_s, self._check_arrival)
-
-    def _check_arrival(self) -> None:
-        answering = self._running is not None and not self._running.response_complete
-        if self.flow.read_paused or (answering and not self._in_message):
-            left = self._limits.slow_client_s  # the delay is not the client's
-        else:
-            allowed = self._limits.slow_client_s + self._received / LEAST_SENT_PER_S
-            left = self._arrival_began + allowed - self.loop.time()
-        if left > 0:
-            self._arrival = self.loop.call_later(left, self._check_arrival)
-        else:
-            self._refuse(TooSlow(f"the request was not complete after {self._limits.slow_client_s:g} s"))
-
-    def _watch_draining(self) -> None:
-        _cancelled(self._draining)
-        before = self.transport.get_write_buffer_size()
-        self._draining = self.loop.call_later(self._limits.slow_client_s, self._check_draining, before)
-
-    def _check_draining(self, before: int) -> None:
-        """Cut a client that has read too little. While the response waits, only its reads free the buffer."""
-        read = before - self.transport.get_write_buffer_size()
-        if read < LEAST_READ_PER_S * self._limits.slow_client_s:
-            self._cut("unread")
-        else:
-            self._watch_draining()
-
-    def _check_tail(self) -> None:
-        """Cut a client that has not read a finished response's last bytes: they are few."""
-        if self.transport.get_write_buffer_size():
-            self._cut("unread")
+    def _release_all(self) -> None:
+        self._intake.held -= sum(self._held.values())
+        self._held.clear()
 
     def _cut(self, reason: str) -> None:
         self._on_refused(reason)
         self.transport.abort()
+
+    # -- time
+
+    @property
+    def timed(self) -> bool:
+        """Whether a timer runs, as one does until the connection is lost."""
+        return self._timer is not None and not self._timer.cancelled()
+
+    @property
+    def _answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _now(self) -> Phase:
+        """Derive the phase from what is known."""
+        answering = self._answering and not self._over
+        if self.flow.write_paused or (not answering and self.transport.get_write_buffer_size()):
+            return Phase.READING
+        if self._over:
+            return Phase.END
+        if self._in_message:
+            return Phase.REQUEST
+        return Phase.ANSWER if answering else Phase.NEXT
+
+    def _settle(self) -> None:
+        """Begin to time another phase, if this is one."""
+        phase = self._now()
+        if phase is not self._phase:
+            self._phase = phase
+            self._since = self.loop.time()
+            self._unread = self.transport.get_write_buffer_size()
+            self._arm(self._left())
+
+    def _arm(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(max(0.0, seconds), self._tick)
+
+    def _left(self) -> float:
+        """Return the seconds for which the phase may go on."""
+        limits, now = self._limits, self.loop.time()
+        match self._phase:
+            case Phase.REQUEST:
+                if self.flow.read_paused:
+                    self._arrival_began = now  # the delay is not the client's
+                return self._arrival_began + limits.slow_client_s + self._raw / LEAST_SENT_PER_S - now
+            case Phase.NEXT:
+                between = limits.slow_client_s if self.cycle is None else limits.keep_alive_s
+                return self._since + (LAST_REQUEST_S if self._ending else between) - now
+            case Phase.END:
+                return min(self._since + limits.slow_client_s, self._heard + LINGER_S) - now
+            case Phase.READING:
+                return self._since + limits.slow_client_s - now
+        return limits.slow_client_s
+
+    def _tick(self) -> None:
+        self._settle()
+        left = self._left()
+        if left <= 0:
+            left = self._limits.slow_client_s
+            self._expire()
+        elif self.transport.is_closing() and self._phase is not Phase.READING:
+            self.transport.abort()
+        self._arm(left)
+
+    def _expire(self) -> None:
+        """Act on a phase that has gone on for long enough."""
+        match self._phase:
+            case Phase.REQUEST:
+                self._refuse(self._too_slow())
+            case Phase.READING:
+                self._look_at_reader()
+            case Phase.NEXT if readable(self.transport):
+                pass  # it is on its way to us: closed now, the request would be lost
+            case Phase.NEXT if self.cycle is None and not self._ending:
+                self._refuse(self._too_slow())
+            case Phase.NEXT:
+                self.transport.close()
+            case _:
+                self.transport.abort()
+
+    def _look_at_reader(self) -> None:
+        """Cut a client that has read too little. While the response waits, only its reads free the buffer."""
+        unread, now = self.transport.get_write_buffer_size(), self.loop.time()
+        if self._unread - unread < LEAST_READ_PER_S * (now - self._since):
+            self._cut("unread")
+        self._unread, self._since = unread, now
+
+    def _too_slow(self) -> TooSlow:
+        return TooSlow(f"the request was not complete after {self._limits.slow_client_s:g} s")
 
 
 @dataclass(frozen=True)
@@ -353,49 +447,3 @@ class Connections:
 def connections(limits: HttpLimits, refused: OnRefused) -> Connections:
     """Return what makes the connections of a router, all within these limits."""
     return Connections(limits, Intake(BODIES_AT_ONCE * limits.max_body), refused)
-
-
-def affordable_connections(wanted: int) -> int:
-    """Return `wanted`, or as many connections as file descriptors allow; raise their limit if need be.
-
-    Without a descriptor no client can be accepted and no worker reached: clients would wait in vain.
-    """
-    beside = SPARE_CONNECTIONS + OWN_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted + beside:
-        soft = min(wanted + beside, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    fits = max(1, min(wanted, soft - beside))
-    if fits < wanted:
-        log.warning(
-            "router.max_connections is %d, but %d file descriptors (ulimit -n) are enough for %d clients: "
-            "that is the limit now",
-            wanted,
-            soft,
-            fits,
-        )
-    return fits
-
-
-def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """Cancel the timer; return None for the attribute that held it."""
-    if timer is not None:
-        timer.cancel()
-    return None
-
-
-def _abandon(cycle: RequestResponseCycle | None) -> None:
-    """Let the application see that its client has left."""
-    if cycle is not None and not cycle.response_complete:
-        cycle.disconnected = True
-        cycle.message_event.set()
-
-
-def _too_many_headers() -> HeadersTooLarge:
-    return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
-
-
-def _raw(error: RequestFailed) -> bytes:
-    start, body = error_response(error)
-    headers = [b"%s: %s\r\n" % header for header in start["headers"]]
-    return b"".join([STATUS_LINE[start["status"]], *headers, b"connection: close\r\n\r\n", body["body"]])

@@ -38,12 +38,17 @@ class Door:
         found = dict(headers)
         if not self._key:
             return _host(found.get(b"host", b"")) in _OWN_NAMES
-        scheme, _, given = found.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() == b"bearer" and self.fits(given.strip()):
+        given = self.shown(headers)
+        if given is not None and self.fits(given):
             return True
         return any(
             hmac.compare_digest(one, self.cookie().encode()) for one in _cookies(found.get(b"cookie", b""))
         )
+
+    def shown(self, headers: Headers) -> bytes | None:
+        """Return the key in a request's headers, right or wrong; None where no key is asked for."""
+        scheme, _, given = dict(headers).get(b"authorization", b"").partition(b" ")
+        return given.strip() if self._key and scheme.lower() == b"bearer" else None
 
     def may_act(self, headers: Headers) -> bool:
         """Return whether a request comes from the page itself, and not from another site's."""

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import AsyncIterator, Iterator
 from importlib.resources import files
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import parse_qs
 
 import uvicorn
-from fastapi import FastAPI, Form, HTTPException, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
@@ -29,12 +31,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.keeping import keep
 from baton.scheduler.tasks import spawn
+from baton.services.router.http.connections import connections
+from baton.services.router.http.objections import HttpLimits
 from baton.services.router.ops.actions import Action, ActionRefused, Actions
 from baton.services.router.ops.door import COOKIE, Door
-from baton.services.router.ops.feed import Feed, TooManyWatchers
+from baton.services.router.ops.feed import MOST_WATCHERS, Feed, TooManyWatchers
+from baton.services.router.ops.tries import Tries
 from baton.services.router.recent import LAST, Recent
 
 STOP_S = 2.0  # for open pages, when the router ends
+MOST_BODY = 64 << 10  # bytes: a key, or an action
+MOST_CONNECTIONS = 4 * MOST_WATCHERS  # a browser has up to six
+SLOW_CLIENT_S = 10.0
+KEEP_ALIVE_S = 30.0
+_FORM = "application/x-www-form-urlencoded"
 _STATIC = files(__package__) / "static"
 # Nothing from elsewhere is loaded, and no other page may frame this one.
 _HEADERS = {
@@ -49,8 +59,8 @@ _OPEN = ("/ops/login", "/ops/static/")
 def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastAPI:
     """Return the page's application."""
     app = FastAPI(title="Baton live page", docs_url=None, redoc_url=None, openapi_url=None)
-
-    app.add_middleware(Guard, door=door)
+    tries = Tries()
+    app.add_middleware(Guard, door=door, tries=tries)
 
     @app.get("/")
     async def root() -> Response:
@@ -65,9 +75,20 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
         return HTMLResponse((_STATIC / "login.html").read_text())
 
     @app.post("/ops/login")
-    async def login(request: Request, key: Annotated[str, Form(max_length=4096)]) -> Response:
-        if not door.fits(key.encode()):
+    async def login(request: Request) -> Response:
+        # A form of another kind would be written to files while it comes.
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+            return _problem(415, f"send the key in a form: Content-Type: {_FORM}")
+        try:
+            key = parse_qs(await request.body(), max_num_fields=10).get(b"key", [b""])[0]
+        except ValueError:
+            return _problem(400, "the form has too many fields: 'key' is the one that is read")
+        if wait_s := tries.wait_s(_host(request.scope)):
+            return _too_often(wait_s)
+        if not door.fits(key):
+            tries.failed(_host(request.scope))
             return RedirectResponse("/ops/login?wrong", status_code=303)
+        tries.passed(_host(request.scope))
         response = RedirectResponse("/ops", status_code=303)
         secure = request.url.scheme == "https"
         response.set_cookie(COOKIE, door.cookie(), httponly=True, samesite="strict", secure=secure)
@@ -122,13 +143,19 @@ class Guard:
     On the bare protocol: Starlette's own kind of middleware hides why an answer broke off.
     """
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, door: Door, tries: Tries) -> None:
         self._app = app
         self._door = door
+        self._tries = tries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
         door, path = self._door, scope["path"]
+        if (given := door.shown(scope["headers"])) is not None:
+            if wait_s := self._tries.wait_s(_host(scope)):
+                await _too_often(wait_s)(scope, receive, send)
+                return
+            (self._tries.passed if door.fits(given) else self._tries.failed)(_host(scope))
         if not door.opens(scope["headers"]) and not (door.has_key and path.startswith(_OPEN)):
             await _closed(door, path)(scope, receive, send)
             return
@@ -153,8 +180,15 @@ async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterato
         def capture_signals(self) -> Iterator[None]:
             yield  # they are the router's
 
+    limits = HttpLimits(MOST_BODY, MOST_CONNECTIONS, SLOW_CLIENT_S, KEEP_ALIVE_S, of_router=False)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        app,
+        http=cast(Any, connections(limits, lambda _: None)),  # declared as a class, but only called
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
     )
     server = Server(config)
     tasks = [
@@ -184,6 +218,17 @@ def _closed(door: Door, path: str) -> Response:
 
 def _problem(status: int, message: str) -> Response:
     return JSONResponse({"error": {"message": message}}, status_code=status)
+
+
+def _too_often(wait_s: float) -> Response:
+    seconds = str(math.ceil(wait_s))
+    response = _problem(429, f"too many wrong keys came from this address: try again in {seconds} s")
+    response.headers["retry-after"] = seconds
+    return response
+
+
+def _host(scope: Scope) -> str:
+    return str(scope["client"][0]) if scope.get("client") else ""
 
 
 def _matches(row: dict[str, Any], search: str) -> bool:

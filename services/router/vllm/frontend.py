@@ -25,7 +25,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Route
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.lora import LoRAConfig
@@ -51,22 +51,13 @@ from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm import large_answers
 from baton.services.router.vllm.block_hashes import PromptHasher
+from baton.services.router.vllm.closed import is_left_out
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
 from baton.services.router.vllm.several import model_paths, routes_of_all
-
-# Routes of vLLM's for one engine's administrators and for models of another kind: 404 here.
-_NOT_OFFERED = (
-    "/scale_elastic_ep",
-    "/is_scaling_elastic_ep",
-    "/kv_event_sources",
-    "/v1/systemone",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-)
 
 
 def build_config(settings: Settings) -> Any:
@@ -111,6 +102,7 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
     args.host, args.port = router.host, router.port
     if engine.lora is not None:
         args.lora_modules = [LoRAModulePath(name, path) for name, path in engine.lora.adapters.items()]
+    args.sse_keep_alive_interval = 0  # the router's own comments are on every path, vLLM's on two
     args.structured_outputs_config = config.structured_outputs_config
     return args
 
@@ -220,7 +212,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
     app.exception_handler(HTTPException)(not_offered)
-    app.router.routes = [route for route in app.router.routes if not _is_left_out(route)]
+    app.router.routes = [route for route in app.router.routes if not is_left_out(route)]
     app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
     return app
 
@@ -232,17 +224,20 @@ def opened_to_clients(
     *,
     classes: Classes | None = None,
     door: Middleware | None = None,
+    comment_s: float = 0.0,
 ) -> Any:
     """Return the first model's app with our admission around it, and behind that the other models' apps.
 
     `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, they are of one
     of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without
-    one all are accepted.
+    one all are accepted. Streams that are silent for `comment_s` seconds get a comment.
     """
     app = models[0].app
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(
-        Middleware(AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle, classes=classes)
+        Middleware(
+            AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle, classes=classes, comment_s=comment_s
+        )
     )
     if len(models) > 1:
         _choose_among(models)
@@ -264,15 +259,6 @@ def _choose_among(models: Sequence[ModelApp]) -> None:
         one.app.middleware_stack = one.app.build_middleware_stack()
     first.user_middleware.append(Middleware(ModelMiddleware, apps=apps, paths=model_paths(first)))
     first.router.routes[:0] = routes_of_all({one.names[0]: one.app for one in models})
-
-
-def _is_left_out(route: BaseRoute) -> bool:
-    """Return whether a route of vLLM's is not offered, or is its second /metrics: one without OpenMetrics.
-
-    The first, which is mounted, serves what a scraper asks for, exemplars too.
-    """
-    path = getattr(route, "path", "")
-    return path in _NOT_OFFERED or (path == "/metrics" and not isinstance(route, Mount))
 
 
 async def _health(request: Request) -> Response:

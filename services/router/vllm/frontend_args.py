@@ -122,6 +122,11 @@ def frontend_namespace(engine: EngineSettings, router: RouterSettings) -> Namesp
     return args
 
 
+def comment_s(router: RouterSettings) -> float:
+    """Return after how many seconds a silent stream gets a comment; 0: none does."""
+    return float(check_names(router).get("sse_keep_alive_interval") or 0)
+
+
 def _parsed(given: Mapping[str, Any]) -> Namespace:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs

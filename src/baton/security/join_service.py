@@ -13,8 +13,10 @@ ask once in 27 minutes each, which is one in 1.5 s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, Self
@@ -31,6 +33,9 @@ from baton.security.names import Name, Role
 
 MAX_BODY = 16 << 10
 READ_S = 10.0  # for a request's body
+CONNECTION_S = 20.0  # for a connection, from its handshake to its end: a joiner has one for each exchange
+MOST_CONNECTIONS = 256  # more are closed unheard
+ACCEPT_AGAIN_S = 0.5  # after an error, as of too few file descriptors
 OWN_LIFE_S = 86_400.0  # of the service's own certificate
 RENEW_S = OWN_LIFE_S / 2
 RETRY_S = 60.0  # after a renewal that failed
@@ -54,29 +59,66 @@ class JoinService:
         app.router.add_post("/join", self._answering(self._join))
         app.router.add_post("/renew", self._answering(self._renew))
         self._runner = web.AppRunner(app, access_log=None)
-        self._own: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open: set[asyncio.Task[None]] = set()  # connections, from their acceptance on
 
     async def __aenter__(self) -> Self:
         self._take_certificate()
         await self._runner.setup()
         host, port = addresses.split(self.address)
         try:
-            site = web.TCPSite(self._runner, host, port, ssl_context=self._context)
-            await site.start()
+            listening = addresses.listen(host, port)
         except OSError as error:
             await self._runner.cleanup()
             raise SecurityError(
                 f"the CA cannot listen on {self.address}: {error.strerror}; give another --listen"
             ) from None
-        taken: int = self._runner.addresses[0][1]
-        self.address = addresses.join(host, taken)
-        self._own = keep(self._renew_own, "the CA's own certificate")
+        listening.setblocking(False)
+        self._listening = listening
+        self.address = addresses.join(host, listening.getsockname()[1])
+        self._tasks = [
+            keep(self._renew_own, "the CA's own certificate"),
+            keep(self._accept, "the CA's connections"),
+        ]
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._own:
-            self._own.cancel()
+        tasks = [*self._tasks, *self._open]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listening.close()
         await self._runner.cleanup()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listening)
+            except OSError as error:
+                log.warning("the CA accepts no connection: %s; it is tried again", error)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            if len(self._open) >= MOST_CONNECTIONS:
+                connection.close()
+                continue
+            task = asyncio.create_task(self._serve(connection), name="a connection to the CA")
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Serve one connection for CONNECTION_S at most, handshake and all."""
+        assert self._runner.server is not None  # noqa: S101 (it is set up)
+        watched = _Watched(self._runner.server())
+        with connection, contextlib.suppress(TimeoutError, OSError):  # of a client that is slow, or leaves
+            async with asyncio.timeout(CONNECTION_S):
+                transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: watched, connection, ssl=self._context
+                )
+                try:
+                    await watched.over.wait()
+                finally:
+                    transport.abort()
 
     def _take_certificate(self) -> None:
         folder = self._authority.folder / _FOLDER
@@ -137,3 +179,22 @@ class JoinService:
             return web.Response(text=problem, status=status)
 
         return answer
+
+
+class _Watched(asyncio.Protocol):
+    """A connection of the web server's, whose end can be waited for."""
+
+    def __init__(self, served: asyncio.Protocol) -> None:
+        self._served = served
+        self.over = asyncio.Event()
+        self.data_received = served.data_received  # type: ignore[method-assign]
+        self.eof_received = served.eof_received  # type: ignore[method-assign]
+        self.pause_writing = served.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = served.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._served.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._served.connection_lost(error)
+        self.over.set()

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from baton import addresses
 from baton.services.ray.proxy import Proxy
 
+MOST = 1 << 20
 STREAMS = 120  # more than a client of aiohttp's opens by itself
 
 
@@ -59,7 +60,7 @@ def asked(path: str, query: bytes = b"") -> Request:
 
 async def test_as_many_streams_as_come_are_open(backend: tuple[Backend, str]) -> None:
     there, address = backend
-    proxy = Proxy(f"http://{address}")
+    proxy = Proxy(f"http://{address}", MOST)
     try:
         async with asyncio.timeout(20):
             answers = await asyncio.gather(
@@ -77,5 +78,28 @@ async def test_as_many_streams_as_come_are_open(backend: tuple[Backend, str]) ->
     assert (there.seen[0].headers["x-client"], there.seen[0].host) == ("me", address)
 
 
-async def body_of(answer: StreamingResponse) -> bytes:
+async def body_of(answer: Response) -> bytes:
+    assert isinstance(answer, StreamingResponse)
     return b"".join([bytes(piece) async for piece in answer.body_iterator])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_that_the_router_would_refuse_is_not_kept(
+    backend: tuple[Backend, str], declared: bool
+) -> None:
+    made, address = backend
+    pieces = 0
+
+    async def receive() -> Mapping[str, Any]:
+        nonlocal pieces
+        pieces += 1
+        return {"type": "http.request", "body": bytes(1 << 16), "more_body": True}
+
+    length = [(b"content-length", b"%d" % (MOST + 1))] if declared else []
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": length}
+    proxy = Proxy(f"http://{address}", MOST)
+    answer = await proxy.hand_on(Request(scope, receive))  # type: ignore[arg-type]
+    await proxy.close()
+    assert answer.status_code == 413
+    assert pieces <= (MOST >> 16) + 1
+    assert made.seen == []

@@ -92,6 +92,33 @@ def doors(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 
 
 @pytest.mark.timeout(240)
+async def test_no_variable_opens_paths_of_vllms_for_developers(
+    cluster: Cluster, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They reset the caches of all, end requests of others, and show the whole configuration."""
+    from vllm import envs
+
+    from baton.services.config import load
+    from baton.services.router.cluster import ClusterView
+    from baton.services.router.vllm import frontend
+    from baton.services.router.vllm.metrics import EngineMetrics
+
+    found = {}
+    for developer in (False, True):
+        monkeypatch.setattr(envs, "VLLM_SERVER_DEV_MODE", developer)
+        settings = load({"engine": {"model": str(model), "served_model_name": MODEL}})
+        config = frontend.build_config(settings)
+        args = frontend.build_arguments(settings, config)
+        view = ClusterView(cluster.scheduler, 5.0)
+        metrics = EngineMetrics(CollectorRegistry())
+        llm = frontend.RelayLLM(config, cluster.client, view, settings.engine, metrics)
+        app = await frontend.build_model_app(llm, args, 8)
+        found[developer] = {getattr(route, "path", "") for route in app.router.routes}
+        llm.shutdown()
+    assert sorted(found[True] - found[False]) == []
+
+
+@pytest.mark.timeout(240)
 async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path) -> None:
     """Every route of the real app is tried with every method, also those that a later vLLM adds."""
     from starlette.middleware import Middleware

@@ -8,108 +8,23 @@ import json
 import socket
 import subprocess
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import uvicorn
 
 from baton.services.router.http import connections as module
-from baton.services.router.http.connections import MAX_HEADER_BYTES, HttpLimits, connections
+from baton.services.router.http.objections import MAX_HEADER_BYTES
+from harness.doors import MAX_BODY, SLOW_S, Seen, Server, connect, serving
 from harness.fake_worker import until
 from harness.support import CALL_S, PATIENCE, PYTHON
 
-SLOW_S = 0.4
-MAX_BODY = 256 << 10
-LARGE = 1 << 20  # more than kernel and client take
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
-
-
-@dataclass
-class Seen:
-    """The application's view of its requests."""
-
-    bodies: list[int] = field(default_factory=list)  # bytes
-    left: int = 0  # clients, before their response was complete
-    sent: int = 0  # bytes
-    refused: list[str] = field(default_factory=list)  # reasons
-    gate: asyncio.Event = field(default_factory=asyncio.Event)  # lets responses on /gate end
-
-
-@dataclass
-class Server:
-    port: int
-    seen: Seen
-    uvicorn: uvicorn.Server
-    clients: list[asyncio.StreamWriter] = field(default_factory=list)
-
-    @property
-    def open_connections(self) -> int:
-        return len(self.uvicorn.server_state.connections)
-
-
-@contextlib.asynccontextmanager
-async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server]:
-    """Answer GET at once, POST after its body; send on /endless until the client is gone."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        size, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                seen.left += 1
-                return
-            size += len(message["body"])
-            more = message["more_body"]
-        seen.bodies.append(size)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        if scope["path"] == "/wait":
-            assert (await receive())["type"] == "http.disconnect"
-            seen.left += 1
-            return
-        while scope["path"] == "/endless" and not gone(receive):
-            await send({"type": "http.response.body", "body": bytes(8192), "more_body": True})
-            seen.sent += 8192
-            await asyncio.sleep(0)
-        if scope["path"] == "/gate":
-            await send({"type": "http.response.body", "body": b"first", "more_body": True})
-            await seen.gate.wait()
-        last = bytes(LARGE) if scope["path"] == "/large" else b"ok"
-        await send({"type": "http.response.body", "body": last, "more_body": False})
-        seen.sent += len(last)
-
-    def gone(receive: Any) -> bool:
-        if receive.__self__.disconnected:
-            seen.left += 1
-        return bool(receive.__self__.disconnected)
-
-    limits = HttpLimits(max_body=MAX_BODY, max_connections=max_connections, slow_client_s=SLOW_S)
-    protocol: Any = connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
-    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        task = asyncio.create_task(server._serve([sock]))
-        await until(lambda: server.started, "uvicorn serves")
-        one = Server(sock.getsockname()[1], seen, server)
-        try:
-            yield one
-        finally:
-            server.should_exit = server.force_exit = True
-            await task
-            for writer in one.clients:
-                writer.close()
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     async with serving(Seen()) as one:
         yield one
-
-
-async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    server.clients.append(writer)
-    return reader, writer
 
 
 async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tuple[int, dict[str, Any]]:
@@ -233,7 +148,7 @@ async def test_far_too_many_are_not_even_heard(monkeypatch: pytest.MonkeyPatch) 
             one.close()
 
 
-async def test_too_much_in_all_bodies_at_once_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_too_much_in_all_bodies_at_once_the_largest_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BODIES_AT_ONCE", 2)
     async with serving(Seen()) as server:
         part = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY - 1)
@@ -241,17 +156,21 @@ async def test_too_much_in_all_bodies_at_once_is_503(monkeypatch: pytest.MonkeyP
         for _, writer in half:
             writer.write(part)
             await writer.drain()
-        await asyncio.sleep(0.1)
-        status, error = await exchange(server, part)
-        assert (status, error["code"]) == (503, 503)
-        assert "(2 times router.max_body_mib)" in error["message"]
-        for _, writer in half:
-            writer.write(b"x")
+        await until(lambda: server.held == 2 * (MAX_BODY - 1), "both are counted")
+        small = HEAD + b"Connection: close\r\nContent-Length: 1000\r\n\r\n" + bytes(1000)
+        for _ in range(3):
+            assert (await exchange(server, small))[0] == 200  # those that are slow hold up nobody else
+        await until(lambda: server.held == MAX_BODY - 1, "one of them is refused")
+        answers = []
         for reader, writer in half:
-            assert (await reader.read(12)) == b"HTTP/1.1 200"
+            writer.write(b"x")
+            answers.append(await reader.read(1 << 16))
             writer.close()
-        again, _ = await exchange(server, part.replace(b"Host: x", b"Host: x\r\nConnection: close") + b"x")
-        assert again == 200
+        (refused,) = (one for one in answers if not one.startswith(b"HTTP/1.1 200"))
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b"(2 times router.max_body_mib)" in refused
+        assert b"retry-after: 1\r\n" in refused
+        await until(lambda: server.held == 0, "nothing is held")
 
 
 async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
@@ -348,7 +267,7 @@ def test_no_more_connections_than_file_descriptors(soft: int, hard: int, taken: 
     code = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        "from baton.services.router.http.connections import affordable_connections\n"
+        "from baton.services.router.http.descriptors import affordable_connections\n"
         "print(affordable_connections(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True, timeout=CALL_S)

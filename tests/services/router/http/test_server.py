@@ -14,7 +14,8 @@ import uvicorn
 from baton.addresses import listen
 from baton.services.router.group import Group, Seat
 from baton.services.router.http import server as module
-from baton.services.router.http.connections import HttpLimits, connections
+from baton.services.router.http.connections import connections
+from baton.services.router.http.objections import HttpLimits
 from baton.services.router.http.server import LOOK_S, LOOKS_WHEN_FULL, Server
 from harness.fake_worker import until
 from harness.support import CALL_S
@@ -48,7 +49,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 async def process() -> AsyncIterator[Process]:
-    limits = HttpLimits(max_body=1024, max_connections=ROOM, slow_client_s=CALL_S)
+    limits = HttpLimits(max_body=1024, max_connections=ROOM, slow_client_s=CALL_S, keep_alive_s=CALL_S)
     protocol: Any = connections(limits, lambda _: None)
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     with (

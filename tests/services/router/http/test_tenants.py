@@ -66,6 +66,7 @@ class Routers:
     """Addresses of both, and what they read."""
 
     urls: list[str]
+    metrics: list[str]  # URLs
     scheduler_port: int
     file: FileBook
     redis: RedisServer
@@ -93,21 +94,27 @@ def routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routers]:
     asyncio.run(file.edit(lambda _: BOOK))
     asyncio.run(in_redis.edit(lambda _: BOOK))
     model = tiny_qwen2(tmp_path_factory.mktemp("model"))
-    scheduler_port, processes, urls = free_port(), [], []
+    scheduler_port, processes, urls, metrics = free_port(), [], [], []
     for name, keys_file in (("file", str(folder / "keys.yaml")), ("redis", "")):
-        port = free_port()
+        port, metrics_port = free_port(), free_port()
         (folder / name).mkdir()
         settings = {
             "engine": {"model": str(model), "served_model_name": MODEL},
             "scheduler": {"address": f"127.0.0.1:{scheduler_port}", "topic": "test"},
-            "router": {"port": port, "keys_file": keys_file, "keys_store": redis.url},
+            "router": {
+                "port": port,
+                "metrics_port": metrics_port,
+                "keys_file": keys_file,
+                "keys_store": redis.url,
+            },
         }
+        metrics.append(f"http://127.0.0.1:{metrics_port}/metrics")
         urls.append(f"http://127.0.0.1:{port}")
         processes.append(zygote.shared().start("router", f"{__name__}:run", folder / name, settings=settings))
     try:
         for url in urls:
             eventually(lambda url=url: listening(int(url.rpartition(":")[2])), START_S, "it listens")
-        yield Routers(urls, scheduler_port, file, redis, processes)
+        yield Routers(urls, metrics, scheduler_port, file, redis, processes)
     finally:
         zygote.end_all(processes, 20)
         redis.stop()
@@ -247,8 +254,7 @@ async def test_keys_come_and_go_without_a_restart(routers: Routers, worker: Fake
     await routers.file.edit(lambda book: book.with_key("new", key("new", "newcomers")))
     await status(200)
     async with httpx.AsyncClient() as http:
-        headers = {"Authorization": f"Bearer {secret('new')}"}
-        text = (await http.get(f"{routers.urls[0]}/metrics", headers=headers)).text
+        text = (await http.get(routers.metrics[0])).text
     assert 'baton_router_tenant_requests_total{tenant="newcomers"}' in text
     assert 'baton_router_tenant_tokens_total{kind="prompt",tenant="newcomers"} 2.0' in text
     assert 'baton_router_tenant_refusals_total{limit="concurrency",tenant="slots"}' in text
@@ -307,8 +313,19 @@ async def test_a_class_is_chosen_within_what_a_key_may_use(
             body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "service_tier": "priority"}
             got = await http.post("/v1/completions", json=body, headers=headers | {"X-Baton-Class": name})
             assert got.status_code == status
-        page = (await http.get("/metrics", headers=headers)).text
+        page = (await http.get(routers.metrics[0])).text
     counted = [line for line in page.splitlines() if line.startswith("baton_router_class_goals_total")]
     met = 'class="interactive",goal="ttft",kind="alone"'
     assert sum(float(line.rpartition(" ")[2]) for line in counted if met in line) >= 2
     assert not any('class="batch"' in line for line in counted)  # it has no goals
+
+
+async def test_no_tenant_sees_what_is_of_all_of_them(routers: Routers) -> None:
+    for url in routers.urls:
+        headers = {"Authorization": f"Bearer {secret('plain')}"}
+        async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+            for path in ("/metrics", "/metrics?all", "/metrics/", "/load"):
+                got = await http.get(path)
+                assert (got.status_code, got.json()["error"]["code"]) == (403, 403)
+                assert "router.metrics_port" in got.text
+            assert (await http.get("/v1/models")).status_code == 200

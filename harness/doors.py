@@ -1,0 +1,111 @@
+"""An application of ten lines behind the router's own connections, for raw sockets to try."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+
+from baton.services.router.http.connections import Connections, connections
+from baton.services.router.http.objections import HttpLimits
+from harness.fake_worker import until
+
+SLOW_S = 0.4
+KEEP_ALIVE_S = 1.0
+MAX_BODY = 256 << 10
+LARGE = 1 << 20  # more than kernel and client take
+
+
+@dataclass
+class Seen:
+    """The application's view of its requests."""
+
+    bodies: list[int] = field(default_factory=list)  # bytes
+    left: int = 0  # clients, before their response was complete
+    sent: int = 0  # bytes
+    refused: list[str] = field(default_factory=list)  # reasons
+    headers: list[list[bytes]] = field(default_factory=list)  # their names, at the end
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # lets responses on /gate end
+
+
+@dataclass
+class Server:
+    port: int
+    seen: Seen
+    uvicorn: uvicorn.Server
+    protocol: Connections
+    clients: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @property
+    def open_connections(self) -> int:
+        return len(self.uvicorn.server_state.connections)
+
+    @property
+    def held(self) -> int:
+        """The bytes of bodies that are counted now."""
+        return self.protocol.intake.held
+
+
+@contextlib.asynccontextmanager
+async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server]:
+    """Answer GET at once, POST after its body; send on /endless until the client is gone."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size, more = 0, scope["path"] != "/early"
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                seen.left += 1
+                return
+            size += len(message["body"])
+            more = message["more_body"]
+        seen.bodies.append(size)
+        status = 401 if scope["path"] == "/early" else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        if scope["path"] == "/wait":
+            assert (await receive())["type"] == "http.disconnect"
+            seen.left += 1
+            return
+        while scope["path"] == "/endless" and not gone(receive):
+            await send({"type": "http.response.body", "body": bytes(8192), "more_body": True})
+            seen.sent += 8192
+            await asyncio.sleep(0)
+        if scope["path"] == "/gate":
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            await seen.gate.wait()
+        last = bytes(LARGE) if scope["path"] == "/large" else b"ok"
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+        seen.sent += len(last)
+        seen.headers.append([name for name, _ in scope["headers"]])
+
+    def gone(receive: Any) -> bool:
+        if receive.__self__.disconnected:
+            seen.left += 1
+        return bool(receive.__self__.disconnected)
+
+    limits = HttpLimits(MAX_BODY, max_connections, SLOW_S, KEEP_ALIVE_S)
+    protocol: Any = connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        task = asyncio.create_task(server._serve([sock]))
+        await until(lambda: server.started, "uvicorn serves")
+        one = Server(sock.getsockname()[1], seen, server, protocol)
+        try:
+            yield one
+        finally:
+            server.should_exit = server.force_exit = True
+            await task
+            for writer in one.clients:
+                writer.close()
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    server.clients.append(writer)
+    return reader, writer

@@ -1,0 +1,34 @@
+"""File descriptors: no more connections than there are descriptors for."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+log = logging.getLogger(__name__)
+
+# Refused connections that may wait for their 503; more than these are dropped: file descriptors are finite.
+SPARE_CONNECTIONS = 256
+OWN_DESCRIPTORS = 512  # of the router beside its clients: workers, scheduler, files
+
+
+def affordable_connections(wanted: int) -> int:
+    """Return `wanted`, or as many connections as file descriptors allow; raise their limit if need be.
+
+    Without a descriptor no client can be accepted and no worker reached: clients would wait in vain.
+    """
+    beside = SPARE_CONNECTIONS + OWN_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + beside:
+        soft = min(wanted + beside, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    fits = max(1, min(wanted, soft - beside))
+    if fits < wanted:
+        log.warning(
+            "router.max_connections is %d, but %d file descriptors (ulimit -n) are enough for %d clients: "
+            "that is the limit now",
+            wanted,
+            soft,
+            fits,
+        )
+    return fits

@@ -1,0 +1,84 @@
+"""The reasons to refuse a request by its headers, before any of its body is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.services.router.errors import (
+    HeadersTooLarge,
+    Overloaded,
+    RequestFailed,
+    TooLarge,
+    UnknownCoding,
+    UnreadableBody,
+)
+
+MAX_HEADER_BYTES = 64 << 10  # with the request's first line
+RETRY_AFTER_S = 1.0
+_PLAIN = (b"", b"identity")
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """The limits for every client."""
+
+    max_body: int  # bytes
+    max_connections: int
+    slow_client_s: float
+    keep_alive_s: float  # between two requests
+    of_router: bool = True  # and so settings, whose names refusals tell
+
+
+def objection(
+    limits: HttpLimits, headers: Iterable[tuple[bytes, bytes]], connections: int
+) -> RequestFailed | None:
+    """Return why a request with a body is refused while there are so many connections; None if it is not."""
+    for name, value in headers:
+        if name == b"content-length" and int(value) > limits.max_body:
+            return too_large(limits)
+        if name == b"content-encoding" and value.strip().lower() not in _PLAIN:
+            coding = value.decode("latin-1")
+            why = f"Content-Encoding {coding!r} is not read here: send the body as it is"
+            return UnreadableBody(why, b"accept-encoding: identity")
+        if name == b"content-type" and limits.of_router and not _is_json(value):
+            kind = value.decode("latin-1")
+            why = f"Content-Type {kind!r} is not read here: send 'application/json'"
+            return UnreadableBody(why, b"accept: application/json")
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            coding = value.decode("latin-1")
+            return UnknownCoding(f"Transfer-Encoding {coding!r} is not read here: 'chunked' alone is")
+    if connections > limits.max_connections:
+        return Overloaded(
+            f"there are {limits.max_connections} connections already{_named(limits, 'max_connections')}",
+            RETRY_AFTER_S,
+        )
+    return None
+
+
+def too_large(limits: HttpLimits) -> TooLarge:
+    """Return the refusal of a body above the limit."""
+    mib = limits.max_body / (1 << 20)
+    return TooLarge(f"the request's body exceeds {mib:g} MiB{_named(limits, 'max_body_mib')}")
+
+
+def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
+    """Return the refusal of a body that has no room beside all others, which may have `in_all` bytes."""
+    return Overloaded(
+        f"the bodies of all requests exceed {in_all / (1 << 20):g} MiB"
+        f"{_named(limits, 'max_body_mib', f'{in_all // limits.max_body} times ')}",
+        RETRY_AFTER_S,
+    )
+
+
+def too_many_headers() -> HeadersTooLarge:
+    """Return the refusal of headers, trailers, chunks' extensions or empty lines without end."""
+    return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
+
+
+def _is_json(value: bytes) -> bool:
+    return value.partition(b";")[0].strip().lower() in (b"", b"application/json")
+
+
+def _named(limits: HttpLimits, key: str, before: str = "") -> str:
+    return f" ({before}router.{key})" if limits.of_router else ""

@@ -1,0 +1,78 @@
+"""The smaller parts of a connection: what it counts into, writes to, and sends in the application's stead.
+
+Leans on: uvicorn.protocols.http.httptools_impl (RequestResponseCycle: disconnected, message_event,
+response_complete; STATUS_LINE).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable
+from enum import Enum, auto
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from baton.services.router.errors import RequestFailed, UnreadableBody
+from baton.services.router.http.admission import error_response
+
+# Called for each client that is refused with the response's status, "dropped" (too many connections, no
+# response) or "unread" (the client did not read its response).
+OnRefused = Callable[[str], None]
+
+
+class Phase(Enum):
+    """Names what a connection waits for: connections.py."""
+
+    REQUEST = auto()
+    ANSWER = auto()
+    READING = auto()
+    NEXT = auto()
+    END = auto()
+
+
+class Intake:
+    """The bytes of all bodies that are read or processed now. One for all connections of a router."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is exceeded."""
+        return self.held > self.limit
+
+
+class Outlet:
+    """A connection's transport, as responses see it: they close it no sooner than their client has read."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
+def readable(transport: asyncio.Transport) -> bool:
+    """Return whether bytes have come that the loop has not read yet."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def abandon(cycle: RequestResponseCycle | None) -> None:
+    """Let the application see that its client has left."""
+    if cycle is not None and not cycle.response_complete:
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+
+def raw(error: RequestFailed) -> bytes:
+    """Return the bytes of a response that ends its connection."""
+    start, body = error_response(error)
+    headers = [b"%s: %s\r\n" % header for header in start["headers"]]
+    if isinstance(error, UnreadableBody):
+        headers.append(error.accepted + b"\r\n")
+    return b"".join([STATUS_LINE[start["status"]], *headers, b"connection: close\r\n\r\n", body["body"]])

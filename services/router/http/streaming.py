@@ -1,0 +1,106 @@
+"""Streams through proxies: headers that keep them from gathering it, comments that keep it from being cut.
+
+A comment (`: keep-alive`) is for proxies that give up on a silent connection; clients pass over it. It comes
+when a stream was silent for `every_s` seconds, whichever API it is of, and also before the first event: then
+it begins the response, which otherwise waits for that event (docs/decisions/0003).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Message, Send
+
+from baton.scheduler.tasks import spawn
+
+COMMENT = b": keep-alive\n\n"
+_EVENTS = b"text/event-stream"
+# nginx gathers a response until its buffers are full; caches and some proxies until its end.
+_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+def streams(start: Message) -> bool:
+    """Return whether an http.response.start begins a stream of events."""
+    return any(name == b"content-type" and value.startswith(_EVENTS) for name, value in start["headers"])
+
+
+def mark(start: Message) -> None:
+    """Tell proxies that a stream is to be passed on as it comes."""
+    known = {name for name, _ in start["headers"]}
+    start["headers"] = [*start["headers"], *(one for one in _HEADERS if one[0] not in known)]
+
+
+class Comments:
+    """A `send` that adds comments to a silent stream, once `begin` was called; without `every_s` none.
+
+    Parts of the response go to `sender`. A timer runs until it is complete, or `end` is called; each part
+    costs two looks at the clock. `pass_on` is the `send` behind it.
+    """
+
+    def __init__(self, send: Send, every_s: float) -> None:
+        self.pass_on = send
+        self.sender: Send = self.send if every_s else send  # nothing is in the way of what needs no comments
+        self._every_s = every_s
+        self._loop = asyncio.get_running_loop()
+        self._before: Callable[[], Awaitable[bool]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
+        self._sending = False
+        self._last = 0.0  # the loop's time of the last part
+
+    def begin(self, before: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """Watch the stream from now on. `before` begins the response, and returns whether it has begun."""
+        self._before = before
+        if self._every_s and self._timer is None:
+            self._last = self._loop.time()
+            self._again()
+
+    def end(self) -> None:
+        """Add no more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._comment is not None:
+            self._comment.cancel()
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response."""
+        if self._comment is not None and not self._comment.done():
+            await asyncio.wait([self._comment])
+        self._sending = True
+        try:
+            await self.pass_on(message)
+        finally:
+            self._sending = False
+            self._last = self._loop.time()
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.end()
+
+    def _again(self) -> None:
+        self._timer = self._loop.call_at(self._last + self._every_s, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self._last + self._every_s:
+            waiting = self._comment is not None and not self._comment.done()
+            if not self._sending and not waiting:
+                self._comment = spawn(self._add(), "a comment on a silent stream")
+            self._last = now
+        self._again()
+
+    async def _add(self) -> None:
+        if self._before is None or await self._before():
+            await self.pass_on({"type": "http.response.body", "body": COMMENT, "more_body": True})
+
+
+def passing(send: Send, every_s: float) -> Comments:
+    """Return a `send` for responses that nothing holds back: their streams get headers and comments."""
+
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start" and streams(message):
+            mark(message)
+            comments.begin()
+        await send(message)
+
+    comments = Comments(marked, every_s)
+    return comments

@@ -1,0 +1,77 @@
+"""Wrong keys: after a few of one address no key from there is looked at for a while, which doubles each time.
+
+The table is bounded. Where all of it waits, nobody new may try: there are too many at it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+FREE = 5  # wrong keys without a wait
+LONGEST_S = 60.0
+FORGOTTEN_S = 900.0  # after the last wrong key
+MOST = 4096  # addresses
+
+
+@dataclass(slots=True)
+class _Address:
+    wrong: int
+    last: float  # of the clock: its last wrong key
+    until: float  # no key is looked at before
+
+
+class Tries:
+    """Counts wrong keys by address; for IPv6 by its network of 64 bits, as one client has all of it."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, most: int = MOST) -> None:
+        self._now_s = now_s
+        self._most = most
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # the last wrong key's is the last one
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def wait_s(self, host: str) -> float:
+        """Return for how long no key of this client is looked at; 0 if it may try."""
+        now = self._now_s()
+        self._forget(now)
+        found = self._addresses.get(_network(host))
+        if found is not None:
+            return max(0.0, found.until - now)
+        return 1.0 if len(self._addresses) >= self._most else 0.0
+
+    def failed(self, host: str) -> None:
+        """Note a wrong key."""
+        now, network = self._now_s(), _network(host)
+        found = self._addresses.pop(network, None) or _Address(0, now, now)
+        found.wrong += 1
+        found.last = now
+        if found.wrong > FREE:
+            found.until = now + min(LONGEST_S, 2.0 ** (found.wrong - FREE - 1))
+        if len(self._addresses) < self._most:
+            self._addresses[network] = found
+
+    def passed(self, host: str) -> None:
+        """Forget a client's wrong keys: it has shown the right one."""
+        self._addresses.pop(_network(host), None)
+
+    def _forget(self, now: float) -> None:
+        while self._addresses:
+            network, eldest = next(iter(self._addresses.items()))
+            if now < eldest.last + FORGOTTEN_S:
+                return
+            del self._addresses[network]
+
+
+def _network(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return host
+    return str(ipaddress.ip_network((address, 64), strict=False))

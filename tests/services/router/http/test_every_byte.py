@@ -1,0 +1,289 @@
+"""What a client may send beside a request's headers and body: all of it is counted, and nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.services.router.http import connections as module
+from harness.doors import KEEP_ALIVE_S, MAX_BODY, SLOW_S, Seen, Server, connect, serving
+from harness.fake_worker import until
+from harness.support import CALL_S
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
+EARLY = b"POST /early HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+MOST = 16 << 20  # what kernel buffers take, and more
+
+
+@pytest.fixture(autouse=True)
+def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER_S", SLOW_S)
+    monkeypatch.setattr(module, "LINGER_BYTES", 1 << 20)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving(Seen()) as one:
+        yield one
+
+
+async def sent_until_cut(server: Server, head: bytes, piece: bytes) -> int:
+    """Send a head and then pieces without end; return how many bytes went until the connection ended."""
+    reader, writer = await connect(server)
+    writer.write(head)
+    sent = 0
+    answer = asyncio.create_task(reader.read())
+    with contextlib.suppress(ConnectionError):
+        while sent < MOST and not writer.is_closing():
+            writer.write(piece)
+            sent += len(piece)
+            await asyncio.wait_for(writer.drain(), CALL_S)
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await answer
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (HEAD + CHUNKED + b"0\r\n", b"X: y\r\n" * 1000),
+        (HEAD + CHUNKED + b"0\r\nX: ", b"y" * 10_000),
+        (EARLY + CHUNKED + b"0\r\n", b"X: y\r\n" * 1000),
+        (HEAD + CHUNKED + b"1;a=", b"b" * 10_000),
+        (EARLY + CHUNKED, b"10000\r\n" + bytes(0x10000) + b"\r\n"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n" * 5000),
+        (b"", b"\r\n" * 5000),
+        (b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500),
+    ],
+    ids=[
+        *("trailers", "one trailer", "trailers after an answer", "a chunk's extension"),
+        *("a body after an answer", "line breaks after an answer", "line breaks", "pipelined requests"),
+    ],
+)
+async def test_nothing_goes_on_for_ever(server: Server, head: bytes, piece: bytes) -> None:
+    assert await sent_until_cut(server, head, piece) < MOST
+    await until(lambda: server.open_connections == 0, "nothing is left")
+    assert server.held == 0
+
+
+async def test_trailers_join_no_headers(server: Server) -> None:
+    reader, writer = await connect(server)
+    writer.write(HEAD + CHUNKED + b"1\r\nx\r\n0\r\nAuthorization: Bearer other\r\n\r\n")
+    assert (await asyncio.wait_for(reader.readuntil(b"ok\r\n0\r\n\r\n"), CALL_S)).startswith(b"HTTP/1.1 200")
+    assert server.seen.headers == [[b"host", b"transfer-encoding"]]
+
+
+@pytest.mark.parametrize("size", [1000, MAX_BODY])
+async def test_a_body_after_an_early_answer_is_not_kept(server: Server, size: int) -> None:
+    """Clients that wait for the answer, then send the body and keep quiet."""
+    clients = [await connect(server) for _ in range(8)]
+    for reader, writer in clients:
+        writer.write(EARLY + b"Content-Length: %d\r\n\r\n" % size)
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), CALL_S)).startswith(b"HTTP/1.1 401")
+    for _, writer in clients:
+        writer.write(bytes(size))
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+    await until(lambda: server.held == 0, "nothing is held")
+    await until(lambda: server.open_connections == 0, "the connections end")
+    assert server.held == 0
+
+
+async def test_a_short_body_after_an_early_answer_costs_no_connection(server: Server) -> None:
+    """Clients that send headers and body apart keep their connection when they are refused."""
+    reader, writer = await connect(server)
+    for _ in range(3):
+        writer.write(EARLY + b"Content-Length: 1000\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), CALL_S)
+        assert head.startswith(b"HTTP/1.1 401")
+        assert b"close" not in head
+        await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), CALL_S)
+        writer.write(bytes(1000))
+
+
+async def test_a_client_that_sends_on_still_reads_its_early_answer(server: Server) -> None:
+    """Cut at once, a client that sends a large body before it reads would see a reset."""
+    reader, writer = await connect(server)
+    writer.write(EARLY + b"Content-Length: %d\r\n\r\n" % MAX_BODY)
+    for _ in range(8):
+        writer.write(bytes(MAX_BODY // 8))
+        await asyncio.sleep(0.01)
+    got = await asyncio.wait_for(reader.read(), CALL_S)
+    assert got.startswith(b"HTTP/1.1 401")
+    assert b"connection: close" in got
+
+
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket", b"TLS/1.0"])
+async def test_an_upgrade_is_ignored_and_what_follows_is_heard(
+    server: Server, upgrade: bytes, method: bytes
+) -> None:
+    reader, writer = await connect(server)
+    asked = method + b" / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: " + upgrade
+    body = b"Content-Length: 2\r\n\r\n{}" if method == b"POST" else b"\r\n"
+    writer.write(asked + b"\r\nHTTP2-Settings: AAMA\r\n" + body + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    for _ in range(2):
+        got = await asyncio.wait_for(reader.readuntil(b"ok\r\n0\r\n\r\n"), CALL_S)
+        assert got.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("wire", "status"),
+    [
+        (b"GET http://example.org/x?y HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.0\r\n\r\n", b"200"),
+        (b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200"),
+        (b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200"),
+        (HEAD + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx", b"100"),
+        (EARLY + b"Expect: 100-continue\r\nContent-Length: 1\r\n\r\n", b"401"),
+        (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\n", b"415"),
+        (HEAD + b"Content-Encoding: identity\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx", b"200"),
+        (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n", b"501"),
+    ],
+)
+async def test_unusual_requests_end_with_an_answer(server: Server, wire: bytes, status: bytes) -> None:
+    reader, writer = await connect(server)
+    writer.write(wire)
+    got = await asyncio.wait_for(reader.read(), CALL_S)
+    assert got.split()[1] == status
+    writer.close()
+    await until(lambda: server.open_connections == 0, "nothing is left")
+    assert server.held == 0
+
+
+async def test_another_type_than_json_is_named(server: Server) -> None:
+    for kind, status in ((b"text/plain", b"415"), (b"Application/JSON ; charset=utf-8", b"200")):
+        reader, writer = await connect(server)
+        writer.write(
+            HEAD + b"Content-Type: " + kind + b"\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+        )
+        got = await asyncio.wait_for(reader.read(), CALL_S)
+        assert got.split()[1] == status
+        assert status == b"200" or b"'text/plain' is not read here: send 'application/json'" in got
+
+
+async def test_an_encoding_that_is_not_read_is_named(server: Server) -> None:
+    reader, writer = await connect(server)
+    writer.write(HEAD + b"Content-Encoding: zstd\r\nContent-Length: 100\r\n\r\n")
+    got = await asyncio.wait_for(reader.read(), CALL_S)
+    assert got.startswith(b"HTTP/1.1 415")
+    assert b"accept-encoding: identity\r\n" in got
+    assert b"'zstd'" in got
+
+
+# -- whatever is sent
+
+PARTS = (
+    *(b"GET / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\n", b"POST /early HTTP/1.1\r\n", b"HEAD /x HTTP/1.0\r\n"),
+    *(b"POST /large HTTP/1.1\r\n", b"GET /endless HTTP/1.1\r\n", b"GET /wait HTTP/1.1\r\n"),
+    *(b"Host: x\r\n", b"Content-Length: 10\r\n", b"Content-Length: 70000\r\n", b"Connection: close\r\n"),
+    *(b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n"),
+    *(
+        b"Connection: upgrade\r\n",
+        b"\r\n",
+        b"\r\n",
+        b"\r\n",
+        b"0123456789",
+        bytes(70_000),
+        b"X: y\r\n" * 2000,
+    ),
+    *(
+        b"a\r\n0123456789\r\n",
+        b"0\r\n",
+        b"0\r\n\r\n",
+        b"5;x=y\r\n01234\r\n",
+        b"\x00\xff",
+        b"X: " + b"y" * 9000,
+    ),
+)
+WHOLE = (
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n0123456789",
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\nT: u\r\n\r\n",
+    b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n" + bytes(70_000),
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+)
+
+
+async def one_client(server: Server, chance: random.Random) -> None:
+    """Send parts of requests in pieces, read or not, and leave or stay."""
+    reader, writer = await connect(server)
+    wire = b"".join(
+        chance.choice(WHOLE) if chance.random() < 0.3 else chance.choice(PARTS)
+        for _ in range(chance.randint(1, 12))
+    )
+    sent = wire
+    reads = asyncio.create_task(reader.read()) if chance.random() < 0.7 else None
+    with contextlib.suppress(ConnectionError):
+        while wire:
+            size = chance.choice((1, 7, 100, 5000, 100_000))
+            writer.write(wire[:size])
+            wire = wire[size:]
+            if chance.random() < 0.3:
+                await asyncio.sleep(chance.random() * 0.02)
+            if size == 1:  # not all of it byte by byte
+                writer.write(wire[:2000])
+                wire = wire[2000:]
+    if chance.random() < 0.3:
+        writer.transport.abort()
+    elif chance.random() < 0.3:
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+    if reads is not None:
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            await asyncio.wait_for(reads, 5 * SLOW_S)
+    if b"/wait" in sent or b"/endless" in sent:  # these end with their client alone
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_is_sent_it_ends(server: Server, seed: int) -> None:
+    """Each connection always has a timer, and ends; then no byte is counted any more."""
+    chance = random.Random(seed)
+    clients = [asyncio.create_task(one_client(server, random.Random(chance.random()))) for _ in range(10)]
+    while not all(one.done() for one in clients):
+        for connection in list(server.uvicorn.server_state.connections):
+            assert connection.timed  # type: ignore[union-attr]
+        await asyncio.sleep(0.01)
+    for one in clients:
+        one.result()
+    await until(lambda: server.open_connections == 0, "all connections end", 10)
+    assert server.held == 0
+
+
+async def test_a_request_that_has_come_is_not_lost_to_the_closing(server: Server) -> None:
+    """It lies in the kernel's buffer when the time between two requests is over."""
+    reader, writer = await connect(server)
+    asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    for _ in range(2):
+        writer.write(asked)
+        await asyncio.wait_for(reader.readuntil(b"ok\r\n0\r\n\r\n"), CALL_S)
+    await until(lambda: not server.uvicorn.server_state.tasks, "it is answered")
+    (connection,) = server.uvicorn.server_state.connections
+    writer.get_extra_info("socket")._sock.send(asked)
+    connection._since -= 10 * KEEP_ALIVE_S  # type: ignore[union-attr]
+    connection._tick()  # type: ignore[union-attr]
+    assert (await asyncio.wait_for(reader.readuntil(b"ok\r\n0\r\n\r\n"), CALL_S)).startswith(b"HTTP/1.1 200")
+    began = asyncio.get_running_loop().time()
+    assert await asyncio.wait_for(reader.read(), CALL_S) == b""
+    assert asyncio.get_running_loop().time() - began > KEEP_ALIVE_S / 2
+
+
+async def test_a_full_house_of_clients_that_leave_holds_up_nobody(server: Server) -> None:
+    """Large bodies whose clients have closed their side, while more than there is room for arrives."""
+    server.protocol.intake.limit = MAX_BODY
+    part = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY // 2)
+    for _ in range(6):
+        _, writer = await connect(server)
+        writer.write(part)
+        writer.write_eof()
+    reader, writer = await connect(server)
+    writer.write(HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}")
+    assert (await asyncio.wait_for(reader.read(), CALL_S)).startswith(b"HTTP/1.1 200")
+    await until(lambda: server.held == 0, "nothing is held")
