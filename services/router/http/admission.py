@@ -10,12 +10,10 @@ gets its status, OpenAI's error object and Retry-After instead.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
-from http import HTTPStatus
 from typing import Any
 
 from baton.services import logs, trace_context
@@ -24,7 +22,8 @@ from baton.services.router import classes as choosing
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
-from baton.services.router.http import usage
+from baton.services.router.http import presented, usage
+from baton.services.router.http.forms import App, Message, Receive, Scope, Send, error_response
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
 from baton.services.router.timings import HttpTimes
@@ -35,12 +34,6 @@ CALLER = "baton.caller"  # in a scope: the sender, as its key tells
 TIMES = "baton.times"  # in a scope: the exchange's HttpTimes, begun by its connection
 TRACE_HEADER = b"traceresponse"  # in a response: its request's trace, as W3C Trace Context names it
 TIMEOUT_HEADER = b"x-request-timeout"  # seconds for the whole request, as the client wants it
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Admission:
@@ -165,9 +158,8 @@ def _party(caller: Caller, scope: Scope) -> Party:
 
 def _client(scope: Scope) -> str:
     """Return an identifier of a sender without a tenant: a digest of its API key, or else its address."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            return hashlib.sha256(value).hexdigest()[:16]
+    for key in presented.keys_in(scope["headers"]):
+        return hashlib.sha256(key).hexdigest()[:16]
     address = scope.get("client")
     return str(address[0]) if address else ""
 
@@ -270,16 +262,3 @@ class _HeldResponse:
 
     async def _replaced(self, message: Message) -> None:
         del message  # a part of the response that the client does not get
-
-
-def error_response(error: RequestFailed) -> tuple[Message, Message]:
-    """Return the two ASGI messages of a response in OpenAI's error format."""
-    kind = error.kind or "".join(word.capitalize() for word in error.status.phrase.split()) + "Error"
-    code: str | int = error.code or error.status.value
-    fields = {"message": error.message, "type": kind, "param": error.param, "code": code}
-    body = json.dumps({"error": fields}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.status is HTTPStatus.SERVICE_UNAVAILABLE or error.retry_after_s:
-        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
-    start = {"type": "http.response.start", "status": error.status.value, "headers": headers}
-    return start, {"type": "http.response.body", "body": body, "more_body": False}

@@ -35,7 +35,8 @@ from baton.services.router.errors import (
     TooSlow,
     Unsupported,
 )
-from baton.services.router.http.admission import TIMES, Scope, error_response
+from baton.services.router.http.admission import TIMES
+from baton.services.router.http.forms import Scope, error_response, is_anthropics
 from baton.services.router.timings import HttpTimes
 
 log = logging.getLogger(__name__)
@@ -286,7 +287,8 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.abort()  # another response is under way: an error cannot follow inside it
             return
         _abandon(own)
-        self.transport.write(_raw(error))
+        anthropics = is_anthropics(self.url.decode("latin-1").partition("?")[0], self.headers)
+        self.transport.write(_raw(error, anthropics=anthropics))
         self.transport.write_eof()
         self.flow.resume_reading()
         self._draining = self.loop.call_later(LINGER_S, self.transport.abort)
@@ -395,7 +397,7 @@ def _too_many_headers() -> HeadersTooLarge:
     return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
 
 
-def _raw(error: RequestFailed) -> bytes:
-    start, body = error_response(error)
+def _raw(error: RequestFailed, *, anthropics: bool) -> bytes:
+    start, body = error_response(error, anthropics=anthropics)
     headers = [b"%s: %s\r\n" % header for header in start["headers"]]
     return b"".join([STATUS_LINE[start["status"]], *headers, b"connection: close\r\n\r\n", body["body"]])

@@ -48,14 +48,20 @@ from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.http.choice import ModelMiddleware
+from baton.services.router.http.forms import ErrorForms
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
+from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
+from baton.services.router.vllm.model_list import PATH as MODELS
+from baton.services.router.vllm.model_list import model_routes
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
+from baton.services.router.vllm.responses import adopt_responses
 from baton.services.router.vllm.several import model_paths, routes_of_all
+from baton.services.router.vllm.stream_errors import word_stream_errors
 
 # Routes of vLLM's for one engine's administrators and for models of another kind: 404 here.
 _NOT_OFFERED = (
@@ -209,6 +215,9 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
+    word_stream_errors(app.state)
+    adopt_messages(app.state)
+    adopt_responses(app.state)
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
     app.exception_handler(HTTPException)(not_offered)
@@ -236,12 +245,14 @@ def opened_to_clients(
     app.user_middleware.append(
         Middleware(AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle, classes=classes)
     )
+    app.router.routes[:0] = model_routes(one.app for one in models)
     if len(models) > 1:
         _choose_among(models)
     if door is not None:
         outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
         app.user_middleware.insert(outer + 1, door)
-    app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
+    # build_app has built it already, without ours.
+    app.middleware_stack = ErrorForms(app.build_middleware_stack())
     envs.enable_envs_cache()  # otherwise vLLM reads its environment once per token
     return app
 
@@ -259,12 +270,12 @@ def _choose_among(models: Sequence[ModelApp]) -> None:
 
 
 def _is_left_out(route: BaseRoute) -> bool:
-    """Return whether a route of vLLM's is not offered, or is its second /metrics: one without OpenMetrics.
+    """Return whether a route of vLLM's is not offered, is ours, or is its second /metrics, without OpenMetrics.
 
     The first, which is mounted, serves what a scraper asks for, exemplars too.
     """
     path = getattr(route, "path", "")
-    return path in _NOT_OFFERED or (path == "/metrics" and not isinstance(route, Mount))
+    return path in _NOT_OFFERED or path == MODELS or (path == "/metrics" and not isinstance(route, Mount))
 
 
 async def _health(request: Request) -> Response:
