@@ -287,7 +287,8 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.abort()  # another response is under way: an error cannot follow inside it
             return
         _abandon(own)
-        anthropics = is_anthropics(self.url.decode("latin-1").partition("?")[0], self.headers)
+        url: bytes = getattr(self, "url", b"")  # none before a first request
+        anthropics = is_anthropics(url.decode("latin-1").partition("?")[0], self.headers or ())
         self.transport.write(_raw(error, anthropics=anthropics))
         self.transport.write_eof()
         self.flow.resume_reading()
