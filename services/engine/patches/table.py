@@ -399,6 +399,16 @@ OBJECTS = (
         until="vLLM sends an error's own object",
     ),
     ObjectPatch(
+        file="services/router/vllm/cut_calls.py",
+        why="Of a whole chat answer that max_tokens cut after a tool call, vLLM says tool_calls, as if all calls "
+        "were there.",
+        symbols=(
+            "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_full_generator",
+        ),
+        processes=ROUTER,
+        until="vLLM says length, as it does of a stream",
+    ),
+    ObjectPatch(
         file="services/router/vllm/messages.py",
         why="Anthropic's handler logs each refusal with its traceback, cannot read an error in the stream that "
         "it converts, and parses the arguments of a tool call that was cut.",

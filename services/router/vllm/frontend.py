@@ -51,6 +51,7 @@ from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.http.forms import ErrorForms
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.block_hashes import PromptHasher
+from baton.services.router.vllm.cut_calls import tell_cut_calls
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.messages import adopt_messages
@@ -216,6 +217,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
     word_stream_errors(app.state)
+    tell_cut_calls(app.state)
     adopt_messages(app.state)
     adopt_responses(app.state)
     for kind in UNFORESEEN:
