@@ -34,11 +34,11 @@ def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
     """Run a router, in the forked process, until its end."""
     os.environ.update(environment)
     from baton.services.config import load
+    from baton.services.fleet.routers import run_routers
     from baton.services.router import cluster
-    from baton.services.router.app import run_router
 
     cluster.FRESH_S = 0.05
-    run_router(load(settings))
+    run_routers(load(settings))
 
 
 def thinking_model(folder: Path) -> Path:

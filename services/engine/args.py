@@ -17,6 +17,7 @@ from typing import Any
 
 from baton.services.config import EngineSettings, suggest
 from baton.services.engine.adapters import check_adapters, lora_args
+from baton.services.engine.isolation import refuse_variables
 from baton.services.errors import ConfigError, StartError
 
 VLLM_VERSION = "0.32.0"  # the one whose internals we lean on; another one is refused at start
@@ -87,8 +88,10 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 def check_model(settings: EngineSettings) -> None:
     """Check, before anything slow, that a model is set and a folder that it names holds one; adapters, too.
 
-    Raises ConfigError if not, and for a key of engine.extra that Baton sets itself or cannot serve with.
+    Raises ConfigError if not, for a key of engine.extra that Baton sets itself or cannot serve with, and for
+    a variable of vLLM's that would undo the isolation of clients.
     """
+    refuse_variables()
     for key in settings.extra:
         _check_key(key)
     if not settings.model:

@@ -9,6 +9,7 @@ gets its status, OpenAI's error object and Retry-After instead.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import time
@@ -40,7 +41,7 @@ class Admission:
     """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
 
     __slots__ = (
-        *("deadline", "error", "http", "options", "party", "request", "response", "service", "states"),
+        *("deadline", "error", "http", "lasting", "options", "party", "request", "response", "service", "states"),
         "trace",
     )
 
@@ -62,6 +63,7 @@ class Admission:
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
         self.options = usage.UsageOptions()
         self.states: list[RequestState] = []  # of its sequences
+        self.lasting: asyncio.Task[None] | None = None  # goes on when its response is over
 
     def refuse(self, error: RequestFailed) -> None:
         """Keep the error for the client, if it is the first."""
@@ -115,7 +117,10 @@ class AdmissionMiddleware:
         try:
             await self._app(scope, self._watched(receive, admission, caller, chosen is not None), response)
         finally:
-            request.leave()
+            if admission.lasting is not None:
+                admission.lasting.add_done_callback(lambda _: request.leave())
+            else:
+                request.leave()
             admission.response = None  # it holds the admission
             times.ended = time.monotonic()
             if not admission.states:

@@ -60,6 +60,8 @@ from baton.services.router.vllm.model_list import PATH as MODELS
 from baton.services.router.vllm.model_list import model_routes
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
+from baton.services.router.vllm.response_routes import response_routes
+from baton.services.router.vllm.response_store import ResponseStore
 from baton.services.router.vllm.responses import adopt_responses
 from baton.services.router.vllm.several import model_paths, routes_of_all
 from baton.services.router.vllm.stream_errors import word_stream_errors
@@ -235,19 +237,23 @@ def opened_to_clients(
     *,
     classes: Classes | None = None,
     door: Middleware | None = None,
+    store: ResponseStore | None = None,
 ) -> Any:
     """Return the first model's app with our admission around it, and behind that the other models' apps.
 
     `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, they are of one
     of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without
-    one all are accepted.
+    one all are accepted. `store` keeps their Responses.
     """
     app = models[0].app
+    store = ResponseStore() if store is None else store
+    for one in models:
+        store.adopt(getattr(one.app.state, "openai_serving_responses", None))
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(
         Middleware(AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle, classes=classes)
     )
-    app.router.routes[:0] = model_routes(one.app for one in models)
+    app.router.routes[:0] = [*model_routes(one.app for one in models), *response_routes(store)]
     if len(models) > 1:
         _choose_among(models)
     if door is not None:

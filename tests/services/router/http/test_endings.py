@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import openai
 import pytest
 import pytest_asyncio
 
@@ -161,3 +162,16 @@ async def test_a_response_whose_stream_fails(site: ApiSite) -> None:
     assert last.response.status == "failed"
     assert last.response.error is not None
     assert last.response.error.code == "server_error"
+
+
+async def test_what_needs_stored_responses_is_refused_in_words(site: ApiSite) -> None:
+    site.says("</think>", SAID)
+    asked = {"model": MODEL, "input": "Where?"}
+    async with site.openai() as client:
+        assert (await client.responses.create(**asked, store=True)).status == "completed"  # the default
+        for fields in ({"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "conv_1"}):
+            with pytest.raises(openai.BadRequestError, match=f"{next(iter(fields))}: .*'input'"):
+                await client.responses.create(**asked, **fields)  # type: ignore[call-overload]
+        for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+            with pytest.raises(openai.NotFoundError, match="responses are not stored here"):
+                await call("resp_1")
