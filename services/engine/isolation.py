@@ -14,15 +14,16 @@ RESPONSES_STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
 _OFF = ("", "0", "false")
 
 REFUSED: Mapping[str, str] = {
-    "VLLM_SERVER_DEV_MODE": "every client could call vLLM's endpoints for developers: put the engine to sleep, "
-    "run methods of its workers, empty its cache",
+    "VLLM_SERVER_DEV_MODE": "every client could call vLLM's endpoints for developers: put the engine to "
+    "sleep, run methods of its workers, empty its cache",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "what comes over a socket would be unpickled, and so could run code",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "every client could have any path loaded as an adapter; name adapters in "
-    "engine.lora",
-    "VLLM_SKIP_MODEL_NAME_VALIDATION": "a request for a model that is not served would be answered by another",
-    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "two clients that send one X-Request-Id would get each other's tokens",
-    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "every answer would be in the log; for one deployment's own tests there "
-    "is router.frontend.enable_log_outputs",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "every client could have any path loaded as an adapter; name "
+    "adapters in engine.lora",
+    "VLLM_SKIP_MODEL_NAME_VALIDATION": "a request for a model that is not served would get another's answer",
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "clients that send the same X-Request-Id would get each other's "
+    "tokens",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "every answer would be in the log; to see answers set "
+    "router.frontend.enable_log_outputs",
     "VLLM_RAISE_ON_LOGIT_NANS": "one request with NaN in its logits would end the engine for all of them",
     "VLLM_V1_USE_OUTLINES_CACHE": "every client's grammars would fill a file without bound",
 }

@@ -36,7 +36,10 @@ class Store(Protocol):
 async def kept_alone(
     store: Store, schedulers: Sequence[SchedulerClient], router_id: str
 ) -> AsyncIterator[None]:
-    """Inside the block, keep the store closed while another router is there. Raises StartError if one is now."""
+    """Inside the block, keep the store closed while another router is there.
+
+    Raises StartError if one is there now.
+    """
     if not store.on:
         yield
         return
@@ -45,8 +48,8 @@ async def kept_alone(
     while other := await _another(schedulers, router_id):
         if loop.time() > deadline:
             raise StartError(
-                f"the environment variable {RESPONSES_STORE} is set, and {other} serves the same model: responses "
-                "are stored in one router's memory; run one router, or unset the variable"
+                f"the environment variable {RESPONSES_STORE} is set, and {other} serves the same model: "
+                "responses are stored in one router's memory; run one router, or unset the variable"
             )
         await asyncio.sleep(LOOK_S / 4)
     watching = spawn(_watch(store, schedulers, router_id), "other routers, for the store of responses")

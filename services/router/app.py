@@ -84,8 +84,8 @@ def opened(settings: Settings, models: Sequence[Model], processes: int) -> Itera
     log_as(settings, "router")
     if processes > 1 and is_set(RESPONSES_STORE):
         raise ConfigError(
-            f"router.processes: value {processes} is not allowed with the environment variable {RESPONSES_STORE}, "
-            "as responses are stored in one process's memory: set it to 1, or unset the variable"
+            f"router.processes: value {processes} is not allowed with the variable {RESPONSES_STORE}, as "
+            "responses are stored in one process's memory: set it to 1, or unset the variable"
         )
     for one in models:
         check_model(one.settings.engine)

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
-from typing import Any
 
 from baton.services import logs, trace_context
 from baton.services.classes import STANDARD, Classes, ServiceClass
@@ -41,7 +40,18 @@ class Admission:
     """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
 
     __slots__ = (
-        *("deadline", "error", "http", "lasting", "options", "party", "request", "response", "service", "states"),
+        *(
+            "deadline",
+            "error",
+            "http",
+            "lasting",
+            "options",
+            "party",
+            "request",
+            "response",
+            "service",
+            "states",
+        ),
         "trace",
     )
 

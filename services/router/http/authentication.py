@@ -97,5 +97,6 @@ class KeyMiddleware:
                 "the headers Authorization and x-api-key hold two different API keys: send one of them"
             )
         return Unauthorized(
-            "an API key is needed, and the right one: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+            "an API key is needed, and the right one: send it as 'Authorization: Bearer KEY' or "
+            "'x-api-key: KEY'"
         )

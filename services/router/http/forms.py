@@ -3,9 +3,9 @@
     OpenAI's      {"error": {"message", "type", "param", "code"}}
     Anthropic's   {"type": "error", "error": {"type", "message"}}
 
-Everything behind the app's doors, vLLM's handlers included, answers in OpenAI's form; `ErrorForms`, around the
-whole app, gives Anthropic's clients theirs. Answers without an app (http/connections.py) and the error events
-inside Anthropic's streams (vllm/messages.py) ask `anthropic_error`.
+Everything in the app, vLLM's handlers included, answers in OpenAI's form; `ErrorForms`, around the whole app,
+gives Anthropic's clients theirs. Answers without an app (http/connections.py) and the error events inside
+Anthropic's streams (vllm/messages.py) ask `anthropic_error`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The API key that a client presents, however it is spelled: one key is one client.
 
-Both headers are known everywhere: OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`.
+Both headers count everywhere: OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`.
 """
 
 from __future__ import annotations

@@ -278,9 +278,9 @@ def _choose_among(models: Sequence[ModelApp]) -> None:
 
 
 def _is_left_out(route: BaseRoute) -> bool:
-    """Return whether a route of vLLM's is not offered, is ours, or is its second /metrics, without OpenMetrics.
+    """Return whether a route of vLLM's is not offered, has one of ours instead, or is its second /metrics.
 
-    The first, which is mounted, serves what a scraper asks for, exemplars too.
+    That one has no OpenMetrics; the first, which is mounted, serves what a scraper asks for, exemplars too.
     """
     path = getattr(route, "path", "")
     return path in _NOT_OFFERED or path == MODELS or (path == "/metrics" and not isinstance(route, Mount))

@@ -1,7 +1,7 @@
 """Anthropic's Messages over vLLM's handler: its refusals, its stream's errors, tool calls that were cut.
 
-vLLM's handler logs each exception with its traceback, refusals included, takes an error in the chat's stream for
-a chunk that it cannot read, and parses the arguments of a call that `max_tokens` cut.
+vLLM's handler logs each exception with its traceback, refusals included, takes an error in the chat's stream
+for a chunk that it cannot read, and parses the arguments of a call that `max_tokens` cut.
 
 Leans on: vllm.entrypoints.anthropic.serving.AnthropicServingMessages.{create_messages, count_tokens,
 message_stream_converter, messages_full_converter}, which its routes look up on app.state's object; that its

@@ -1,7 +1,7 @@
 """The routes of stored responses: /v1/responses/ID, to read, follow, cancel and delete one's own.
 
-Leans on: app.state.openai_serving_responses and its retrieve_responses(id, starting_after, stream), the response
-or ErrorResponse that it returns, or its events, and api_router._convert_stream_to_sse_events.
+Leans on: vllm.entrypoints.openai.responses.api_router._convert_stream_to_sse_events; of the handler its
+response_store, event_store and responses_background_stream_generator(id, starting_after).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def response_routes(store: ResponseStore) -> list[Route]:
         del request
         cancelled = await cancel(handler, response_id)
         if cancelled is None:
-            raise Unsupported("only a response that is made in the background can be cancelled, until it is over")
+            raise Unsupported(
+                "only a response that is made in the background can be cancelled, until it is over"
+            )
         return _shown(cancelled)
 
     async def delete(request: Request, handler: Any, response_id: str) -> Response:

@@ -1,10 +1,10 @@
 """The store of Responses (VLLM_ENABLE_RESPONSES_API_STORE=1): its bounds, and whose answers are whose.
 
-vLLM keeps answers, messages and events in dictionaries of its handler, for ever and for everybody who knows an
-id. Here each id has an owner, its tenant; to all others it does not exist. The oldest answers of the tenant with
-the most bytes go first. Ids are ours alone: a client that names its own `request_id` would overwrite another's.
-Without the store, what needs it is refused. It is one process's memory: where other routers serve the same
-models, an id may be anywhere, and what needs the store is refused, too.
+vLLM keeps answers, messages and events in dictionaries of its handler, for ever, for everybody who knows an id.
+Here each id has an owner, its tenant; for all others it does not exist. The oldest answers of the tenant with
+the most bytes go first. The router alone makes ids: a client's own `request_id` could overwrite another answer.
+Without the store, requests that need it are refused. It is one process's memory: while another router serves
+the same models, an id may be in either, and such requests are refused, too.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,
@@ -41,8 +41,8 @@ MOST_BYTES = 64 << 20
 AGE_S = 3600.0
 EVENT_BYTES = 1 << 10  # about, of an event that is kept for who follows an answer later
 NOT_KEPT = (
-    "responses are not stored here: send the conversation itself as 'input' (a deployment for one router stores "
-    "them with VLLM_ENABLE_RESPONSES_API_STORE=1: docs/frontend.md)"
+    "responses are not stored here: send the conversation itself as 'input' (one router stores them with "
+    "VLLM_ENABLE_RESPONSES_API_STORE=1: docs/frontend.md)"
 )
 
 
@@ -227,7 +227,10 @@ def tenant_of(raw_request: Any) -> str:
 
 
 def _needs(request: Any) -> str:
-    """Return the field of a request that needs stored answers; empty without one. Most clients send store: true."""
+    """Return the field of a request that needs stored answers; empty without one.
+
+    `store` is none of these: clients send true by default. Raises the refusal of a conversation.
+    """
     if (request.model_extra or {}).get("conversation") is not None:
         raise refusal(Unsupported("conversation: conversations are not stored here; send it as 'input'"))
     if request.previous_response_id is not None:
@@ -253,7 +256,9 @@ def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
             await asyncio.sleep(0)  # it has just been made: its first step opens the events
             found = handler.event_store.get(response_id)
         if found is None:
-            raise refusal(Unsupported("stream: this response was not made with stream=true and background=true"))
+            raise refusal(
+                Unsupported("stream: this response was not made with stream=true and background=true")
+            )
         events, news = found
         place = 0 if starting_after is None else starting_after + 1
         while True:

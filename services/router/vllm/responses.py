@@ -6,9 +6,9 @@ events wait for the next one: a refusal before the first token is an HTTP status
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.{responses_stream_generator,
 responses_full_generator, _convert_generation_error_to_streaming_response} and the events of the first:
-response.created, response.in_progress, ..., response.output_item.done, response.completed, with the fields type,
-sequence_number, item and response; the status of ResponsesResponse and of its items; that an item's done event
-is followed at once by the next item's first event or by the last one.
+response.created, response.in_progress, ..., response.output_item.done, response.completed, with the fields
+type, sequence_number, item and response; the status of ResponsesResponse and of its items; that after an item's
+done event comes the next item's first event, or the last one.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class FailedEvent(BaseModel):
 class IncompleteEvent(ResponseIncompleteEvent):
     """A stream's last event where the response was cut."""
 
-    response: ResponsesResponse  # type: ignore[assignment]
+    response: ResponsesResponse
 
 
-class _StreamFailed(Exception):  # noqa: N818
+class _StreamFailed(Exception):
     """Carries what ended a stream through vLLM's generator, which would have taken its text for an event."""
 
 

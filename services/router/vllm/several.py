@@ -46,4 +46,3 @@ def routes_of_all(apps: Mapping[str, Any]) -> list[Route]:
         Route("/health", health, methods=["GET"]),
         Route("/ping", health, methods=["GET", "POST"]),
     ]
-

@@ -1,8 +1,8 @@
 """Errors inside vLLM's streams: OpenAI's error object with our status and type, and no traceback in the log.
 
 Leans on: the handlers in vLLM's app.state, and of those that stream
-GenerateBaseServing._convert_generation_error_to_streaming_response(error), whose text chat and completions send
-before [DONE].
+GenerateBaseServing._convert_generation_error_to_streaming_response(error), whose text chat and completions
+send before [DONE].
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,11 +12,11 @@ import openai
 import pytest
 import pytest_asyncio
 
+from baton.protos.worker_pb2 import PHASE_DECODE
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Tenant, digest
 from harness.api_site import ApiSite, thinking_model
-from harness.fake_worker import MODEL, Fault, until
-from baton.protos.worker_pb2 import PHASE_DECODE
+from harness.fake_worker import MODEL, Fault
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -90,7 +88,9 @@ REFUSALS: dict[str, tuple[dict[str, str], dict[str, Any], int, str]] = {
             "messages": [
                 {
                     "role": "user",
-                    "content": [{"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:9/x.png"}}],
+                    "content": [
+                        {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:9/x.png"}}
+                    ],
                 }
             ]
         },
@@ -155,9 +155,9 @@ async def test_the_clients_raise_their_own_exceptions(site: ApiSite) -> None:
         with pytest.raises(openai.AuthenticationError):
             await client.chat.completions.create(**ASKED)
     async with site.anthropic(SLOW) as client:
+        asked = [client.messages.create(**ASKED) for _ in range(20)]
         with pytest.raises(anthropic.RateLimitError) as caught:
-            for _ in range(20):
-                await client.messages.create(**ASKED)
+            await asyncio.gather(*asked)
     assert caught.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
     assert float(caught.value.response.headers["retry-after"]) >= 1
 

@@ -1,4 +1,4 @@
-"""Responses that are stored: whose they are, how they are made in the background, how many routers there may be."""
+"""Stored responses: whose they are, how they are made in the background, how many routers there may be."""
 
 from __future__ import annotations
 

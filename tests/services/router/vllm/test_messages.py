@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
     ChatMessage,
 )
-from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
 from vllm.entrypoints.serve.engine.protocol import UsageInfo
 
 from baton.services.router.vllm.messages import adopt_messages
