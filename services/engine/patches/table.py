@@ -423,8 +423,8 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/response_store.py",
-        why="vLLM stores responses for ever and for whoever knows an id, which a client may choose; one in the "
-        "background counts for nobody, and its failure is not noted.",
+        why="vLLM stores responses for ever and for whoever knows an id, which a client may choose; one in "
+        "the background counts for nobody, and its failure is not noted.",
         symbols=(
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses",
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._run_background_request",

@@ -1,6 +1,6 @@
 """The API key that a client presents, however it is spelled: one key is one client.
 
-Both headers count everywhere: OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`.
+OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; both count on every path.
 """
 
 from __future__ import annotations

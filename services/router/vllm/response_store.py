@@ -1,8 +1,8 @@
 """The store of Responses (VLLM_ENABLE_RESPONSES_API_STORE=1): its bounds, and whose answers are whose.
 
-vLLM keeps answers, messages and events in dictionaries of its handler, for ever, for everybody who knows an id.
-Here each id has an owner, its tenant; for all others it does not exist. The oldest answers of the tenant with
-the most bytes go first. The router alone makes ids: a client's own `request_id` could overwrite another answer.
+vLLM keeps answers, messages and events in dictionaries of its handler: for ever, for everybody who knows an
+id. Here each id has an owner, its tenant; for all others it does not exist. The oldest answers of the tenant
+with the most bytes go first. The router chooses all ids: a client's `request_id` could be another response's.
 Without the store, requests that need it are refused. It is one process's memory: while another router serves
 the same models, an id may be in either, and such requests are refused, too.
 

@@ -7,8 +7,8 @@ events wait for the next one: a refusal before the first token is an HTTP status
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.{responses_stream_generator,
 responses_full_generator, _convert_generation_error_to_streaming_response} and the events of the first:
 response.created, response.in_progress, ..., response.output_item.done, response.completed, with the fields
-type, sequence_number, item and response; the status of ResponsesResponse and of its items; that after an item's
-done event comes the next item's first event, or the last one.
+type, sequence_number, item and response; the status of ResponsesResponse and of its items; that an item ends
+right before the next item begins, or before the last event.
 """
 
 from __future__ import annotations
