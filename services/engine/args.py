@@ -146,7 +146,12 @@ def served_model_name(settings: EngineSettings) -> str:
 
 def served_names(settings: EngineSettings) -> list[str]:
     """Return all names by which clients ask for something: the model's, then its adapters'."""
-    return [served_model_name(settings), *(settings.lora.adapters if settings.lora else ())]
+    return [*model_names(settings), *(settings.lora.adapters if settings.lora else ())]
+
+
+def model_names(settings: EngineSettings) -> list[str]:
+    """Return the names by which clients ask for the model itself: the one of its answers, then the others."""
+    return [*dict.fromkeys((served_model_name(settings), *settings.served_model_aliases))]
 
 
 def _check_key(key: str) -> None:

@@ -41,7 +41,7 @@ from vllm.v1.executor import Executor
 from baton.protos import scheduler_pb2
 from baton.services.classes import Classes
 from baton.services.config import EngineSettings, Settings
-from baton.services.engine.args import engine_args, served_model_name
+from baton.services.engine.args import engine_args, model_names
 from baton.services.engine.refusals import reason
 from baton.services.errors import StartError
 from baton.services.router.chronicle import Chronicle
@@ -115,7 +115,7 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
     engine, router = settings.engine, settings.router
     args = frontend_namespace(engine, router)
     args.model = config.model_config.model
-    args.served_model_name = [served_model_name(engine)]
+    args.served_model_name = model_names(engine)
     args.host, args.port = router.host, router.port
     if engine.lora is not None:
         args.lora_modules = [LoRAModulePath(name, path) for name, path in engine.lora.adapters.items()]

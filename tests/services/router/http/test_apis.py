@@ -25,6 +25,7 @@ KEY, SLOW, BUSY = "c4nary-key", "c4nary-slow", "c4nary-busy"
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
+ALIASES = ["tiny-too", "some/tiny"]
 
 
 def key(secret: str, tenant: str, **limits: Any) -> ApiKey:
@@ -42,7 +43,11 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSit
     made = ApiSite(
         folder,
         thinking_model(folder / "model"),
-        engine={"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"},
+        engine={
+            "reasoning_parser": "deepseek_r1",
+            "tool_call_parser": "hermes",
+            "served_model_aliases": ALIASES,
+        },
         keys_file=str(folder / "keys.yaml"),
     )
     async with made:
@@ -265,7 +270,8 @@ async def test_what_anthropics_clients_send(site: ApiSite) -> None:
 
 async def test_models_are_listed_and_retrieved_in_both_forms(site: ApiSite) -> None:
     async with site.openai(KEY) as client:
-        (listed,) = (await client.models.list()).data
+        listed, *others = (await client.models.list()).data
+        assert [one.id for one in others] == ALIASES
         found = await client.models.retrieve(MODEL)
         assert found.id == MODEL == listed.id
         assert found.object == "model"
@@ -276,10 +282,21 @@ async def test_models_are_listed_and_retrieved_in_both_forms(site: ApiSite) -> N
         assert MODEL not in str(caught.value)
     async with site.anthropic(KEY) as other:
         page = await other.models.list()
-        assert [one.id for one in page.data] == [MODEL]
+        assert [one.id for one in page.data] == [MODEL, *ALIASES]
         info = await other.models.retrieve(MODEL)
         assert (info.type, info.display_name) == ("model", MODEL)
         assert info.max_input_tokens == found.model_extra["max_model_len"]  # type: ignore[index]
         with pytest.raises(anthropic.NotFoundError) as missed:
             await other.models.retrieve("nobody")
         assert missed.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ALIASES)
+async def test_a_model_has_several_names(site: ApiSite, name: str) -> None:
+    async with site.openai(KEY) as client:
+        assert (await client.models.retrieve(name)).id == name
+        answer = await client.chat.completions.create(**{**ASKED, "model": name})
+        assert answer.model == MODEL
+    async with site.anthropic(KEY) as other:
+        assert (await other.models.retrieve(name)).id == name
+        assert (await other.messages.create(**{**ASKED, "model": name})).stop_reason == "max_tokens"
