@@ -114,6 +114,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, sent with each output
         self.first_drafts: list[int] = []  # sent with each prompt whose KV is kept
         self.eos_at: int | None = None  # position of an end-of-sequence token in the output
+        self.script: list[int] = []  # the output tokens, an end of sequence behind them; empty: the formula's
+        self.per_step = 1  # output tokens of a request in each step of a decode
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
@@ -300,12 +302,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._load(one, reply)
         if one.generated_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
             reply.shared.add(request_id=request_id, epoch=start.epoch, blocks=self.shares)
-        ends = one.eos_at == one.generated
         first = one.generated_here == 0
-        token = EOS if ends else answer(one.prompt, 1, one.generated)[0]
-        one.generated += 1
-        one.generated_here += 1
         prefills = start.phase in (worker_pb2.PHASE_PREFILL, worker_pb2.PHASE_SAVE)
+        tokens = self._tokens(one, 1 if prefills else self.per_step)
+        ends = tokens[-1] == EOS
+        one.generated += len(tokens)
+        one.generated_here += len(tokens)
         reason = None  # also of a prefill that was cut after its token: the request goes on elsewhere
         if ends:
             reason = FinishReason.STOP
@@ -314,7 +316,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         outputs.append(
             EngineCoreOutput(
                 request_id=attempt_id(request_id, start.epoch),
-                new_token_ids=[token],
+                new_token_ids=tokens,
                 finish_reason=reason,
                 spec_decode_metrics=self.drafts,  # as real ones do: with every output
                 events=self._events(one) if first else None,
@@ -330,6 +332,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 saved.manifest.CopyFrom(self._manifest(one))
                 saved.manifest.saved_at_s = time.monotonic()
                 saved.draft_token_ids.extend(self.first_drafts)
+
+    def _tokens(self, one: Running, most: int) -> list[int]:
+        """Return a request's next output tokens, up to its end."""
+        tokens: list[int] = []
+        while len(tokens) < most and one.generated + len(tokens) < one.max_tokens:
+            place = one.generated + len(tokens)
+            if place == (len(self.script) if self.script else one.eos_at):
+                return [*tokens, EOS]
+            tokens.append(self.script[place] if self.script else answer(one.prompt, 1, place)[0])
+        return tokens
 
     def _manifest(self, one: Running) -> handoff_pb2.Manifest:
         return handoff_pb2.Manifest(

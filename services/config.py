@@ -115,6 +115,9 @@ class EngineSettings(_Section):
 
     model: str = Field("", description="Model: a folder in Hugging Face's layout, or a name there.")
     served_model_name: str = Field("", description="Model name in the API; the model's own by default.")
+    served_model_aliases: list[str] = Field(
+        default_factory=list, description="Further names by which requests may ask for the model."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type of weights and KV cache; the model's own by default."
     )

@@ -100,7 +100,7 @@ def _check(
     engine: EngineSettings, settings: LoraSettings, name: str, path: Path, matrices: Mapping[str, Shape]
 ) -> int:
     """Check one adapter and return its rank. Raises ConfigError."""
-    if name == (engine.served_model_name or Path(engine.model).name):
+    if name in (engine.served_model_name or Path(engine.model).name, *engine.served_model_aliases):
         raise _refused(name, path, "it has the name of the model itself: give it another")
     if not path.is_dir():
         here = "" if path.is_absolute() else f" in {Path.cwd()}"

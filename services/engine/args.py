@@ -19,6 +19,7 @@ from typing import Any
 from baton.home import expanded
 from baton.services.config import EngineSettings, suggest
 from baton.services.engine.adapters import check_adapters, lora_args
+from baton.services.engine.isolation import refuse_variables
 from baton.services.errors import ConfigError, StartError
 
 VLLM_VERSION = "0.32.0"  # the one whose internals we lean on; another one is refused at start
@@ -100,9 +101,10 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 def check_model(settings: EngineSettings) -> None:
     """Check, before anything slow, that a model is set and a folder that it names holds one; adapters, too.
 
-    Raises ConfigError if not, and for a key of engine.extra, or a variable of vLLM's, that Baton sets itself
-    or cannot serve with.
+    Raises ConfigError if not, for a key of engine.extra that Baton sets itself or cannot serve with, and for
+    a variable of vLLM's that would make an engine one rank of several, or undo the isolation of clients.
     """
+    refuse_variables()
     for name in sorted(os.environ):
         if name.startswith(_VARIABLES):
             raise ConfigError(
@@ -163,7 +165,12 @@ def served_model_name(settings: EngineSettings) -> str:
 
 def served_names(settings: EngineSettings) -> list[str]:
     """Return all names by which clients ask for something: the model's, then its adapters'."""
-    return [served_model_name(settings), *(settings.lora.adapters if settings.lora else ())]
+    return [*model_names(settings), *(settings.lora.adapters if settings.lora else ())]
+
+
+def model_names(settings: EngineSettings) -> list[str]:
+    """Return the names by which clients ask for the model itself: the one of its answers, then the others."""
+    return [*dict.fromkeys((served_model_name(settings), *settings.served_model_aliases))]
 
 
 def _check_key(key: str) -> None:

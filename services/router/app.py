@@ -23,7 +23,8 @@ from baton.services.classes import Classes
 from baton.services.config import Settings
 from baton.services.engine.adapters import AdapterFiles, read_adapters
 from baton.services.engine.args import check_model, check_version
-from baton.services.errors import StartError
+from baton.services.engine.isolation import RESPONSES_STORE, is_set
+from baton.services.errors import ConfigError, StartError
 from baton.services.imports import collect_seldom, import_all
 from baton.services.leave import leave_on_signals
 from baton.services.models import Model, models_of
@@ -78,6 +79,11 @@ def opened(settings: Settings, models: Sequence[Model], processes: int) -> Itera
     Raises ConfigError and StartError as `run_router` does.
     """
     log_as(settings, "router")
+    if processes > 1 and is_set(RESPONSES_STORE):
+        raise ConfigError(
+            f"router.processes: value {processes} is not allowed with the variable {RESPONSES_STORE}, as "
+            "responses are stored in one process's memory: set it to 1, or unset the variable"
+        )
     for one in models:
         check_model(one.settings.engine)
         check_names(one.settings.router)
@@ -116,12 +122,14 @@ def serve(settings: Settings, models: Sequence[Model], router: Opened, number: i
 async def _serve(settings: Settings, models: Sequence[Model], router: Opened, seat: Seat) -> None:
     from starlette.middleware import Middleware
 
+    from baton.services.router.alone import kept_alone
     from baton.services.router.exposed import exposed
     from baton.services.router.http.authentication import FixedKeys, KeyMiddleware
     from baton.services.router.served import served
     from baton.services.router.tenancy import open_tenancy
     from baton.services.router.vllm import frontend
     from baton.services.router.vllm.frontend_args import comment_s
+    from baton.services.router.vllm.response_store import ResponseStore
 
     async with contextlib.AsyncExitStack() as stack:
         shared = _shared(settings, f"router-{uuid.uuid4().hex[:12]}")
@@ -146,6 +154,7 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
                 metrics_open=settings.router.metrics_open,
                 refused=metrics.refused,
             )
+            store = ResponseStore()
             app = frontend.opened_to_clients(
                 [await one.app() for one in serving],
                 tenancy,
@@ -153,7 +162,9 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
                 classes=shared.classes,
                 door=door if router.keys or tenancy.keyring else None,
                 comment_s=comment_s(settings.router),
+                store=store,
             )
+            await stack.enter_async_context(kept_alone(store, schedulers, shared.router_id))
             app.router.routes.insert(0, figures)
 
             def end_all() -> None:

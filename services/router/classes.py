@@ -14,9 +14,10 @@ from baton.services.router.errors import NotAllowed, Unsupported
 from baton.services.tenants.model import Caller
 
 HEADER = b"x-baton-class"
-# OpenAI's tiers; the others leave it to the key. One that is not OpenAI's is refused.
+# OpenAI's tiers; the others leave it to the key, and so does Anthropic's `standard_only`.
+# Unknown ones are refused.
 _TIERS = {"flex": "batch", "priority": "interactive"}
-_NO_CHOICE = ("auto", "default", "scale", None)
+_NO_CHOICE = ("auto", "default", "scale", "standard_only", None)
 _MARKS = (b'"service_tier"', b'"priority"')
 
 

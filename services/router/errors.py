@@ -16,6 +16,7 @@ ServiceError
 │   ├── RateLimited       beyond a limit of its key or tenant
 │   ├── NotAllowed        of a class that its key may not use
 │   ├── NoSuchModel       of a model that is not served here
+│   ├── NoSuchResponse    of a stored response that its tenant does not have
 │   └── Unsupported       a feature that the router does not offer, or the engines refuse
 └── WorkerUnreachable     a worker does not answer (the request is resumed elsewhere)
 """
@@ -157,6 +158,13 @@ class NoSuchModel(RequestFailed):
 
     status = HTTPStatus.NOT_FOUND
     kind, code, param = "invalid_request_error", "model_not_found", "model"
+
+
+class NoSuchResponse(RequestFailed):
+    """The request names a stored response that its tenant does not have."""
+
+    status = HTTPStatus.NOT_FOUND
+    kind, param = "invalid_request_error", "response_id"
 
 
 class Unsupported(RequestFailed):

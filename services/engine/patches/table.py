@@ -321,6 +321,18 @@ PATCHES = (
         processes=f"{CORE} and {RANKS}",
         until="vLLM's step outputs carry the times of their parts",
     ),
+    Patch(
+        name="held_tokens",
+        why="Of a stream with stop strings, text is held back and token ids are not: a reasoning parser sees "
+        "the id of a thought's end, looks for its mark in a text that has not got there, and streams "
+        "thoughts twice. Here both come together.",
+        symbols=(
+            "vllm.v1.engine.detokenizer:IncrementalDetokenizer.from_new_request",
+            "vllm.v1.engine.output_processor:RequestState._new_completion_output",
+        ),
+        processes=ROUTER,
+        until="vLLM holds back the ids of the tokens whose text it holds back",
+    ),
 )
 
 OBJECTS = (
@@ -375,6 +387,64 @@ OBJECTS = (
         symbols=("vllm.entrypoints.serve.engine.serving",),  # _check_model of the handlers made from it
         processes=ROUTER,
         until="vLLM bounds both",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/stream_errors.py",
+        why="What ends a stream is worded as the router words its refusals, with their status and type.",
+        symbols=(
+            "vllm.entrypoints.generate.base.serving:"
+            "GenerateBaseServing._convert_generation_error_to_streaming_response",
+        ),
+        processes=ROUTER,
+        until="vLLM sends an error's own object",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/cut_calls.py",
+        why="Of a whole chat answer that max_tokens cut after a tool call, vLLM says tool_calls, as if all "
+        "calls were there.",
+        symbols=(
+            "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_full_generator",
+        ),
+        processes=ROUTER,
+        until="vLLM says length, as it does of a stream",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/messages.py",
+        why="Anthropic's handler logs each refusal with its traceback, cannot read an error in the stream "
+        "that it converts, and parses the arguments of a tool call that was cut.",
+        symbols=(
+            "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.create_messages",
+            "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.count_tokens",
+            "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.message_stream_converter",
+            "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.messages_full_converter",
+        ),
+        processes=ROUTER,
+        until="vLLM's handler raises what it does not foresee, and converts errors and cut calls",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/response_store.py",
+        why="vLLM stores responses for ever and for whoever knows an id, which a client may choose; one in "
+        "the background counts for nobody, and its failure is not noted.",
+        symbols=(
+            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses",
+            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._run_background_request",
+            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._run_background_request_stream",
+            "vllm.entrypoints.openai.responses.serving:"
+            "OpenAIServingResponses.responses_background_stream_generator",
+        ),
+        processes=ROUTER,
+        until="vLLM's store has owners and bounds",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/responses.py",
+        why="A response that was cut is called completed, and a stream that fails breaks off without an "
+        "event.",
+        symbols=(
+            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
+            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_full_generator",
+        ),
+        processes=ROUTER,
+        until="vLLM streams response.incomplete and response.failed",
     ),
 )
 

@@ -9,14 +9,12 @@ gets its status, OpenAI's error object and Retry-After instead.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
-from http import HTTPStatus
-from typing import Any
 
 from baton.services import logs, trace_context
 from baton.services.classes import STANDARD, Classes, ServiceClass
@@ -24,7 +22,8 @@ from baton.services.router import classes as choosing
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
-from baton.services.router.http import streaming, usage
+from baton.services.router.http import presented, streaming, usage
+from baton.services.router.http.forms import App, Message, Receive, Scope, Send, error_response
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
 from baton.services.router.timings import HttpTimes
@@ -36,18 +35,23 @@ TIMES = "baton.times"  # in a scope: the exchange's HttpTimes, begun by its conn
 TRACE_HEADER = b"traceresponse"  # in a response: its request's trace, as W3C Trace Context names it
 TIMEOUT_HEADER = b"x-request-timeout"  # seconds for the whole request, as the client wants it
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 class Admission:
     """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
 
     __slots__ = (
-        *("deadline", "error", "http", "options", "party", "request", "response", "service", "states"),
+        *(
+            "deadline",
+            "error",
+            "http",
+            "lasting",
+            "options",
+            "party",
+            "request",
+            "response",
+            "service",
+            "states",
+        ),
         "trace",
     )
 
@@ -69,6 +73,7 @@ class Admission:
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
         self.options = usage.UsageOptions()
         self.states: list[RequestState] = []  # of its sequences
+        self.lasting: asyncio.Task[None] | None = None  # goes on when its response is over
 
     def refuse(self, error: RequestFailed) -> None:
         """Keep the error for the client, if it is the first."""
@@ -130,8 +135,11 @@ class AdmissionMiddleware:
         try:
             await self._app(scope, self._watched(receive, admission, caller, chosen is not None), response)
         finally:
-            request.leave()
             comments.end()
+            if admission.lasting is not None:
+                admission.lasting.add_done_callback(lambda _: request.leave())
+            else:
+                request.leave()
             admission.response = None  # it holds the admission
             times.ended = time.monotonic()
             if not admission.states:
@@ -185,9 +193,8 @@ def _party(caller: Caller, scope: Scope) -> Party:
 
 def _client(scope: Scope) -> str:
     """Return an identifier of a sender without a tenant: a digest of its API key, or else its address."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            return hashlib.sha256(value).hexdigest()[:16]
+    for key in presented.keys_in(scope["headers"]):
+        return hashlib.sha256(key).hexdigest()[:16]
     address = scope.get("client")
     return str(address[0]) if address else ""
 
@@ -308,16 +315,3 @@ class _HeldResponse:
 
     async def _replaced(self, message: Message) -> None:
         del message  # a part of the response that the client does not get
-
-
-def error_response(error: RequestFailed) -> tuple[Message, Message]:
-    """Return the two ASGI messages of a response in OpenAI's error format."""
-    kind = error.kind or "".join(word.capitalize() for word in error.status.phrase.split()) + "Error"
-    code: str | int = error.code or error.status.value
-    fields = {"message": error.message, "type": kind, "param": error.param, "code": code}
-    body = json.dumps({"error": fields}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.status is HTTPStatus.SERVICE_UNAVAILABLE or error.retry_after_s:
-        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
-    start = {"type": "http.response.start", "status": error.status.value, "headers": headers}
-    return start, {"type": "http.response.body", "body": body, "more_body": False}

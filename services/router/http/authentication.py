@@ -12,7 +12,9 @@ from typing import Protocol
 
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.errors import KeysUnknown, NotAllowed, RequestFailed, Unauthorized
-from baton.services.router.http.admission import CALLER, App, Receive, Scope, Send, error_response
+from baton.services.router.http import presented
+from baton.services.router.http.admission import CALLER
+from baton.services.router.http.forms import App, Receive, Scope, Send, error_response
 from baton.services.tenants.model import ANYBODY, Caller, digest
 
 OPEN = frozenset({"/health", "/ping", "/version"})
@@ -79,7 +81,7 @@ class KeyMiddleware:
             scope[CALLER] = caller
             await self._app(scope, receive, send)
             return
-        await self._refuse(scope, send, self._error())
+        await self._refuse(scope, send, self._error(scope["headers"]))
 
     async def _refuse(self, scope: Scope, send: Send, error: RequestFailed) -> None:
         self._refused(str(error.status.value))
@@ -94,16 +96,20 @@ class KeyMiddleware:
         await send(body)
 
     def _caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        for name, value in headers:
-            scheme, _, key = value.partition(b" ")
-            if name == b"authorization" and scheme.lower() == b"bearer":
-                return self._keys.find(key.strip())
-        return None
+        keys = presented.keys_in(headers)
+        return self._keys.find(keys[0]) if len(keys) == 1 else None
 
-    def _error(self) -> RequestFailed:
+    def _error(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestFailed:
         if self._keys.problem:
             return KeysUnknown(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
-        return Unauthorized("an API key is needed, and the right one: send it as 'Authorization: Bearer KEY'")
+        if len(presented.keys_in(headers)) > 1:
+            return Unauthorized(
+                "the headers Authorization and x-api-key hold two different API keys: send one of them"
+            )
+        return Unauthorized(
+            "an API key is needed, and the right one: send it as 'Authorization: Bearer KEY' or "
+            "'x-api-key: KEY'"
+        )
 
 
 def _of_all_tenants(path: str) -> bool:

@@ -13,15 +13,8 @@ from typing import Any
 import msgspec
 
 from baton.services.router.errors import NoSuchModel, RequestFailed, Unsupported
-from baton.services.router.http.admission import (
-    App,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    current_admission,
-    error_response,
-)
+from baton.services.router.http.admission import current_admission
+from baton.services.router.http.forms import App, Message, Receive, Scope, Send, error_response, route_path
 
 
 class _Named(msgspec.Struct):
@@ -60,7 +53,7 @@ class ModelMiddleware:
         self._served = ", ".join(apps)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in self._paths:
+        if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in self._paths:
             await self._app(scope, receive, send)
             return
         body = await _whole(receive)
@@ -87,12 +80,6 @@ class ModelMiddleware:
         if name not in self._apps:
             raise NoSuchModel(f"The model `{name}` does not exist. Served here: {self._served}.")
         return self._apps[name] or self._app
-
-
-def _path(scope: Scope) -> str:
-    """Return the path as routes know it: a proxy may have left its own part in front."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 async def _whole(receive: Receive) -> bytes | None:

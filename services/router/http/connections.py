@@ -38,8 +38,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from baton.addresses import unmapped
 from baton.services.router.errors import RequestFailed, TooSlow, Unsupported
-from baton.services.router.http.admission import TIMES, Scope
+from baton.services.router.http.admission import TIMES
 from baton.services.router.http.descriptors import SPARE_CONNECTIONS
+from baton.services.router.http.forms import Scope, is_anthropics
 from baton.services.router.http.objections import (
     MAX_HEADER_BYTES,
     HttpLimits,
@@ -302,8 +303,14 @@ class LimitedConnection(HttpToolsProtocol):
             return
         if own is None or not own.response_complete:
             abandon(own)
-            self.transport.write(raw(error))
+            self.transport.write(raw(error, anthropics=self._is_anthropics))
         self._finish()
+
+    @property
+    def _is_anthropics(self) -> bool:
+        """Whether the request that is refused is for Anthropic's API."""
+        url: bytes = getattr(self, "url", b"")  # none before a first request
+        return is_anthropics(url.decode("latin-1").partition("?")[0], self.headers or ())
 
     def _refuse_largest(self) -> None:
         """Refuse the largest body that is still on its way: few large ones, sent slowly, close no door."""

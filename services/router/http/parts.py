@@ -14,7 +14,7 @@ from enum import Enum, auto
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from baton.services.router.errors import RequestFailed, UnreadableBody
-from baton.services.router.http.admission import error_response
+from baton.services.router.http.forms import error_response
 
 # Called for each client that is refused with the response's status, "dropped" (too many connections, no
 # response) or "unread" (the client did not read its response).
@@ -69,9 +69,9 @@ def abandon(cycle: RequestResponseCycle | None) -> None:
         cycle.message_event.set()
 
 
-def raw(error: RequestFailed) -> bytes:
-    """Return the bytes of a response that ends its connection."""
-    start, body = error_response(error)
+def raw(error: RequestFailed, *, anthropics: bool = False) -> bytes:
+    """Return the bytes of a response that ends its connection, in OpenAI's form or in Anthropic's."""
+    start, body = error_response(error, anthropics=anthropics)
     headers = [b"%s: %s\r\n" % header for header in start["headers"]]
     if isinstance(error, UnreadableBody):
         headers.append(error.accepted + b"\r\n")

@@ -12,6 +12,8 @@ import hmac
 import secrets
 from collections.abc import Iterable
 
+from baton.services.router.http import presented
+
 COOKIE = "baton_ops"
 ACTION_HEADER = b"x-baton-ops"  # no other site's page can send it without our consent, which it never gets
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -38,25 +40,25 @@ class Door:
         found = dict(headers)
         if not self._key:
             return _host(found.get(b"host", b"")) in _OWN_NAMES
-        given = self.shown(headers)
-        if given is not None and self.fits(given):
+        if self.fits(*self.shown(headers)):
             return True
         return any(
             hmac.compare_digest(one, self.cookie().encode()) for one in _cookies(found.get(b"cookie", b""))
         )
 
-    def shown(self, headers: Headers) -> bytes | None:
-        """Return the key in a request's headers, right or wrong; None where no key is asked for."""
-        scheme, _, given = dict(headers).get(b"authorization", b"").partition(b" ")
-        return given.strip() if self._key and scheme.lower() == b"bearer" else None
+    def shown(self, headers: Headers) -> list[bytes]:
+        """Return the keys in a request's headers, right or wrong; none where no key is asked for."""
+        return presented.keys_in(headers) if self._key else []
 
     def may_act(self, headers: Headers) -> bool:
         """Return whether a request comes from the page itself, and not from another site's."""
         return any(name == ACTION_HEADER for name, _ in headers)
 
-    def fits(self, given: bytes) -> bool:
-        """Return whether this is the key."""
-        return bool(self._key) and hmac.compare_digest(_digest(given), _digest(self._key))
+    def fits(self, *given: bytes) -> bool:
+        """Return whether the key was given, and no other: a request is one try."""
+        return (
+            bool(self._key) and len(given) == 1 and hmac.compare_digest(_digest(*given), _digest(self._key))
+        )
 
     def cookie(self) -> str:
         """Return the value of the cookie of who has shown the key."""

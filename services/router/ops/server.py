@@ -151,11 +151,11 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
         door, path = self._door, scope["path"]
-        if (given := door.shown(scope["headers"])) is not None:
+        if given := door.shown(scope["headers"]):
             if wait_s := self._tries.wait_s(_host(scope)):
                 await _too_often(wait_s)(scope, receive, send)
                 return
-            (self._tries.passed if door.fits(given) else self._tries.failed)(_host(scope))
+            (self._tries.passed if door.fits(*given) else self._tries.failed)(_host(scope))
         if not door.opens(scope["headers"]) and not (door.has_key and path.startswith(_OPEN)):
             await _closed(door, path)(scope, receive, send)
             return

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Mount
 
+from baton.services.router.vllm.model_list import PATH as MODELS
+
 _PATHS = (
     "/scale_elastic_ep",
     "/is_scaling_elastic_ep",
@@ -29,14 +31,15 @@ _MODULES = (
 
 
 def is_left_out(route: BaseRoute) -> bool:
-    """Return whether a route of vLLM's is not offered, or is its second /metrics: one without OpenMetrics.
+    """Return whether a route of vLLM's is not offered, has one of ours instead, or is its second /metrics.
 
-    The first, which is mounted, serves what a scraper asks for, exemplars too.
+    That one has no OpenMetrics; the first, which is mounted, serves what a scraper asks for, exemplars too.
     """
     path = getattr(route, "path", "")
     module = getattr(getattr(route, "endpoint", None), "__module__", None) or ""
     return (
         path in _PATHS
+        or path == MODELS
         or f"{module}.".startswith(_MODULES)
         or (path == "/metrics" and not isinstance(route, Mount))
     )

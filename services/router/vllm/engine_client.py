@@ -47,6 +47,7 @@ class RefusedByRouter(GracefulHTTPError, GenerationError):
     def __init__(self, error: RequestFailed) -> None:
         super().__init__(error.message, error.status)
         self.status_code = error.status
+        self.error = error
 
 
 def refusal(error: RequestFailed) -> RefusedByRouter:

@@ -41,23 +41,31 @@ from vllm.v1.executor import Executor
 from baton.protos import scheduler_pb2
 from baton.services.classes import Classes
 from baton.services.config import EngineSettings, Settings
-from baton.services.engine.args import engine_args, served_model_name
+from baton.services.engine.args import engine_args, model_names
 from baton.services.engine.refusals import reason
 from baton.services.errors import StartError
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.http.choice import ModelMiddleware
+from baton.services.router.http.forms import ErrorForms
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm import large_answers
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.closed import is_left_out
+from baton.services.router.vllm.cut_calls import tell_cut_calls
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
+from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
+from baton.services.router.vllm.model_list import model_routes
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
+from baton.services.router.vllm.response_routes import response_routes
+from baton.services.router.vllm.response_store import ResponseStore
+from baton.services.router.vllm.responses import adopt_responses
 from baton.services.router.vllm.several import model_paths, routes_of_all
+from baton.services.router.vllm.stream_errors import word_stream_errors
 
 
 def build_config(settings: Settings) -> Any:
@@ -98,7 +106,7 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
     engine, router = settings.engine, settings.router
     args = frontend_namespace(engine, router)
     args.model = config.model_config.model
-    args.served_model_name = [served_model_name(engine)]
+    args.served_model_name = model_names(engine)
     args.host, args.port = router.host, router.port
     if engine.lora is not None:
         args.lora_modules = [LoRAModulePath(name, path) for name, path in engine.lora.adapters.items()]
@@ -209,6 +217,10 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
     large_answers.install()
+    word_stream_errors(app.state)
+    tell_cut_calls(app.state)
+    adopt_messages(app.state)
+    adopt_responses(app.state)
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
     app.exception_handler(HTTPException)(not_offered)
@@ -225,26 +237,33 @@ def opened_to_clients(
     classes: Classes | None = None,
     door: Middleware | None = None,
     comment_s: float = 0.0,
+    store: ResponseStore | None = None,
 ) -> Any:
     """Return the first model's app with our admission around it, and behind that the other models' apps.
 
     `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, they are of one
     of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without
-    one all are accepted. Streams that are silent for `comment_s` seconds get a comment.
+    one all are accepted. Streams that are silent for `comment_s` seconds get a comment. `store` keeps their
+    Responses.
     """
     app = models[0].app
+    store = ResponseStore() if store is None else store
+    for one in models:
+        store.adopt(getattr(one.app.state, "openai_serving_responses", None))
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(
         Middleware(
             AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle, classes=classes, comment_s=comment_s
         )
     )
+    app.router.routes[:0] = [*model_routes(one.app for one in models), *response_routes(store)]
     if len(models) > 1:
         _choose_among(models)
     if door is not None:
         outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
         app.user_middleware.insert(outer + 1, door)
-    app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
+    # build_app has built it already, without ours.
+    app.middleware_stack = ErrorForms(app.build_middleware_stack())
     envs.enable_envs_cache()  # otherwise vLLM reads its environment once per token
     return app
 

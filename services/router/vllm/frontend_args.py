@@ -61,6 +61,8 @@ REFUSED: Mapping[str, str] = {
     "enable_auto_tool_choice": "it is on where engine.tool_call_parser is set",
     "reasoning_parser": "use engine.reasoning_parser",
     "lora_modules": "use engine.lora",
+    "trust_request_chat_template": "a client's template would run in the router, beside all other "
+    "requests: use router.chat_template",
     "trust_request_mm_kwargs": _TEXT,
     "enable_flash_late_interaction": _TEXT,
     "tool_server": "tools are the client's to run: nothing is run in the router",

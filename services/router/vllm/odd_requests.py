@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from http import HTTPStatus
 from traceback import extract_tb
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -35,12 +36,20 @@ async def unforeseen(request: Request, error: Exception) -> Response:
     admission = current_admission.get()
     if admission is None or admission.states:
         return await exception_handler(request, error)  # type: ignore[no-any-return]
+    response = unforeseen_error(error)
+    return JSONResponse(response.model_dump(), status_code=response.error.code)
+
+
+def unforeseen_error(error: Exception) -> Any:
+    """Return vLLM's ErrorResponse for the same: 400 before the request was placed, 500 after that."""
+    admission = current_admission.get()
+    if admission is None or admission.states:
+        return create_error_response(error)
     _report(error)
-    response = create_error_response(
+    return create_error_response(
         f"the request cannot be processed: {type(error).__name__}: {error}",
         status_code=HTTPStatus.BAD_REQUEST,
     )
-    return JSONResponse(response.model_dump(), status_code=response.error.code)
 
 
 async def not_offered(request: Request, error: HTTPException) -> Response:

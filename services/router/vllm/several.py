@@ -1,7 +1,6 @@
-"""The list of models and the health of a router, which vLLM's app has for one model, over all of them.
+"""The health of a router, which vLLM's app has for one model, over all of them.
 
-Leans on: vllm.entrypoints.openai.models.serving.OpenAIServingModels (app.state.openai_serving_models) and its
-show_available_models, the paths of vLLM's routes.
+Leans on: the paths of vLLM's routes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from baton.services.router.errors import NoSuchModel
-from baton.services.router.http.admission import error_response
+from baton.services.router.vllm.model_list import refused
 
 # Paths of requests that name no model: they concern the router, or the first model.
 _WITHOUT_MODEL = frozenset({"/ping", "/inference/v1/abort_requests"})
@@ -27,19 +26,13 @@ def model_paths(app: Any) -> frozenset[str]:
 
 
 def routes_of_all(apps: Mapping[str, Any]) -> list[Route]:
-    """Return the routes of /v1/models and /health over the apps of all models, by their names."""
-
-    async def models(request: Request) -> Response:
-        del request
-        lists = [await app.state.openai_serving_models.show_available_models() for app in apps.values()]
-        whole = lists[0].model_copy(update={"data": [one for each in lists for one in each.data]})
-        return JSONResponse(whole.model_dump())
+    """Return the routes of /health over the apps of all models, by their names."""
 
     async def health(request: Request) -> Response:
         """Answer 200 while one model can be served, or the one of the query `model`; name the others."""
         asked = request.query_params.get("model")
         if asked is not None and asked not in apps:
-            return _refused(
+            return refused(
                 NoSuchModel(f"The model `{asked}` does not exist. Served here: {', '.join(apps)}.")
             )
         chosen = {asked: apps[asked]} if asked is not None else apps
@@ -50,12 +43,6 @@ def routes_of_all(apps: Mapping[str, Any]) -> list[Route]:
         return JSONResponse(body, status_code=200 if well else 503)
 
     return [
-        Route("/v1/models", models, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
         Route("/ping", health, methods=["GET", "POST"]),
     ]
-
-
-def _refused(error: NoSuchModel) -> Response:
-    start, body = error_response(error)
-    return Response(body["body"], status_code=start["status"], media_type="application/json")

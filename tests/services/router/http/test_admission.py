@@ -14,9 +14,10 @@ from prometheus_client import CollectorRegistry
 from baton.services import logs
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAdmitted, TimedOut, Why
-from baton.services.router.http.admission import AdmissionMiddleware, current_admission
+from baton.services.router.http.admission import AdmissionMiddleware, _party, current_admission
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.tenancy import Tenancy
+from baton.services.tenants.model import ANYBODY
 from baton.services.tenants.quotas import Quotas
 
 
@@ -108,3 +109,22 @@ async def test_a_request_that_never_fits_is_400() -> None:
     start, _ = await respond(START, CHUNK, error=NotAdmitted("too large", Why.TOO_LARGE))
     assert start["status"] == 400
     assert all(name != b"retry-after" for name, _ in start["headers"])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer c4nary"},
+        {"authorization": "Bearer   c4nary "},
+        {"authorization": "bearer c4nary"},
+        {"x-api-key": "c4nary"},
+        {"x-api-key": " c4nary", "authorization": "BEARER c4nary"},
+    ],
+    ids=str,
+)
+def test_a_key_is_one_client_in_the_turns(headers: dict[str, str]) -> None:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    party = _party(ANYBODY, {"headers": raw, "client": ("10.0.0.1", 5)})
+    assert party == _party(ANYBODY, {"headers": [(b"x-api-key", b"c4nary")], "client": ("10.0.0.2", 6)})
+    assert party != _party(ANYBODY, {"headers": [(b"x-api-key", b"other")], "client": ("10.0.0.1", 5)})
+    assert party != _party(ANYBODY, {"headers": [], "client": ("10.0.0.1", 5)})

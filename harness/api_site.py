@@ -1,0 +1,146 @@
+"""A router's process over a fake worker that says what a test has written, for clients of all APIs.
+
+The model's tokenizer spells each byte as a token, has the marks of DeepSeek-R1's thoughts and Hermes' calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.service import SchedulerServer
+from baton.services.config import SchedulerSettings
+from harness import zygote
+from harness.checkpoints import tiny_qwen2
+from harness.fake_worker import MODEL, FakeWorker
+from harness.router import Members
+from harness.support import PATIENCE, free_port
+
+START_S = 60.0
+MARKS = ("<think>", "</think>")
+SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
+
+
+def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
+    """Run a router, in the forked process, until its end."""
+    os.environ.update(environment)
+    from baton.services.config import load
+    from baton.services.fleet.routers import run_routers
+    from baton.services.router import cluster
+
+    cluster.FRESH_S = 0.05
+    run_routers(load(settings))
+
+
+def thinking_model(folder: Path) -> Path:
+    """Write a tiny model whose tokenizer has the marks of thoughts."""
+    from tokenizers import AddedToken, Tokenizer
+
+    tiny_qwen2(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def spelled(*parts: str) -> list[int]:
+    """Return the tokens of a text; a mark of thoughts is one token, all else a token each byte."""
+    tokens: list[int] = []
+    for part in parts:
+        if part in MARKS:
+            tokens.append(512 + MARKS.index(part))
+        else:
+            tokens += part.encode()
+    return tokens
+
+
+class ApiSite:
+    """A router, its scheduler and one worker. Enter it in the test's loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        environment: dict[str, str] | None = None,
+        engine: dict[str, Any] | None = None,
+        **router: Any,
+    ) -> None:
+        self.port, self.scheduler_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._environment = environment or {}
+        self.settings: dict[str, Any] = {
+            "engine": {"model": str(model), "served_model_name": MODEL, **(engine or {})},
+            "scheduler": {"address": f"127.0.0.1:{self.scheduler_port}", **SCHEDULER},
+            "router": {"port": self.port, "max_wait_s": 1.0, "replace_wait_s": 1.0, **router},
+        }
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> ApiSite:
+        server = await self._stack.enter_async_context(
+            SchedulerServer(SchedulerSettings(**self.settings["scheduler"]))
+        )
+        self.members = Members(server.address)
+        self._stack.push_async_callback(self.members.close)
+        self.worker = await self.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+        self.process = self.start_router(self.port)
+        await self.ready(self.url)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.process.kill()
+        await self._stack.aclose()
+
+    def start_router(self, port: int) -> zygote.Forked:
+        """Start another router of the deployment, at this port."""
+        folder = self._folder / f"router-{port}"
+        folder.mkdir(parents=True)
+        settings = {**self.settings, "router": {**self.settings["router"], "port": port}}
+        return zygote.shared().start(
+            "router", f"{__name__}:run", folder, settings=settings, environment=self._environment
+        )
+
+    async def ready(self, url: str) -> None:
+        """Wait until a router can place requests."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_S * PATIENCE
+        async with httpx.AsyncClient(base_url=url) as http:
+            while True:
+                assert self.process.poll() is None, self.process.text
+                with contextlib.suppress(httpx.TransportError):
+                    if (await http.get("/health")).status_code == 200:
+                        return
+                assert loop.time() < deadline, f"the router is not ready: {self.process.text[-3000:]}"
+                await asyncio.sleep(0.05)
+
+    def says(self, *parts: str, per_step: int = 1) -> None:
+        """Have the worker answer this to all that follow; nothing: letters by its formula."""
+        self.worker.script = spelled(*parts)
+        self.worker.per_step = per_step
+
+    @contextlib.asynccontextmanager
+    async def openai(self, key: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
+        """Yield OpenAI's client."""
+        async with openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0) as client:
+            yield client
+
+    @contextlib.asynccontextmanager
+    async def anthropic(self, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
+        """Yield Anthropic's client."""
+        async with anthropic.AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0) as client:
+            yield client
+
+    def http(self, key: str = "") -> httpx.AsyncClient:
+        """Return a plain client."""
+        headers = {"x-api-key": key} if key else {}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30 * PATIENCE)

@@ -1,0 +1,102 @@
+"""Streams a token's id together with its text while a stop string may still be found in that text.
+
+vLLM holds back as many letters as the longest stop string has, and sends the ids of their tokens at once: a
+reasoning parser that sees the id of a thought's end looks for its mark in a text that has not got there. Here
+text is held back by whole tokens, and their ids and log-probabilities with it.
+
+Leans on: vllm.v1.engine.detokenizer.{IncrementalDetokenizer.from_new_request, BaseIncrementalDetokenizer}
+(stop_buffer_length, decode_next, called once for each token that has text, get_next_output_text, output_text,
+_last_output_text_offset, token_ids, num_output_tokens), vllm.v1.engine.output_processor.RequestState
+(_new_completion_output, detokenizer, logprobs_processor.logprobs: of all tokens).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+from baton.services.engine.patches.replace import replace
+
+_HELD = "_baton_held"
+
+
+def install() -> None:
+    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+    from vllm.v1.engine.output_processor import RequestState
+
+    replace(IncrementalDetokenizer, "from_new_request", _holding, ("cls", "tokenizer", "request"))
+    parameters = ("self", "token_ids", "finish_reason", "stop_reason")
+    replace(RequestState, "_new_completion_output", _together, parameters)
+
+
+class HeldTokens:
+    """The tokens of one stream whose text is not sent yet. It stands in for methods of its detokenizer."""
+
+    __slots__ = ("_decode", "_detokenizer", "_ends", "_next_text", "sent")
+
+    def __init__(self, detokenizer: Any) -> None:
+        self._detokenizer = detokenizer
+        self._decode = detokenizer.decode_next
+        self._next_text = detokenizer.get_next_output_text
+        self._ends: list[int] = []  # of each token in the text
+        self.sent = 0  # tokens
+        detokenizer.decode_next = self._noting
+        detokenizer.get_next_output_text = self._whole_tokens
+
+    def ripe(self) -> int:
+        """Return how many tokens have no letter that a stop string may still take."""
+        detokenizer = self._detokenizer
+        return bisect_right(self._ends, len(detokenizer.output_text) - detokenizer.stop_buffer_length)
+
+    def ids(self, ripe: int) -> list[int]:
+        """Return the ids of the tokens up to `ripe` that were not sent."""
+        tokens: list[int] = self._detokenizer.token_ids
+        prompt = len(tokens) - self._detokenizer.num_output_tokens()  # of a slow tokenizer
+        return tokens[prompt + self.sent : prompt + ripe]
+
+    def _noting(self, token_id: int) -> str:
+        text: str = self._decode(token_id)
+        self._ends.append((self._ends[-1] if self._ends else 0) + len(text))
+        return text
+
+    def _whole_tokens(self, finished: bool, delta: bool) -> str:
+        if finished or not delta:
+            whole: str = self._next_text(finished, delta)
+            return whole
+        detokenizer = self._detokenizer
+        ripe = self.ripe()
+        begin, end = detokenizer._last_output_text_offset, self._ends[ripe - 1] if ripe else 0
+        detokenizer._last_output_text_offset = end
+        text: str = detokenizer.output_text[begin:end]
+        return text
+
+
+def _holding(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm.sampling_params import RequestOutputKind
+
+    def from_new_request(cls: Any, tokenizer: Any, request: Any) -> Any:
+        made = original(cls, tokenizer, request)
+        streams = request.sampling_params.output_kind == RequestOutputKind.DELTA
+        if streams and getattr(made, "stop_buffer_length", 0):
+            setattr(made, _HELD, HeldTokens(made))
+        return made
+
+    return from_new_request
+
+
+def _together(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _new_completion_output(self: Any, token_ids: list[int], finish_reason: Any, stop_reason: Any) -> Any:
+        held: HeldTokens | None = getattr(self.detokenizer, _HELD, None)
+        if held is None:
+            return original(self, token_ids, finish_reason, stop_reason)
+        finished = finish_reason is not None
+        ripe = self.detokenizer.num_output_tokens() if finished else held.ripe()
+        output = original(self, held.ids(ripe), finish_reason, stop_reason)
+        if (logprobs := self.logprobs_processor.logprobs) is not None:
+            output.logprobs = logprobs[held.sent : ripe]
+        held.sent = ripe
+        return output
+
+    return _new_completion_output

@@ -1,0 +1,82 @@
+"""A store of Responses in one router's memory needs that router to be the only one of its models.
+
+A second router does not start while the first one is there; where both start at once, or while no scheduler
+answers, each closes its store as soon as it hears of the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.scheduler.tasks import spawn, stop
+from baton.services.engine.isolation import RESPONSES_STORE
+from baton.services.errors import StartError
+
+log = logging.getLogger(__name__)
+
+ALIVE_S = 3.0  # routers ask a scheduler once a second: one that was silent for longer has ended
+START_S = 6.0  # for a predecessor to end
+LOOK_S = 2.0
+
+
+class Store(Protocol):
+    """The store, as it is watched here."""
+
+    on: bool
+    elsewhere: str
+
+
+@contextlib.asynccontextmanager
+async def kept_alone(
+    store: Store, schedulers: Sequence[SchedulerClient], router_id: str
+) -> AsyncIterator[None]:
+    """Inside the block, keep the store closed while another router is there.
+
+    Raises StartError if one is there now.
+    """
+    if not store.on:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_S
+    while other := await _another(schedulers, router_id):
+        if loop.time() > deadline:
+            raise StartError(
+                f"the environment variable {RESPONSES_STORE} is set, and {other} serves the same model: "
+                "responses are stored in one router's memory; run one router, or unset the variable"
+            )
+        await asyncio.sleep(LOOK_S / 4)
+    watching = spawn(_watch(store, schedulers, router_id), "other routers, for the store of responses")
+    try:
+        yield
+    finally:
+        await stop(watching)
+
+
+async def _watch(store: Store, schedulers: Sequence[SchedulerClient], router_id: str) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        other = await _another(schedulers, router_id)
+        if other is not None and other != store.elsewhere:
+            if other:
+                log.error("%s serves the same model: the store of responses is closed meanwhile", other)
+            store.elsewhere = other
+
+
+async def _another(schedulers: Sequence[SchedulerClient], router_id: str) -> str | None:
+    """Return the id of another router, "" if this is the only one; None where no scheduler says."""
+    for scheduler in schedulers:
+        try:
+            description = await scheduler.describe()
+        except SchedulerError:
+            return None
+        for one in description.routers:
+            if one.router_id != router_id and one.heard_age_s < ALIVE_S:
+                return str(one.router_id)
+    return ""

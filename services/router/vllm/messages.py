@@ -1,0 +1,109 @@
+"""Anthropic's Messages over vLLM's handler: its refusals, its stream's errors, tool calls that were cut.
+
+vLLM's handler logs each exception with its traceback, refusals included, takes an error in the chat's stream
+for a chunk that it cannot read, and parses the arguments of a call that `max_tokens` cut.
+
+Leans on: vllm.entrypoints.anthropic.serving.AnthropicServingMessages.{create_messages, count_tokens,
+message_stream_converter, messages_full_converter}, which its routes look up on app.state's object; that its
+stream's chunks are OpenAI's `data: ...` lines; create_error_response for an exception's status.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import wraps
+from http import HTTPStatus
+from typing import Any
+
+import jinja2
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import VLLMError
+
+from baton.services.router.http.admission import current_admission
+from baton.services.router.http.forms import anthropic_error
+from baton.services.router.vllm.odd_requests import UNFORESEEN, unforeseen_error
+
+# What an app's exception handlers turn into a response without a word in the log.
+FORESEEN = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, jinja2.TemplateError)
+_DATA = "data: "
+_ERROR = 'data: {"error"'
+
+Call = Callable[..., Awaitable[Any]]
+
+
+def adopt_messages(state: Any) -> None:
+    """Put this module around the handler of Messages in `state`, an app's, if it has one."""
+    handler = getattr(state, "anthropic_serving_messages", None)
+    if handler is None:
+        return
+    handler.create_messages = _answering(handler.create_messages)
+    handler.count_tokens = _answering(handler.count_tokens)
+    handler.message_stream_converter = _converted(handler.message_stream_converter)
+    handler.messages_full_converter = _whole(handler.messages_full_converter)
+
+
+def _answering(call: Call) -> Call:
+    @wraps(call)
+    async def answering(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await call(*args, **kwargs)
+        except FORESEEN as error:
+            return create_error_response(error)
+        except UNFORESEEN as error:
+            return unforeseen_error(error)
+
+    return answering
+
+
+def _converted(convert: Callable[[Any], AsyncGenerator[str, None]]) -> Callable[[Any], Any]:
+    """Return a converter that ends with Anthropic's event where the chat's stream ends with an error."""
+
+    @wraps(convert)
+    async def converted(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        failure: dict[str, Any] = {}
+
+        async def whole() -> AsyncGenerator[str, None]:
+            async for chunk in chunks:
+                if chunk.startswith(_ERROR):
+                    failure.update(json.loads(chunk.removeprefix(_DATA))["error"])
+                    await chunks.aclose()
+                    return
+                yield chunk
+
+        async for event in convert(whole()):
+            yield event
+        if failure:
+            admission = current_admission.get()
+            known = admission.error if admission is not None else None
+            status = known.status if known is not None else HTTPStatus.INTERNAL_SERVER_ERROR
+            yield f"event: error\ndata: {json.dumps(anthropic_error(status, failure['message']))}\n\n"
+
+    return converted
+
+
+def _whole(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a converter that bears calls whose arguments are not whole: what there is of them is sent."""
+
+    @wraps(convert)
+    def whole(answer: Any) -> AnthropicMessagesResponse:
+        cut = False
+        choice = answer.choices[0]
+        for call in choice.message.tool_calls or ():
+            if not _is_object(call.function.arguments):
+                cut = True
+                call.function.arguments = "{}"
+        converted: AnthropicMessagesResponse = convert(answer)
+        if cut and converted.stop_reason == "tool_use" and isinstance(choice.stop_reason, str):
+            converted.stop_reason, converted.stop_sequence = "stop_sequence", choice.stop_reason
+        return converted
+
+    return whole
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,288 @@
+"""The store of Responses (VLLM_ENABLE_RESPONSES_API_STORE=1): its bounds, and whose answers are whose.
+
+vLLM keeps answers, messages and events in dictionaries of its handler: for ever, for everybody who knows an
+id. Here each id has an owner, its tenant; for all others it does not exist. The oldest answers of the tenant
+with the most bytes go first. The router chooses all ids: a client's `request_id` could be another response's.
+Without the store, requests that need it are refused. It is one process's memory: while another router serves
+the same models, an id may be in either, and such requests are refused, too.
+
+Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
+msg_store, event_store, background_tasks, create_responses, _run_background_request,
+_run_background_request_stream, responses_background_stream_generator, _make_not_found_error), the fields of
+ResponsesRequest, and that what is stored has an id, a status and model_dump_json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import GenerationError
+
+from baton.services.router.errors import Overloaded, RequestFailed, Unsupported
+from baton.services.router.http.admission import CALLER, current_admission
+from baton.services.router.vllm.engine_client import RefusedByRouter, refusal
+from baton.services.router.vllm.responses import ENDS, failure
+from baton.services.tenants.model import ANYBODY
+
+log = logging.getLogger(__name__)
+
+MOST = 1000  # stored answers of a router
+MOST_BYTES = 64 << 20
+AGE_S = 3600.0
+EVENT_BYTES = 1 << 10  # about, of an event that is kept for who follows an answer later
+NOT_KEPT = (
+    "responses are not stored here: send the conversation itself as 'input' (one router stores them with "
+    "VLLM_ENABLE_RESPONSES_API_STORE=1: docs/frontend.md)"
+)
+
+
+@dataclass
+class Kept:
+    """An answer that is stored, or will be."""
+
+    tenant: str
+    handler: Any  # of its model
+    at: float  # time.monotonic
+    size: int = 0  # bytes
+
+
+class ResponseStore:
+    """The stored answers of all models of a router. For its event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kept: dict[str, Kept] = {}  # by id, the oldest first
+        self._clock = clock
+        self.on = False
+        self.elsewhere = ""  # another router of the deployment: answers may be there
+
+    def adopt(self, handler: Any) -> None:
+        """Put the store around a model's handler of Responses, if it has one."""
+        if handler is None:
+            return
+        self.on = self.on or handler.enable_store
+        handler.create_responses = self._creating(handler, handler.create_responses)
+        for name in ("_run_background_request", "_run_background_request_stream"):
+            setattr(handler, name, self._running(handler, getattr(handler, name)))
+        handler.responses_background_stream_generator = _following(handler)
+        handler.response_store = _Measured(self._measure)
+        handler.msg_store = _Measured(self._measure)
+
+    def find(self, response_id: str, tenant: str) -> Any:
+        """Return the handler that has a tenant's answer; None for another's, and for one that is gone."""
+        self._forget_old()
+        kept = self._kept.get(response_id)
+        return kept.handler if kept is not None and kept.tenant == tenant else None
+
+    def delete(self, response_id: str) -> None:
+        """Drop an answer, and end its task in the background."""
+        kept = self._kept.pop(response_id, None)
+        if kept is None:
+            return
+        if task := kept.handler.background_tasks.get(response_id):
+            task.cancel()
+        for store in (kept.handler.response_store, kept.handler.msg_store, kept.handler.event_store):
+            store.pop(response_id, None)
+
+    def problem(self) -> RequestFailed | None:
+        """Return why nothing can be stored or found; None if it can."""
+        if not self.on:
+            return Unsupported(NOT_KEPT)
+        if self.elsewhere:
+            return Overloaded(
+                f"responses are stored in one router's memory, and {self.elsewhere} serves the same model: "
+                "run one router, or send the conversation itself as 'input'"
+            )
+        return None
+
+    @property
+    def size(self) -> int:
+        """All bytes that are stored."""
+        return sum(one.size for one in self._kept.values())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _creating(self, handler: Any, create: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @wraps(create)
+        async def creating(request: Any, raw_request: Any = None) -> Any:
+            tenant = tenant_of(raw_request)
+            needs = _needs(request)
+            if needs and (problem := self.problem()):
+                raise refusal(type(problem)(f"{needs}: {problem.message}"))
+            previous = request.previous_response_id
+            if previous is not None and self.find(previous, tenant) is not handler:
+                return handler._make_not_found_error(previous)
+            if not self.on or self.elsewhere or not request.store:
+                request.store = False
+                return await create(request, raw_request)
+            request.request_id = f"resp_{uuid.uuid4().hex}"
+            self._claim(request.request_id, Kept(tenant, handler, self._clock()))
+            answer = None
+            try:
+                answer = await create(request, raw_request)
+            finally:
+                if answer is None or isinstance(answer, ErrorResponse):
+                    self.delete(request.request_id)
+            self._hold_on(request.request_id, handler)
+            return answer
+
+        return creating
+
+    def _running(self, handler: Any, run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """Return what makes an answer in the background, and notes how that ended."""
+
+        @wraps(run)
+        async def running(request: Any, *args: Any, **kwargs: Any) -> None:
+            response_id = request.request_id
+            _note(handler, response_id, "in_progress")
+            try:
+                await run(request, *args, **kwargs)
+            except Exception as error:  # its client hears of it when it asks
+                if response_id not in self._kept:
+                    return  # it was deleted, and so cancelled
+                if not isinstance(error, RefusedByRouter):
+                    log.exception("a response in the background has failed")
+                    error = GenerationError("the response failed in the router")
+                _note(handler, response_id, "failed", failure(error))
+            events, _ = handler.event_store.get(response_id, ((), None))
+            self._measure(response_id, len(events) * EVENT_BYTES)
+            if events and events[-1].type == "response.failed":
+                _note(handler, response_id, "failed", events[-1].response["error"])
+
+        return running
+
+    def _claim(self, response_id: str, kept: Kept) -> None:
+        self._kept[response_id] = kept
+        self._forget_old()
+        self._make_room()
+
+    def _hold_on(self, response_id: str, handler: Any) -> None:
+        """Let a background task count for its tenant until it is over, as its request would have."""
+        task = handler.background_tasks.get(response_id)
+        admission = current_admission.get()
+        if task is not None and admission is not None:
+            admission.lasting = task
+
+    def _measure(self, response_id: str, added: int) -> bool:
+        """Count the bytes of what is stored now. Return whether it may be stored: it is not forgotten."""
+        kept = self._kept.get(response_id)
+        if kept is None:
+            return False
+        kept.size += added
+        self._make_room()
+        return response_id in self._kept
+
+    def _forget_old(self) -> None:
+        before = self._clock() - AGE_S
+        for response_id, kept in list(self._kept.items()):
+            if kept.at > before:
+                return
+            self.delete(response_id)
+
+    def _make_room(self) -> None:
+        """Drop the oldest of the tenant that has the most, in bytes or in number, until all is in bounds."""
+        size = self.size
+        while len(self._kept) > MOST or size > MOST_BYTES:
+            held: Counter[str] = Counter()
+            for one in self._kept.values():
+                held[one.tenant] += one.size if size > MOST_BYTES else 1
+            most = held.most_common(1)[0][0]
+            oldest = next(key for key, one in self._kept.items() if one.tenant == most)
+            size -= self._kept[oldest].size
+            self.delete(oldest)
+
+
+class _Measured(dict[str, Any]):
+    """One of the handler's dictionaries: it stores what has an owner, and tells its size."""
+
+    def __init__(self, measure: Callable[[str, int], bool]) -> None:
+        super().__init__()
+        self._measure = measure
+        self._sizes: dict[str, int] = {}
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        size = len(value.model_dump_json()) if hasattr(value, "model_dump_json") else len(repr(value))
+        if self._measure(key, size - self._sizes.get(key, 0)):
+            self._sizes[key] = size
+            super().__setitem__(key, value)
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        self._sizes.pop(key, None)
+        return super().pop(key, default)
+
+
+def tenant_of(raw_request: Any) -> str:
+    """Return the tenant that sent a request; "" where keys have none."""
+    return raw_request.scope.get(CALLER, ANYBODY).tenant if raw_request is not None else ""
+
+
+def _needs(request: Any) -> str:
+    """Return the field of a request that needs stored answers; empty without one.
+
+    `store` is none of these: clients send true by default. Raises the refusal of a conversation.
+    """
+    if (request.model_extra or {}).get("conversation") is not None:
+        raise refusal(Unsupported("conversation: conversations are not stored here; send it as 'input'"))
+    if request.previous_response_id is not None:
+        return "previous_response_id"
+    return "background" if request.background else ""
+
+
+def _note(handler: Any, response_id: str, status: str, error: dict[str, str] | None = None) -> None:
+    stored = handler.response_store.get(response_id)
+    if stored is not None and stored.status in ("queued", "in_progress"):
+        stored.status = status
+        if error is not None:
+            stored.error = error
+
+
+def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
+    """Return what streams the events of an answer in the background, until the last one or its task's end."""
+
+    async def following(response_id: str, starting_after: int | None = None) -> AsyncGenerator[Any, None]:
+        found = handler.event_store.get(response_id)
+        task = handler.background_tasks.get(response_id)
+        if found is None and task is not None and not task.done():
+            await asyncio.sleep(0)  # it has just been made: its first step opens the events
+            found = handler.event_store.get(response_id)
+        if found is None:
+            raise refusal(
+                Unsupported("stream: this response was not made with stream=true and background=true")
+            )
+        events, news = found
+        place = 0 if starting_after is None else starting_after + 1
+        while True:
+            news.clear()
+            while place < len(events):
+                yield events[place]
+                if events[place].type in ENDS:
+                    return
+                place += 1
+            if task is None or task.done():
+                return
+            await news.wait()
+
+    return following
+
+
+async def cancel(handler: Any, response_id: str) -> Any:
+    """Cancel an answer that is made in the background. Return it, or None if it is over."""
+    stored = handler.response_store.get(response_id)
+    if stored is None or stored.status not in ("queued", "in_progress"):
+        return None
+    stored.status = "cancelled"
+    if task := handler.background_tasks.get(response_id):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task}, timeout=5.0)
+    return stored

@@ -1,0 +1,133 @@
+"""OpenAI's Responses over vLLM's handler: how they end.
+
+An answer that `max_output_tokens` cut is incomplete, and so is its last item; vLLM says so of whole answers'
+status alone. A stream that fails ends with `response.failed`, where vLLM's breaks off. A stream's two opening
+events wait for the next one: a refusal before the first token is an HTTP status, as on the other paths.
+
+Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.{responses_stream_generator,
+responses_full_generator, _convert_generation_error_to_streaming_response} and the events of the first:
+response.created, response.in_progress, ..., response.output_item.done, response.completed, with the fields
+type, sequence_number, item and response; the status of ResponsesResponse and of its items; that an item ends
+right before the next item begins, or before the last event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import wraps
+from http import HTTPStatus
+from typing import Any, Literal
+
+from openai.types.responses import ResponseIncompleteEvent
+from pydantic import BaseModel
+from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
+
+from baton.services.router.vllm.engine_client import RefusedByRouter
+
+log = logging.getLogger(__name__)
+
+_OPENING = ("response.created", "response.in_progress")
+_COMPLETED = "response.completed"
+ENDS = (_COMPLETED, "response.incomplete", "response.failed")  # the types of a stream's last event
+
+Events = AsyncGenerator[Any, None]
+
+
+class FailedEvent(BaseModel):
+    """A stream's last event where the response has failed."""
+
+    type: Literal["response.failed"] = "response.failed"
+    sequence_number: int
+    response: dict[str, Any]
+
+
+class IncompleteEvent(ResponseIncompleteEvent):
+    """A stream's last event where the response was cut."""
+
+    response: ResponsesResponse
+
+
+class _StreamFailed(Exception):
+    """Carries what ended a stream through vLLM's generator, which would have taken its text for an event."""
+
+
+def adopt_responses(state: Any) -> None:
+    """Put this module around the handler of Responses in `state`, an app's, if it has one."""
+    handler = getattr(state, "openai_serving_responses", None)
+    if handler is None:
+        return
+    handler._convert_generation_error_to_streaming_response = _raise
+    handler.responses_full_generator = _whole(handler.responses_full_generator)
+    handler.responses_stream_generator = _streamed(handler.responses_stream_generator)
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """Return the object `error` of a response that has failed."""
+    refused = isinstance(error, RefusedByRouter) and error.error.status is HTTPStatus.TOO_MANY_REQUESTS
+    return {"code": "rate_limit_exceeded" if refused else "server_error", "message": str(error)}
+
+
+def _raise(error: Exception) -> str:
+    raise _StreamFailed from error
+
+
+def _whole(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @wraps(generate)
+    async def whole(*args: Any, **kwargs: Any) -> Any:
+        response = await generate(*args, **kwargs)
+        if isinstance(response, ResponsesResponse) and response.status == "incomplete" and response.output:
+            _cut(response.output[-1])
+        return response
+
+    return whole
+
+
+def _cut(item: Any) -> None:
+    if hasattr(item, "status"):
+        item.status = "incomplete"
+
+
+def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
+    @wraps(generate)
+    async def streamed(*args: Any, **kwargs: Any) -> Events:
+        held: list[Any] = []  # the opening events, or an item's last one
+        created: Any = None
+        number = -1
+        try:
+            async for event in generate(*args, **kwargs):
+                created, number = created or event, event.sequence_number
+                if event.type in _OPENING or event.type == "response.output_item.done":
+                    if event.type not in _OPENING:
+                        for one in held:
+                            yield one
+                        held = []
+                    held.append(event)
+                    continue
+                ending = _ending(event, held)
+                for one in held:
+                    yield one
+                held = []
+                yield ending
+        except Exception as error:  # whatever it was, its client is told, and waits for nothing more
+            cause = (error.__cause__ or error) if isinstance(error, _StreamFailed) else error
+            if not isinstance(cause, RefusedByRouter):
+                log.exception("a stream of /v1/responses has failed")
+            for one in held:
+                yield one
+            shown = created.response.model_dump(mode="json", by_alias=True) if created is not None else {}
+            response = {**shown, "status": "failed", "error": failure(cause)}
+            yield FailedEvent(sequence_number=number + 1, response=response)
+
+    return streamed
+
+
+def _ending(event: Any, held: list[Any]) -> Any:
+    """Return the event as it is, or a cut response's last one; then the item before it was cut, too."""
+    if event.type != _COMPLETED or event.response.status != "incomplete":
+        return event
+    if held and held[-1].type == "response.output_item.done":
+        _cut(held[-1].item)
+    return IncompleteEvent(
+        type="response.incomplete", sequence_number=event.sequence_number, response=event.response
+    )

@@ -1,0 +1,39 @@
+"""Errors inside vLLM's streams: OpenAI's error object with our status and type, and no traceback in the log.
+
+Leans on: the handlers in vLLM's app.state, and of those that stream
+GenerateBaseServing._convert_generation_error_to_streaming_response(error), whose text chat and completions
+send before [DONE].
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from baton.services.router.http.forms import openai_error
+from baton.services.router.vllm.engine_client import RefusedByRouter
+
+_CONVERT = "_convert_generation_error_to_streaming_response"
+
+
+def handlers(state: Any) -> Iterator[Any]:
+    """Yield vLLM's handlers in an app's state, each once."""
+    found = {id(one): one for one in vars(state)["_state"].values() if hasattr(one, "_check_model")}
+    yield from found.values()
+
+
+def word_stream_errors(state: Any) -> None:
+    """Have every handler word what ends a stream as the router words its refusals."""
+    for handler in handlers(state):
+        if original := getattr(handler, _CONVERT, None):
+            setattr(handler, _CONVERT, _worded(original))
+
+
+def _worded(original: Callable[[Any], str]) -> Callable[[Any], str]:
+    def worded(error: Any) -> str:
+        if isinstance(error, RefusedByRouter):
+            return json.dumps(openai_error(error.error))
+        return original(error)
+
+    return worded

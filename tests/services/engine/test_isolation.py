@@ -1,0 +1,50 @@
+"""Variables of vLLM's that would undo the isolation of clients end a start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.services.config import EngineSettings
+from baton.services.engine.args import check_model
+from baton.services.engine.isolation import REFUSED, RESPONSES_STORE, is_set
+from baton.services.errors import ConfigError
+from harness.support import ROOT
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> EngineSettings:
+    (tmp_path / "config.json").write_text("{}")
+    return EngineSettings(model=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_it_is_refused_by_name(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"environment variable {name}={value}: .*; unset it"):
+        check_model(settings)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_may_be_off(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for value in ("", "0", "False"):
+        monkeypatch.setenv(name, value)
+        check_model(settings)
+
+
+def test_vllm_reads_each() -> None:
+    from vllm import envs
+
+    for name in (*REFUSED, RESPONSES_STORE):
+        assert name in envs.environment_variables
+        assert not is_set(name)
+
+
+def test_the_page_has_each() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    for name in (*REFUSED, RESPONSES_STORE):
+        assert f"`{name}`" in page

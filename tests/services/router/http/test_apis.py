@@ -1,0 +1,302 @@
+"""OpenAI's and Anthropic's own clients at one router: keys, refusals, classes, models, how answers end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from baton.protos.worker_pb2 import PHASE_DECODE
+from baton.services.tenants.file_book import FileBook
+from baton.services.tenants.model import ApiKey, Book, Tenant, digest
+from harness.api_site import ApiSite, thinking_model
+from harness.fake_worker import MODEL, Fault
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+KEY, SLOW, BUSY = "c4nary-key", "c4nary-slow", "c4nary-busy"
+ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
+CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
+RESPONSES = "/v1/responses"
+ALIASES = ["tiny-too", "some/tiny"]
+
+
+def key(secret: str, tenant: str, **limits: Any) -> ApiKey:
+    return ApiKey(tenant=tenant, sha256=digest(secret.encode()).hex(), **limits)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
+    folder = tmp_path_factory.mktemp("apis")
+    book = Book(
+        tenants={"slow": Tenant(requests_per_s=1), "busy": Tenant(classes=["interactive"])},
+        keys={"key": key(KEY, "plain"), "slow": key(SLOW, "slow"), "busy": key(BUSY, "busy")},
+    )
+    await FileBook(str(folder / "keys.yaml")).edit(lambda _: book)
+    made = ApiSite(
+        folder,
+        thinking_model(folder / "model"),
+        engine={
+            "reasoning_parser": "deepseek_r1",
+            "tool_call_parser": "hermes",
+            "served_model_aliases": ALIASES,
+        },
+        keys_file=str(folder / "keys.yaml"),
+    )
+    async with made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def plain(site: ApiSite) -> None:
+    site.says()
+
+
+def form_of(answer: httpx.Response) -> tuple[str, str]:
+    """Return whose form an error has, and its type."""
+    body = answer.json()
+    if body.get("type") == "error":
+        assert set(body["error"]) == {"type", "message"}
+        return "anthropic", body["error"]["type"]
+    return "openai", body["error"]["type"]
+
+
+REFUSALS: dict[str, tuple[dict[str, str], dict[str, Any], int, str]] = {
+    "no key": ({"x-api-key": ""}, {}, 401, "authentication_error"),
+    "a wrong key": ({"x-api-key": "c4nary-nobody"}, {}, 401, "authentication_error"),
+    "a class that the key may not use": (
+        {"x-api-key": BUSY, "X-Baton-Class": "batch"},
+        {},
+        403,
+        "permission_error",
+    ),
+    "an unknown model": ({}, {"model": "nobody"}, 404, "not_found_error"),
+    "a wrong type": ({}, {"max_tokens": "many"}, 400, "invalid_request_error"),
+    "no JSON": ({}, {"": "broken"}, 400, "invalid_request_error"),
+    "too long a prompt": (
+        {},
+        {"messages": [{"role": "user", "content": "x" * 5000}]},
+        400,
+        "invalid_request_error",
+    ),
+    "a body too large": ({}, {"metadata": {"user_id": "x" * (9 << 20)}}, 413, "request_too_large"),
+    "a wrong deadline": ({"X-Request-Timeout": "soon"}, {}, 400, "invalid_request_error"),
+    "an image": (
+        {},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:9/x.png"}}
+                    ],
+                }
+            ]
+        },
+        400,
+        "invalid_request_error",
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
+async def test_a_refusal_has_the_form_of_its_api(
+    site: ApiSite, refusal: tuple[dict[str, str], dict[str, Any], int, str], stream: bool
+) -> None:
+    headers, fields, status, kind = refusal
+    body = json.dumps({**ASKED, **fields, "stream": stream}).encode()
+    if "" in fields:
+        body = b'{"model": '
+    before = len(site.process.text.splitlines())
+    async with site.http() as http:
+        for path, form in ((MESSAGES, "anthropic"), (CHAT, "openai")):
+            got = await http.post(
+                path,
+                content=body,
+                headers={"x-api-key": KEY, "Content-Type": "application/json", **headers},
+            )
+            if status == 413 and got.status_code == 200:
+                pytest.fail("too large a body was served")
+            assert got.status_code == status, got.text
+            assert form_of(got)[0] == form
+            if form == "anthropic":
+                assert form_of(got)[1] == kind
+            assert got.headers["content-type"] == "application/json"
+    logged = site.process.text.splitlines()[before:]
+    assert len(logged) <= 4, logged
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("POST", COUNT, 400, "invalid_request_error"),
+    ],
+)
+async def test_other_paths_of_anthropics_have_its_form_too(
+    site: ApiSite, method: str, path: str, status: int, kind: str
+) -> None:
+    async with site.http(KEY) as http:
+        got = await http.request(method, path, json={})
+    assert (got.status_code, form_of(got)) == (status, ("anthropic", kind))
+
+
+async def test_the_clients_raise_their_own_exceptions(site: ApiSite) -> None:
+    async with site.anthropic("c4nary-nobody") as client:
+        with pytest.raises(anthropic.AuthenticationError, match="an API key is needed"):
+            await client.messages.create(**ASKED)
+    async with site.anthropic(KEY) as client:
+        with pytest.raises(anthropic.NotFoundError, match="nobody"):
+            await client.messages.create(**{**ASKED, "model": "nobody"})
+    async with site.openai("c4nary-nobody") as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.chat.completions.create(**ASKED)
+    async with site.anthropic(SLOW) as client:
+        asked = [client.messages.create(**ASKED) for _ in range(20)]
+        with pytest.raises(anthropic.RateLimitError) as caught:
+            await asyncio.gather(*asked)
+    assert caught.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
+    assert float(caught.value.response.headers["retry-after"]) >= 1
+
+
+async def test_a_stream_that_fails_ends_in_the_form_of_its_api(site: ApiSite) -> None:
+    """All attempts fail after some tokens, so each stream has begun."""
+    fault = Fault(PHASE_DECODE, after_tokens=2, silent=True)
+
+    async def cut(path: str, **more: Any) -> list[str]:
+        site.worker.faults.append(fault)
+        body = {**ASKED, "stream": True, **more}
+        async with site.http(KEY) as http:
+            got = await http.post(path, json=body, headers={"X-Request-Timeout": "0.5"})
+        site.worker.faults.clear()
+        assert got.status_code == 200, got.text
+        return [line for line in got.text.splitlines() if line]
+
+    lines = await cut(CHAT)
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 504
+    lines = await cut(MESSAGES)
+    assert lines[-2] == "event: error"
+    error = json.loads(lines[-1].removeprefix("data: "))
+    assert (error["type"], error["error"]["type"]) == ("error", "timeout_error")
+    assert "the request took longer than" in error["error"]["message"]
+    lines = await cut(RESPONSES, input="Hi")
+    assert lines[-2] == "event: response.failed"
+    failed = json.loads(lines[-1].removeprefix("data: "))
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"]["code"] == "server_error"
+    assert "Traceback" not in site.process.text
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_room_it_is_503_on_each_api(site: ApiSite, path: str, stream: bool) -> None:
+    site.worker.faults.append(Fault(PHASE_DECODE, silent=True))
+    body = {**ASKED, "input": "Hi", "stream": stream}
+    async with site.http(KEY) as http:
+        got = await http.post(path, json=body, headers={"X-Request-Timeout": "0.3"})
+    site.worker.faults.clear()
+    assert got.status_code == 504, got.text
+    if path == MESSAGES:
+        assert form_of(got) == ("anthropic", "timeout_error")
+    else:
+        assert form_of(got)[0] == "openai"
+
+
+async def test_one_key_is_one_client_however_it_is_sent(site: ApiSite) -> None:
+    async with site.http() as http:
+        for headers in (
+            {"Authorization": f"Bearer {KEY}"},
+            {"Authorization": f"Bearer   {KEY}"},
+            {"Authorization": f"bearer {KEY}"},
+            {"x-api-key": KEY},
+            {"X-API-Key": f"{KEY}"},
+            {"x-api-key": KEY, "Authorization": f"Bearer {KEY}"},
+        ):
+            for path in (CHAT, MESSAGES):
+                assert (await http.post(path, json=ASKED, headers=headers)).status_code == 200
+            assert (await http.get("/v1/models", headers=headers)).status_code == 200
+        two = {"x-api-key": KEY, "Authorization": f"Bearer {BUSY}"}
+        for path in (CHAT, MESSAGES):
+            got = await http.post(path, json=ASKED, headers=two)
+            assert got.status_code == 401
+            assert "two different API keys" in got.json()["error"]["message"]
+
+
+async def test_anthropics_tiers_leave_the_class_to_the_key(site: ApiSite) -> None:
+    async with site.anthropic(KEY) as client:
+        for tier in ("auto", "standard_only"):
+            got = await client.messages.create(**ASKED, service_tier=tier)  # type: ignore[arg-type]
+            assert got.stop_reason == "max_tokens"
+    async with site.http(KEY) as http:
+        assert (await http.post(MESSAGES, json={**ASKED, "service_tier": "gold"})).status_code == 400
+
+
+async def test_what_anthropics_clients_send(site: ApiSite) -> None:
+    """The fields of its reference, and those of coding agents: each is taken, or refused in words."""
+    tool = {"name": "look", "description": "Looks", "input_schema": {"type": "object", "properties": {}}}
+    cached = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
+    async with site.anthropic(KEY) as client:
+        got = await client.messages.create(
+            **ASKED,
+            system=[cached],  # type: ignore[list-item]
+            metadata={"user_id": "u"},
+            stop_sequences=["zzz"],
+            thinking={"type": "disabled"},
+            tools=[{**tool, "cache_control": {"type": "ephemeral"}}],  # type: ignore[list-item]
+            tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+            extra_headers={"anthropic-beta": "prompt-caching-2024-07-31"},
+            extra_query={"beta": "true"},
+            extra_body={"temperature": 0.5, "top_k": 5, "top_p": 0.9, "context_management": {"edits": []}},
+        )
+        assert got.role == "assistant"
+        assert got.usage.output_tokens == 8
+        counted = await client.messages.count_tokens(
+            model=MODEL,
+            messages=ASKED["messages"],
+            system=[cached],  # type: ignore[list-item]
+        )
+        assert counted.input_tokens > 0
+
+
+async def test_models_are_listed_and_retrieved_in_both_forms(site: ApiSite) -> None:
+    async with site.openai(KEY) as client:
+        listed, *others = (await client.models.list()).data
+        assert [one.id for one in others] == ALIASES
+        found = await client.models.retrieve(MODEL)
+        assert found.id == MODEL == listed.id
+        assert found.object == "model"
+        assert found.model_extra == {**listed.model_extra, "permission": found.model_extra["permission"]}  # type: ignore[index, dict-item]
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.models.retrieve("nobody")
+        assert caught.value.code == "model_not_found"
+        assert MODEL not in str(caught.value)
+    async with site.anthropic(KEY) as other:
+        page = await other.models.list()
+        assert [one.id for one in page.data] == [MODEL, *ALIASES]
+        info = await other.models.retrieve(MODEL)
+        assert (info.type, info.display_name) == ("model", MODEL)
+        assert info.max_input_tokens == found.model_extra["max_model_len"]  # type: ignore[index]
+        with pytest.raises(anthropic.NotFoundError) as missed:
+            await other.models.retrieve("nobody")
+        assert missed.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ALIASES)
+async def test_a_model_has_several_names(site: ApiSite, name: str) -> None:
+    async with site.openai(KEY) as client:
+        assert (await client.models.retrieve(name)).id == name
+        answer = await client.chat.completions.create(**{**ASKED, "model": name})
+        assert answer.model == MODEL
+    async with site.anthropic(KEY) as other:
+        assert (await other.models.retrieve(name)).id == name
+        assert (await other.messages.create(**{**ASKED, "model": name})).stop_reason == "max_tokens"

@@ -1,0 +1,175 @@
+"""Stored responses: whose they are, how they are made in the background, how many routers there may be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from baton.protos.worker_pb2 import PHASE_DECODE
+from baton.services.tenants.file_book import FileBook
+from baton.services.tenants.model import ApiKey, Book, Tenant, digest
+from harness import zygote
+from harness.api_site import ApiSite, thinking_model
+from harness.fake_worker import MODEL, Fault, until
+from harness.support import free_port
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+MINE, THEIRS, ONE = "c4nary-mine", "c4nary-theirs", "c4nary-one"
+STORE = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+ASKED: dict[str, Any] = {"model": MODEL, "input": "Where?", "max_output_tokens": 200}
+
+
+def key(secret: str, tenant: str) -> ApiKey:
+    return ApiKey(tenant=tenant, sha256=digest(secret.encode()).hex())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
+    folder = tmp_path_factory.mktemp("stored")
+    book = Book(
+        tenants={"one": Tenant(concurrency=1)},
+        keys={"mine": key(MINE, "me"), "theirs": key(THEIRS, "them"), "one": key(ONE, "one")},
+    )
+    await FileBook(str(folder / "keys.yaml")).edit(lambda _: book)
+    made = ApiSite(
+        folder,
+        thinking_model(folder / "model"),
+        environment=STORE,
+        keys_file=str(folder / "keys.yaml"),
+    )
+    async with made:
+        made.says("It is Paris.")
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_faults(site: ApiSite) -> None:
+    site.worker.faults.clear()
+
+
+async def over(client: openai.AsyncOpenAI, response_id: str) -> Any:
+    """Wait for a response in the background."""
+    deadline = asyncio.get_running_loop().time() + 60
+    while (found := await client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def test_an_answer_is_its_tenants_alone(site: ApiSite) -> None:
+    async with site.openai(MINE) as mine, site.openai(THEIRS) as theirs:
+        made = await mine.responses.create(**ASKED)
+        assert (await mine.responses.retrieve(made.id)).output_text == "It is Paris."
+        for call in (
+            lambda: theirs.responses.retrieve(made.id),
+            lambda: theirs.responses.cancel(made.id),
+            lambda: theirs.responses.delete(made.id),
+            lambda: theirs.responses.create(**ASKED, previous_response_id=made.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await call()
+        more = await mine.responses.create(**ASKED, previous_response_id=made.id)
+        assert more.usage is not None
+        assert made.usage is not None
+        assert more.usage.input_tokens > made.usage.input_tokens  # with what was said before
+        # A client's own id would stand in the place of another tenant's.
+        named = await theirs.responses.create(**ASKED, extra_body={"request_id": made.id})
+        assert named.id != made.id
+        kept = await mine.responses.create(**ASKED, store=False)
+        with pytest.raises(openai.NotFoundError):
+            await mine.responses.retrieve(kept.id)
+        await mine.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await mine.responses.retrieve(made.id)
+
+
+async def test_one_in_the_background_ends(site: ApiSite) -> None:
+    async with site.openai(MINE) as client:
+        made = await client.responses.create(**ASKED, background=True)
+        assert (await over(client, made.id)).output_text == "It is Paris."
+        cut = await client.responses.create(**{**ASKED, "max_output_tokens": 3}, background=True)
+        found = await over(client, cut.id)
+        assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        site.worker.faults.append(Fault(PHASE_DECODE, silent=True))
+        late = await client.responses.create(
+            **ASKED, background=True, extra_headers={"X-Request-Timeout": "0.5"}
+        )
+        failed = await over(client, late.id)
+        assert failed.status == "failed"
+        assert "took longer" in failed.error.message
+
+
+@pytest.mark.parametrize("tokens", [200, 3])
+async def test_a_stream_in_the_background_can_be_followed(site: ApiSite, tokens: int) -> None:
+    async with site.openai(MINE) as client:
+        asked = {**ASKED, "max_output_tokens": tokens}
+        stream = await client.responses.create(**asked, background=True, stream=True)
+        events = [event async for event in stream]
+        end = "response.completed" if tokens == 200 else "response.incomplete"
+        assert events[-1].type == end
+        response_id = events[0].response.id
+        again = await client.responses.retrieve(response_id, stream=True, starting_after=3)
+        assert [one.sequence_number async for one in again] == [one.sequence_number for one in events[4:]]
+
+
+async def test_one_in_the_background_counts_for_its_tenant(site: ApiSite) -> None:
+    site.worker.faults.append(Fault(PHASE_DECODE, after_tokens=1, silent=True))
+    async with site.openai(ONE) as client:
+        made = await client.responses.create(**ASKED, background=True)
+        with pytest.raises(openai.RateLimitError, match="concurrency"):
+            await client.responses.create(**ASKED)
+        with pytest.raises(openai.RateLimitError, match="concurrency"):
+            await client.responses.create(**ASKED, background=True)
+        async with site.http(ONE) as http:  # as a cancellation is a request, too: it would not be admitted
+            assert (await http.get(f"/v1/responses/{made.id}")).json()["status"] == "in_progress"
+            assert (await http.delete(f"/v1/responses/{made.id}")).json()["deleted"]
+        await until(lambda: not site.worker.running, "it is dropped by its worker")
+
+        async def free() -> bool:
+            try:
+                await client.responses.create(**ASKED)
+            except openai.RateLimitError:
+                return False
+            return True
+
+        deadline = asyncio.get_running_loop().time() + 30
+        while not await free():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.05)
+
+
+async def test_one_is_cancelled(site: ApiSite) -> None:
+    site.worker.faults.append(Fault(PHASE_DECODE, after_tokens=1, silent=True))
+    async with site.openai(MINE) as client:
+        made = await client.responses.create(**ASKED, background=True)
+        await until(lambda: site.worker.running, "it runs")
+        assert (await client.responses.cancel(made.id)).status == "cancelled"
+        await until(lambda: not site.worker.running, "it is dropped by its worker")
+        assert (await client.responses.retrieve(made.id)).status == "cancelled"
+        with pytest.raises(openai.BadRequestError, match="until it is over"):
+            await client.responses.cancel(made.id)
+    assert "Traceback" not in site.process.text
+
+
+async def test_a_second_router_does_not_start(site: ApiSite) -> None:
+    second = site.start_router(free_port())
+    await until(lambda: second.poll() is not None, "it ends", 20)
+    assert "responses are stored in one router's memory" in second.text
+    async with site.openai(MINE) as client:
+        assert (await client.responses.create(**ASKED)).status == "completed"
+
+
+async def test_several_processes_are_refused(site: ApiSite, tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings = {**site.settings, "router": {**site.settings["router"], "port": free_port(), "processes": 2}}
+    folder = tmp_path_factory.mktemp("processes")
+    process = zygote.shared().start(
+        "router", "harness.api_site:run", folder, settings=settings, environment=STORE
+    )
+    await until(lambda: process.poll() is not None, "it ends", 20)
+    assert "router.processes: value 2 is not allowed" in process.text

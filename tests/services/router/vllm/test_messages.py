@@ -1,0 +1,53 @@
+"""Anthropic's form of chat answers: tool calls whose arguments are not whole."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatMessage,
+)
+from vllm.entrypoints.serve.engine.protocol import UsageInfo
+
+from baton.services.router.vllm.messages import adopt_messages
+
+
+def converted(arguments: str, finish: str, stop: str | None) -> Any:
+    handler = SimpleNamespace(
+        create_messages=None,
+        count_tokens=None,
+        message_stream_converter=None,
+        messages_full_converter=lambda answer: AnthropicServingMessages.messages_full_converter(None, answer),  # type: ignore[arg-type]
+    )
+    for name in ("create_messages", "count_tokens", "message_stream_converter"):
+        setattr(handler, name, AnthropicServingMessages.create_messages)
+    adopt_messages(SimpleNamespace(anthropic_serving_messages=handler))
+    call = ToolCall(id="c", function=FunctionCall(name="look", arguments=arguments))
+    message = ChatMessage(role="assistant", content=None, tool_calls=[call])
+    choice = ChatCompletionResponseChoice(
+        index=0, message=message, finish_reason=finish, stop_reason=stop, logprobs=None
+    )
+    answer = ChatCompletionResponse(model="m", choices=[choice], usage=UsageInfo())
+    return handler.messages_full_converter(answer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "finish", "stop", "reason", "given"),
+    [
+        ('{"where": "Paris"}', "tool_calls", None, "tool_use", {"where": "Paris"}),
+        ('{"where": "Pa', "length", None, "max_tokens", {}),
+        ('{"where": "Pa', "stop", "ris", "stop_sequence", {}),
+        ("[1]", "tool_calls", None, "tool_use", {}),
+    ],
+)
+def test_a_call_that_was_cut(arguments: str, finish: str, stop: str | None, reason: str, given: Any) -> None:
+    message = converted(arguments, finish, stop)
+    assert message.stop_reason == reason
+    assert message.stop_sequence == (stop if reason == "stop_sequence" else None)
+    assert (message.content[0].name, message.content[0].input) == ("look", given)

@@ -1,0 +1,125 @@
+"""The bounds of stored responses: number, bytes, age; and who loses the oldest ones."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.services.router.http.admission import CALLER
+from baton.services.router.vllm import response_store
+from baton.services.router.vllm.response_store import ResponseStore
+from baton.services.tenants.model import Caller, Limits, Tenant
+
+
+class Answer:
+    """What vLLM stores."""
+
+    def __init__(self, response_id: str, size: int) -> None:
+        self.id, self.status, self._size = response_id, "completed", size
+
+    def model_dump_json(self) -> str:
+        return "x" * self._size
+
+
+class Handler:
+    """The parts of vLLM's handler on which the store leans; it stores an answer of the size asked for."""
+
+    def __init__(self) -> None:
+        self.enable_store = True
+        self.event_store: dict[str, Any] = {}
+        self.background_tasks: dict[str, Any] = {}
+        self.response_store: Any = {}
+        self.msg_store: Any = {}
+
+    async def create_responses(self, request: Any, raw_request: Any) -> Any:
+        del raw_request
+        if request.store:
+            self.msg_store[request.request_id] = []
+            answer = Answer(request.request_id, request.size)
+            self.response_store[request.request_id] = answer
+        return SimpleNamespace(id=request.request_id)
+
+    async def _run_background_request(self) -> None: ...
+
+    async def _run_background_request_stream(self) -> None: ...
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Site:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.store = ResponseStore(self.clock)
+        self.handler = Handler()
+        self.store.adopt(self.handler)
+
+    async def make(self, tenant: str, size: int = 100) -> str:
+        caller = Caller("k", tenant, Limits(), Tenant())
+        request = SimpleNamespace(
+            model_extra={},
+            previous_response_id=None,
+            background=False,
+            store=True,
+            request_id="mine",
+            size=size,
+        )
+        return str((await self.handler.create_responses(request, SimpleNamespace(scope={CALLER: caller}))).id)
+
+    def has(self, response_id: str, tenant: str) -> bool:
+        found = self.store.find(response_id, tenant) is not None
+        assert found == (response_id in self.handler.response_store)
+        return found
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+async def test_an_answer_has_one_tenant(site: Site) -> None:
+    mine = await site.make("me")
+    assert mine != "mine"
+    assert site.store.find(mine, "them") is None
+    assert site.has(mine, "me")
+    site.store.delete(mine)
+    assert not site.has(mine, "me")
+    assert (len(site.store), site.store.size, site.handler.msg_store) == (0, 0, {})
+
+
+async def test_the_oldest_of_the_largest_tenant_goes_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "MOST", 20)
+    first = await site.make("small")
+    flood = [await site.make("large") for _ in range(60)]
+    assert site.has(first, "small")
+    assert [site.has(one, "large") for one in flood] == [False] * 41 + [True] * 19
+
+
+async def test_bytes_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "MOST_BYTES", 10_000)
+    first = await site.make("small", 900)
+    flood = [await site.make("large", 3000) for _ in range(9)]
+    assert site.store.size <= 10_000
+    assert site.has(first, "small")
+    assert [site.has(one, "large") for one in flood[-3:]] == [True] * 3
+    too_large = await site.make("large", 11_000)
+    assert not site.has(too_large, "large")
+    assert site.store.size <= 10_000
+
+
+async def test_an_answer_is_kept_for_an_hour(site: Site) -> None:
+    first = await site.make("me")
+    site.clock.now += response_store.AGE_S - 1
+    second = await site.make("me")
+    assert site.has(first, "me")
+    site.clock.now += 2
+    assert not site.has(first, "me")
+    assert site.has(second, "me")
