@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from baton.home import NoHome, expanded, name_user
+from baton.home import NoHome, expanded
 from baton.services import identities
 from baton.services.config import load
 from baton.services.credentials import keys_in
