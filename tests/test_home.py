@@ -1,16 +1,14 @@
-"""Users without a home folder and without a name, as containers have them."""
+"""Users without a home folder, as containers have them."""
 
 from __future__ import annotations
 
-import getpass
-import os
 import pwd
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from baton.home import NoHome, expanded, name_user
+from baton.home import NoHome, expanded
 from baton.services import identities
 from baton.services.config import load
 from baton.services.credentials import keys_in
@@ -46,12 +44,3 @@ def test_no_setting_with_a_path_ends_in_a_traceback(unknown: None) -> None:
         keys_in("router.api_key_file", "~/keys")
     (model,) = local._model(settings)
     assert "engine.model: '~/model' is below a home folder" in model.what
-
-
-def test_libraries_find_a_name_for_the_user(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch asks for it when it is imported."""
-    with pytest.raises(KeyError):
-        getpass.getuser()
-    monkeypatch.setenv("USER", "")  # so that it is restored
-    name_user()
-    assert getpass.getuser() == f"uid-{os.getuid()}"

@@ -12,7 +12,6 @@ import typer
 
 import baton
 from baton.errors import BatonError
-from baton.home import name_user
 from baton.services import printing
 from baton.services.cli import ca, metrics
 from baton.services.cli import doctor as diagnosis
@@ -295,7 +294,6 @@ def _run_worker(settings: Settings, role: str) -> None:
 def main() -> None:
     """Run the command line; an expected error is one line on stderr and status 1, never a traceback."""
     printing.open_streams()
-    name_user()
     hide_secrets(sys.argv[1:])
     # A script's shell starts background commands (`&`) with SIGINT ignored, and Python would keep that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,8 +1,7 @@
-"""The user's home folder and name. A container's user may have neither: no HOME, a number without a name."""
+"""The user's home folder: a container's user may have none, no HOME and a number without a name."""
 
 from __future__ import annotations
 
-import getpass
 import os
 from pathlib import Path
 
@@ -22,11 +21,3 @@ def expanded(path: str, key: str) -> Path:
             f"{key}: {path!r} is below a home folder, and this user ({os.getuid()}) has none: set HOME, or "
             "give the whole path"
         ) from None
-
-
-def name_user() -> None:
-    """Give a user without a name one in this process: torch asks for it when it is imported."""
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        os.environ["USER"] = f"uid-{os.getuid()}"
