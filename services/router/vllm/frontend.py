@@ -56,7 +56,6 @@ from baton.services.router.vllm.engine_client import RelayClient, without_reserv
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
-from baton.services.router.vllm.model_list import PATH as MODELS
 from baton.services.router.vllm.model_list import model_routes
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
@@ -278,12 +277,12 @@ def _choose_among(models: Sequence[ModelApp]) -> None:
 
 
 def _is_left_out(route: BaseRoute) -> bool:
-    """Return whether a route of vLLM's is not offered, has one of ours instead, or is its second /metrics.
+    """Return whether a route of vLLM's is not offered, or is its second /metrics: one without OpenMetrics.
 
-    That one has no OpenMetrics; the first, which is mounted, serves what a scraper asks for, exemplars too.
+    The first, which is mounted, serves what a scraper asks for, exemplars too.
     """
     path = getattr(route, "path", "")
-    return path in _NOT_OFFERED or path == MODELS or (path == "/metrics" and not isinstance(route, Mount))
+    return path in _NOT_OFFERED or (path == "/metrics" and not isinstance(route, Mount))
 
 
 async def _health(request: Request) -> Response:
