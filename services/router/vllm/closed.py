@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Mount
 
-from baton.services.router.vllm.model_list import PATH as MODELS
-
 _PATHS = (
     "/scale_elastic_ep",
     "/is_scaling_elastic_ep",
@@ -31,15 +29,14 @@ _MODULES = (
 
 
 def is_left_out(route: BaseRoute) -> bool:
-    """Return whether a route of vLLM's is not offered, has one of ours instead, or is its second /metrics.
+    """Return whether a route of vLLM's is not offered, or is its second /metrics: one without OpenMetrics.
 
-    That one has no OpenMetrics; the first, which is mounted, serves what a scraper asks for, exemplars too.
+    The first, which is mounted, serves what a scraper asks for, exemplars too.
     """
     path = getattr(route, "path", "")
     module = getattr(getattr(route, "endpoint", None), "__module__", None) or ""
     return (
         path in _PATHS
-        or path == MODELS
         or f"{module}.".startswith(_MODULES)
         or (path == "/metrics" and not isinstance(route, Mount))
     )

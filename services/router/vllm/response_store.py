@@ -122,6 +122,8 @@ class ResponseStore:
             previous = request.previous_response_id
             if previous is not None and self.find(previous, tenant) is not handler:
                 return handler._make_not_found_error(previous)
+            if previous is not None and _runs(handler.response_store.get(previous)):
+                raise refusal(Unsupported("previous_response_id: that response is not over yet"))
             if not self.on or self.elsewhere or not request.store:
                 request.store = False
                 return await create(request, raw_request)
@@ -238,9 +240,14 @@ def _needs(request: Any) -> str:
     return "background" if request.background else ""
 
 
+def _runs(stored: Any) -> bool:
+    """Tell whether a stored answer is still made in the background."""
+    return stored is not None and stored.status in ("queued", "in_progress")
+
+
 def _note(handler: Any, response_id: str, status: str, error: dict[str, str] | None = None) -> None:
     stored = handler.response_store.get(response_id)
-    if stored is not None and stored.status in ("queued", "in_progress"):
+    if _runs(stored):
         stored.status = status
         if error is not None:
             stored.error = error
@@ -278,7 +285,7 @@ def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
 async def cancel(handler: Any, response_id: str) -> Any:
     """Cancel an answer that is made in the background. Return it, or None if it is over."""
     stored = handler.response_store.get(response_id)
-    if stored is None or stored.status not in ("queued", "in_progress"):
+    if not _runs(stored):
         return None
     stored.status = "cancelled"
     if task := handler.background_tasks.get(response_id):

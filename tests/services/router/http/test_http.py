@@ -125,6 +125,7 @@ def scheduler(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("scheduler")
     call = f"{__name__}:run_scheduler"
     process = zygote.shared().start("scheduler", call, folder, address=site.scheduler_address)
+    eventually(lambda: listening(site.scheduler_port), START_S, "the scheduler listens")
     yield
     process.kill()
 
