@@ -51,11 +51,14 @@ from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
+from baton.services.router.vllm.error_texts import bound_error_texts
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
+from baton.services.router.vllm.quick_unions import quicken_requests
 from baton.services.router.vllm.request_limits import limit_requests
 from baton.services.router.vllm.several import model_paths, routes_of_all
+from baton.services.router.vllm.tokenizing import bound_tokenizing
 
 # Routes of vLLM's for one engine's administrators and for models of another kind: 404 here.
 _NOT_OFFERED = (
@@ -128,6 +131,7 @@ class RelayLLM(async_llm.AsyncLLM):
         engine: EngineSettings,
         metrics: EngineMetrics,
     ) -> None:
+        bound_tokenizing()
         log_stats = not engine.extra.get("disable_log_stats")
         ours: list[Any] = [metrics.front_end.logger()] if log_stats else []
         with _refusals(engine), _engine_client(client):
@@ -206,6 +210,8 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
+    quicken_requests()
+    bound_error_texts()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)

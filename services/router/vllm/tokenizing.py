@@ -1,0 +1,62 @@
+"""A bound on what tokenizing costs: no more of a text is tokenized than the model can take.
+
+vLLM tokenizes in a thread, but a whole text at once: for one of 8 MiB the tokenizer takes some 10 s and 600 MiB,
+and then cuts the result to the model's length. Here a text that can hardly fit is first counted a piece at a
+time, until it is certain that it does not fit, or what follows would be cut off.
+
+Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which runs in the renderer's
+thread; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side,
+_token_len_check}; the tokenizer's call and its truncation_side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.renderers.base import BaseRenderer
+
+from baton.services.engine.patches.replace import replace
+
+PIECE = 64 << 10  # characters; one takes 50 ms, mostly without Python's lock
+LIKELY = 5  # characters a token: a text that is shorter than so many for each token is tokenized at once
+# Cut into pieces a text has more tokens than in one: at most so many more for each cut are expected.
+SLACK = 16
+
+
+def bound_tokenizing() -> None:
+    """Bound it in all renderers that are made from now on; a second call does nothing."""
+    replace(BaseRenderer, "_tokenize_prompt", _bounded, ("self", "prompt", "params"))
+
+
+def _bounded(tokenize: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(self: Any, prompt: Any, params: Any) -> Any:
+        limit = params.max_input_tokens
+        text = prompt["prompt"]
+        if limit is None or len(text) <= max(PIECE, LIKELY * limit):
+            return tokenize(self, prompt, params)
+        tokenizer = self.get_tokenizer()
+        kept = params.truncate_prompt_tokens
+        if kept is None:
+            if len(enough(tokenizer, text, limit)) < len(text):
+                params._token_len_check(tokenizer, range(limit + 1))
+            return tokenize(self, prompt, params)
+        if kept < 0:
+            kept = params.max_truncation_tokens
+        side = params.truncation_side or tokenizer.truncation_side
+        return tokenize(self, {**prompt, "prompt": enough(tokenizer, text, kept, end=side == "left")}, params)
+
+    return bounded
+
+
+def enough(tokenizer: Any, text: str, tokens: int, *, end: bool = False) -> str:
+    """Return the beginning of a text, or its `end`, that has more than `tokens` tokens; or else all of it."""
+    found = 0
+    for at in range(0, len(text), PIECE):
+        piece = text[-at - PIECE : len(text) - at] if end else text[at : at + PIECE]
+        found += len(tokenizer(piece, add_special_tokens=False)["input_ids"]) - SLACK
+        if found > tokens:
+            # One piece more, so that the cut is far from what is kept.
+            size = at + 2 * PIECE
+            return text[-size:] if end else text[:size]
+    return text
