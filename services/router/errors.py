@@ -25,7 +25,6 @@ from http import HTTPStatus
 
 from baton.services.errors import ServiceError
 
-
 MAX_TEXT = 4_000  # characters of an error: it may quote the request
 
 

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m tests.fuzz.bodies --number 2000 --seed 1
 
-A real router serves a worker without an engine that makes a token each 10 ms, for one stream that is read all
-the time. Beside it one body after another is sent. Its gap is the longest between two pieces of the stream until
-the body is answered; its memory is what the router's resident set grows by, at its peak. Windows without a body
-lie between, and show the gaps of the machine itself.
+A real router serves a worker without an engine that makes a token each 10 ms, for one stream that is read
+all the time. Beside it one body after another is sent. Its gap is the longest between two pieces of the
+stream until the body is answered; its memory is what the router's resident set grows by, at its peak. Windows
+without a body lie between, and show the gaps of the machine itself.
 """
 
 from __future__ import annotations
@@ -95,12 +95,13 @@ class Result:
             sorted(self.outcomes, key=key, reverse=True)[:5]
             for key in (lambda one: one.gap_s, lambda one: one.grown - MEMORY_FACTOR * one.size)
         )
-        gaps = sorted(one.gap_s for one in self.outcomes)
+        gaps = [1e3 * one.gap_s for one in sorted(self.outcomes, key=lambda one: one.gap_s)]
+        statuses = dict(sorted(Counter(one.status for one in self.outcomes).items()))
+        size = sum(one.size for one in self.outcomes) / 2**20
         lines = [
-            f"{len(self.outcomes)} bodies, {sum(one.size for one in self.outcomes) / 2**20:.0f} MiB; "
-            f"statuses {dict(sorted(Counter(one.status for one in self.outcomes).items()))}",
-            f"gap: median {1e3 * gaps[len(gaps) // 2]:.0f} ms, 99 % {1e3 * gaps[len(gaps) * 99 // 100]:.0f} ms, "
-            f"longest {1e3 * gaps[-1]:.0f} ms; without a body {1e3 * max(self.idle_s, default=0):.0f} ms",
+            f"{len(self.outcomes)} bodies, {size:.0f} MiB; statuses {statuses}",
+            f"gap: median {gaps[len(gaps) // 2]:.0f} ms, 99 % {gaps[len(gaps) * 99 // 100]:.0f} ms, longest "
+            f"{gaps[-1]:.0f} ms; without a body at most {1e3 * max(self.idle_s, default=0):.0f} ms",
             *("the longest gaps:", *map(str, slow), "the most memory beyond ten times the size:"),
             *(*map(str, large), f"{len(self.wrong)} beyond the limits", *map(str, self.wrong[:20])),
         ]
@@ -245,7 +246,10 @@ async def _serve_worker(scheduler_port: int) -> None:
     from harness.fake_worker import FakeWorker
     from harness.router import Members
 
-    async with SchedulerServer(SchedulerSettings(address=f"127.0.0.1:{scheduler_port}")) as server:
+    settings = SchedulerSettings(
+        address=f"127.0.0.1:{scheduler_port}", max_queued_prompt_tokens=4 * MAX_MODEL_LEN
+    )
+    async with SchedulerServer(settings) as server:
         members = Members(server.address)
         worker = FakeWorker("m0", pb.ROLE_MIXED, step_s=STEP_S)
         worker.max_model_len = MAX_MODEL_LEN

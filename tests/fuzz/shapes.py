@@ -22,8 +22,17 @@ LISTS = (
     *("stop_sequences", "suffix", "metadata", "unknown"),
 )
 TEXTS = (
-    *("prompt", "input", "model", "user", "stop", "query", "suffix", "instructions", "chat_template", "text"),
-    *("system", "cache_salt", "request_id", "service_tier", "tool_choice", "priority", "previous_response_id"),
+    *("prompt", "prompt", "input", "model", "user", "stop", "query", "suffix", "instructions"),
+    *("chat_template", "text"),
+    *(
+        "system",
+        "cache_salt",
+        "request_id",
+        "service_tier",
+        "tool_choice",
+        "priority",
+        "previous_response_id",
+    ),
 )
 NUMBERS = ("seed", "temperature", "max_tokens", "n", "top_p", "priority", "logprobs", "min_p", "top_k")
 Body = tuple[str, bytes]  # its path, and itself
@@ -116,7 +125,8 @@ def long(draw: Draw) -> bytes:
         return _put(draw.right(), "input" if draw.path == "/v1/responses" else "messages", message)
     if draw.rng.random() < 0.2:
         text = b"[" + text + b"]"
-    return _put(draw.right(), field, text)
+    body = _put(draw.right(), field, text)
+    return _put(body, "truncate_prompt_tokens", b"5") if draw.rng.random() < 0.2 else body
 
 
 def names(draw: Draw) -> bytes:
@@ -136,7 +146,8 @@ def twice(draw: Draw) -> bytes:
 def numbers(draw: Draw) -> bytes:
     digits = b"1" * draw.rng.choice((5, 60, 400, 5_000, draw.size))
     forms = (digits, b"-" + digits, digits + b".5", b"1." + digits, b"1e" + digits, b"1e400", b"-1e999")
-    odd = (b"NaN", b"-Infinity", b"1e-400", b"9223372036854775808", b"[" + (digits[:4000] + b",") * 900 + b"1]")
+    many = b"[" + (digits[:4000] + b",") * 900 + b"1]"
+    odd = (b"NaN", b"-Infinity", b"1e-400", b"9223372036854775808", many)
     return _put(draw.right(), draw.rng.choice(NUMBERS), draw.rng.choice((*forms, *odd)))
 
 

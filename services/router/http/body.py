@@ -62,7 +62,7 @@ async def read(receive: Receive) -> bytes | None:
     budget.finish(whole)
     if budget.lone_surrogates:
         raise Unsupported(
-            f"{lone_surrogate(whole)}: half of a surrogate pair, as from a text that was cut within a character"
+            f"{lone_surrogate(whole)}: half of a surrogate pair, as from a text that was cut in a character"
         )
     return whole
 
@@ -77,7 +77,7 @@ async def _count(budget: Budget, body: bytes) -> None:
 
 
 def own_fields(body: bytes) -> Own:
-    """Return the router's own fields of a body; none of them where it is no object: vLLM's check refuses it."""
+    """Return the router's own fields of a body; none of a body that vLLM's check refuses anyway."""
     if not body:
         return NOTHING
     try:

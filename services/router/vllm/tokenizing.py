@@ -1,11 +1,11 @@
 """A bound on what tokenizing costs: no more of a text is tokenized than the model can take.
 
-vLLM tokenizes in a thread, but a whole text at once: for one of 8 MiB the tokenizer takes some 10 s and 600 MiB,
-and then cuts the result to the model's length. Here a text that can hardly fit is first counted a piece at a
-time, until it is certain that it does not fit, or what follows would be cut off.
+vLLM tokenizes in a thread, but a whole text at once: each MiB takes a second and 80 MiB, and what is beyond
+the model's length is cut off after that. Here a text that can hardly fit is first counted a piece at a time,
+until it is certain that it does not fit, or that what follows would be cut off.
 
-Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which runs in the renderer's
-thread; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side,
+Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
+runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side,
 _token_len_check}; the tokenizer's call and its truncation_side.
 """
 
