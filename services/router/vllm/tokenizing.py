@@ -2,11 +2,12 @@
 
 vLLM tokenizes in a thread, but a whole text at once: each MiB takes a second and 80 MiB, and what is beyond
 the model's length is cut off after that. Here a text that can hardly fit is first counted a piece at a time,
-until it is certain that it does not fit, or that what follows would be cut off.
+until it is certain that it does not fit, or that what follows would be cut off. /tokenize has no limit of its
+own: there it is the model's length, too.
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
-runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side,
-_token_len_check}; the tokenizer's call and its truncation_side.
+runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
+VLLMValidationError; the tokenizer's call and its truncation_side.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.renderers.base import BaseRenderer
 
 from baton.services.engine.patches.replace import replace
 
 PIECE = 64 << 10  # characters; one takes 50 ms, mostly without Python's lock
-LIKELY = 5  # characters a token: a text that is shorter than so many for each token is tokenized at once
+# Characters a token: a text with fewer for each token of the model is tokenized at once, at 250 bytes a token.
+LIKELY = 4
 # Cut into pieces a text has more tokens than in one: at most so many more for each cut are expected.
 SLACK = 16
 
@@ -31,15 +34,19 @@ def bound_tokenizing() -> None:
 
 def _bounded(tokenize: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(self: Any, prompt: Any, params: Any) -> Any:
-        limit = params.max_input_tokens
+        limit = params.max_input_tokens or self.model_config.max_model_len  # /tokenize has no limit
         text = prompt["prompt"]
-        if limit is None or len(text) <= max(PIECE, LIKELY * limit):
+        if len(text) <= max(PIECE, LIKELY * limit):
             return tokenize(self, prompt, params)
         tokenizer = self.get_tokenizer()
         kept = params.truncate_prompt_tokens
         if kept is None:
             if len(enough(tokenizer, text, limit)) < len(text):
-                params._token_len_check(tokenizer, range(limit + 1))
+                raise VLLMValidationError(
+                    f"This model's maximum context length is {limit} tokens. However, your text of "
+                    f"{len(text)} characters has more. Please reduce its length.",
+                    parameter="input_tokens",
+                )
             return tokenize(self, prompt, params)
         if kept < 0:
             kept = params.max_truncation_tokens
