@@ -34,7 +34,7 @@ TEXTS = (
         "previous_response_id",
     ),
 )
-NUMBERS = ("seed", "temperature", "max_tokens", "n", "top_p", "priority", "logprobs", "min_p", "top_k")
+NUMBERS = ("seed", "temperature", "max_tokens", "n", "top_p", "priority", "min_p", "top_k")
 Body = tuple[str, bytes]  # its path, and itself
 
 

@@ -1,9 +1,9 @@
 """Limits on the fields of a request that cost more than their bytes, in the router's loop.
 
-vLLM bounds the number of bad words and stop strings, not their length. Bad words are tokenized twice each: 10 of
-60 KB took 0.4 s, 100 of them 2.5 s. Stop strings are looked for at each token, and travel to each worker. The
-texts of /generative_scoring are tokenized in the loop, too: 2.6 MB took 2.5 s. Each tool of /v1/responses is
-dumped by itself, which takes 0.2 ms.
+vLLM bounds the number of bad words and stop strings, not their length. Bad words are tokenized twice each: 10
+of 60 KB took 0.4 s, 100 of them 2.5 s. Stop strings are looked for at each token, and travel to each worker.
+The texts of /generative_scoring are tokenized in the loop, too: 2.6 MB took 2.5 s. Each tool of /v1/responses
+is dumped by itself, which takes 0.2 ms.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ MAX_CHARACTERS: Mapping[str, int] = {
     "stop_sequences": 16 << 10,
     "query": 64 << 10,
     "items": 64 << 10,
+    **dict.fromkeys(("request_id", "user", "cache_salt", "prompt_cache_key"), 4 << 10),  # names travel along
 }
 MAX_TOOLS = 512  # OpenAI's own limit is 128
 

@@ -7,7 +7,7 @@ own: there it is the model's length, too.
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
-VLLMValidationError; the tokenizer's call and its truncation_side.
+VLLMValidationError; the tokenizer's call, its _tokenizer and its truncation_side.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tokenizers import Tokenizer
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.base import BaseRenderer
 
 from baton.services.engine.patches.replace import replace
 
-PIECE = 64 << 10  # characters; one takes 50 ms, mostly without Python's lock
-# Characters a token: a text with fewer for each token of the model is tokenized at once, at 250 bytes a token.
-LIKELY = 4
+PIECE = 64 << 10  # characters; one takes 20 ms, without Python's lock
+# Characters a token: a text with fewer for each of the model's tokens is tokenized at once.
+LIKELY = 2
 # Cut into pieces a text has more tokens than in one: at most so many more for each cut are expected.
 SLACK = 16
 
@@ -61,9 +62,18 @@ def enough(tokenizer: Any, text: str, tokens: int, *, end: bool = False) -> str:
     found = 0
     for at in range(0, len(text), PIECE):
         piece = text[-at - PIECE : len(text) - at] if end else text[at : at + PIECE]
-        found += len(tokenizer(piece, add_special_tokens=False)["input_ids"]) - SLACK
+        found += _count(tokenizer, piece) - SLACK
         if found > tokens:
             # One piece more, so that the cut is far from what is kept.
             size = at + 2 * PIECE
             return text[-size:] if end else text[:size]
     return text
+
+
+def _count(tokenizer: Any, piece: str) -> int:
+    """Count a piece's tokens, in a quarter of the time where the tokenizer is one of Hugging Face's in Rust."""
+    backend = getattr(tokenizer, "_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        return len(tokenizer(piece, add_special_tokens=False)["input_ids"])
+    backend.no_truncation()  # the next call of the tokenizer sets what it wants
+    return len(backend.encode_batch_fast([piece], add_special_tokens=False)[0])
