@@ -5,8 +5,8 @@
 A real router serves a worker without an engine that makes a token each 10 ms, for one stream that is read
 all the time. Beside it one body after another is sent. Its gap is the longest between two pieces of the
 stream until the body is answered; where it is too long, the least of three tries, as a busy machine stands
-still by itself. Its memory is what the router's resident set grows by, at its peak. Windows without a body lie
-between, and show the gaps of the machine alone.
+still by itself. Its memory is what the router's resident set grows by, at its peak. Windows without a body
+lie between, and show the gaps of the machine alone.
 """
 
 from __future__ import annotations

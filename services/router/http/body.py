@@ -92,7 +92,7 @@ def lone_surrogate(body: bytes) -> str:
         found = _surrogate_in(json.loads(body))
     except (ValueError, RecursionError):
         found = None
-    return found or "the body"
+    return found.removeprefix(".") if found else "the body"
 
 
 def _surrogate_in(value: Any) -> str | None:
@@ -108,7 +108,7 @@ def _surrogate_in(value: Any) -> str | None:
         if _is_broken(name):
             return " (a name of a field)"
         if (within := _surrogate_in(one)) is not None:
-            return f"{place}{within}".removeprefix(".") if not place.startswith("[") else f"{place}{within}"
+            return f"{place}{within}"
     return None
 
 

@@ -1,8 +1,8 @@
 """Validation of request bodies that costs little for each item of a list, right or wrong.
 
 pydantic tries every member of a union, and every item of a list. OpenAI's unions have up to 60 members: a
-wrong item of `/v1/responses` made 233 error objects, and 1,000 of them took 1.8 s and 900 MiB; a right one took
-up to 90 us. Nearly all members name their `type` or `role` by a literal. So here an item is only tried on the
+wrong item of `/v1/responses` made 233 error objects, and 1,000 of them took 1.8 s and 900 MiB; a right one
+took up to 90 us. Nearly all members name their `type` or `role` by a literal. So an item is only tried on the
 members that could accept it (2 to 20 us), and a list ends at its first wrong item. What is accepted stays the
 same, and what is made of it: a member that is left out refuses the item in any case.
 

@@ -71,7 +71,7 @@ def enough(tokenizer: Any, text: str, tokens: int, *, end: bool = False) -> str:
 
 
 def _count(tokenizer: Any, piece: str) -> int:
-    """Count a piece's tokens, in a quarter of the time where the tokenizer is one of Hugging Face's in Rust."""
+    """Count a piece's tokens, in a quarter of the time where the tokenizer is Hugging Face's in Rust."""
     backend = getattr(tokenizer, "_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         return len(tokenizer(piece, add_special_tokens=False)["input_ids"])
