@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from baton.services.classes import Classes, ServiceClass
 from baton.services.router.errors import NotAllowed, Unsupported
-from baton.services.router.http.body import Own
+from baton.services.router.own import Own
 from baton.services.tenants.model import Caller
 
 HEADER = b"x-baton-class"

@@ -378,9 +378,9 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/quick_unions.py",
-        why="pydantic tries all members of a union for each item of a list, and all items: the request models "
-        "get validators that accept the same, but try only the members that an item's `type` or `role` leaves, "
-        "and end at the first wrong item.",
+        why="pydantic tries all members of a union for each item of a list, and all items: the request "
+        "models get validators that accept the same, but try only the members that an item's `type` or "
+        "`role` leaves, and end at the first wrong item.",
         symbols=(
             "vllm.entrypoints.openai.responses.protocol:ResponsesRequest",
             "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest",

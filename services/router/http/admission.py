@@ -25,7 +25,8 @@ from baton.services.router.access_log import log_without_sequence
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
 from baton.services.router.http import usage
-from baton.services.router.http.body import NOTHING, Own, again, own_fields, read
+from baton.services.router.http.body import again, read
+from baton.services.router.own import NOTHING, Own, own_fields
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
 from baton.services.router.timings import HttpTimes

@@ -1,7 +1,4 @@
-"""The body of a request, read whole and within its budget before any handler sees it.
-
-The router's own fields are found in one pass that skips everything else.
-"""
+"""The body of a request, read whole and within its budget before any handler sees it."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-import msgspec
-
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.budget import Budget
 
@@ -19,19 +14,6 @@ PIECE = 64 << 10  # bytes that are counted without a pause for others
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-
-
-class Own(msgspec.Struct):
-    """The fields that the router reads itself, of whatever type."""
-
-    model: Any = None
-    service_tier: Any = None
-    priority: Any = None
-    baton: Any = msgspec.UNSET  # null is a mistake
-
-
-NOTHING = Own()
-_decoder = msgspec.json.Decoder(Own)
 
 
 async def read(receive: Receive) -> bytes | None:
@@ -74,16 +56,6 @@ async def _count(budget: Budget, body: bytes) -> None:
     for at in range(0, len(body), PIECE):
         budget.take(body[at : at + PIECE])
         await asyncio.sleep(0)
-
-
-def own_fields(body: bytes) -> Own:
-    """Return the router's own fields of a body; none of a body that vLLM's check refuses anyway."""
-    if not body:
-        return NOTHING
-    try:
-        return _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return NOTHING
 
 
 def lone_surrogate(body: bytes) -> str:

@@ -2,8 +2,8 @@
 
 A few bytes of JSON become an object of a hundred, and its validation costs more still. The counts here are
 made by bytes.count and the like, a piece at a time as the body arrives: 8 MiB of text take 30 ms, 8 MiB of
-escaped surrogates 400 ms, in steps of at most 10 ms; a chat of 3 KB takes 40 us, as long as its parsing. A
-body that is not JSON is counted right up to its first mistake, where any parser ends.
+escaped surrogates 400 ms, in steps of at most 10 ms; a chat of 3 KB takes 14 us. A body that is not JSON is
+counted right up to its first mistake, where any parser ends.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from baton.services.router.errors import Unsupported
-from baton.services.router.http.body import Own
+from baton.services.router.own import Own
 from baton.services.router.state import RequestState
 from baton.services.router.usage import usage_of
 

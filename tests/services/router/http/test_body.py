@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from baton.services.router.errors import TooLarge, Unsupported
-from baton.services.router.http.body import lone_surrogate, own_fields, read
+from baton.services.router.http.body import lone_surrogate, read
 
 
 class Arrival:
@@ -62,27 +61,3 @@ async def test_half_of_a_surrogate_pair_is_refused_by_its_place(body: bytes, pla
 
 def test_a_whole_text_has_no_half_pair() -> None:
     assert lone_surrogate(b'{"a": ["b", {"c": null}]}') == "the body"
-
-
-@pytest.mark.parametrize(
-    ("body", "model"),
-    [
-        (b'{"messages": [{"model": "inner"}], "model": "a", "x": {"model": "b"}}', "a"),
-        (b'{"model": "a", "model": "b"}', "b"),  # as Python's parser, which vLLM uses
-        (rb'{"mod\u0065l": "a"}', "a"),
-        ('{"model": "gr\u00fc\u00df"}'.encode(), "gr\u00fc\u00df"),
-        (b'{"model": null}', None),
-        (b'{"model": 7}', 7),
-        (b"{}", None),
-        (b"[]", None),
-        (b'"model"', None),
-        (b"", None),
-        (b'{"model": "a"', None),
-        (b"\xff\xfe\xff", None),
-        (b"[" * 100_000, None),
-    ],
-)
-def test_own_fields_are_those_of_the_body_itself(body: bytes, model: object) -> None:
-    own = own_fields(body)
-    assert own.model == model
-    assert own.baton is msgspec.UNSET
