@@ -1,4 +1,4 @@
-"""The fields of a request's body that the router reads itself, found in one pass that skips everything else."""
+"""The fields of a request's body that the router reads itself, found in one pass over all others."""
 
 from __future__ import annotations
 
