@@ -6,11 +6,15 @@ import itertools
 import time
 from typing import Annotated, Any, Literal, NotRequired, Required
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator
 from typing_extensions import TypedDict
+from vllm.entrypoints.openai.chat_completion import api_router as chat_routes
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses import api_router as responses_routes
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMError
 
@@ -86,6 +90,18 @@ def test_wrong_items_cost_one_item() -> None:
                 model.model_validate({"model": "m", field: [item] * 5_000})
             assert refused.value.error_count() < 30  # of `{}`, 5,000 make over a million without this
             assert time.perf_counter() - began < 1.0  # 2 ms on an idle machine; over 10 s without this
+
+
+async def test_routes_of_an_app_that_is_built_then_validate_quickly() -> None:
+    app = FastAPI()
+    for routes in (responses_routes, chat_routes):
+        routes.attach_router(app)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+        for path, field in (("/v1/responses", "input"), ("/v1/chat/completions", "messages")):
+            refused = await client.post(path, json={"model": "m", field: [{}] * 100})
+            assert refused.status_code == 422
+            assert len(refused.json()["detail"]) < 30
 
 
 class One(TypedDict, total=False):
