@@ -6,11 +6,11 @@ word) and the body's `priority` (vLLM's number). A `priority` of 0 is vLLM's def
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 from baton.services.classes import Classes, ServiceClass
 from baton.services.router.errors import NotAllowed, Unsupported
+from baton.services.router.own import Own
 from baton.services.tenants.model import Caller
 
 HEADER = b"x-baton-class"
@@ -18,7 +18,6 @@ HEADER = b"x-baton-class"
 # Unknown ones are refused.
 _TIERS = {"flex": "batch", "priority": "interactive"}
 _NO_CHOICE = ("auto", "default", "scale", "standard_only", None)
-_MARKS = (b'"service_tier"', b'"priority"')
 
 
 def by_header(
@@ -31,20 +30,9 @@ def by_header(
     return None
 
 
-def by_body(classes: Classes, caller: Caller, body: bytes) -> ServiceClass | None:
-    """Return the class that a request's body chooses; None where it does not. Raises as `by_header`.
-
-    Costs a search through the body, and its parsing where it has a word that chooses.
-    """
-    if not any(mark in body for mark in _MARKS):
-        return None
-    try:
-        request = json.loads(body)
-    except ValueError:
-        return None  # the front end's own check refuses it
-    if not isinstance(request, dict):
-        return None
-    tier, priority = request.get("service_tier"), request.get("priority")
+def by_body(classes: Classes, caller: Caller, own: Own) -> ServiceClass | None:
+    """Return the class that a request's body chooses; None where it does not. Raises as `by_header`."""
+    tier, priority = own.service_tier, own.priority
     if tier not in _NO_CHOICE:
         if not isinstance(tier, str) or tier not in _TIERS:
             known = ", ".join(["auto", "default", *_TIERS])

@@ -28,6 +28,13 @@ from http import HTTPStatus
 
 from baton.services.errors import ServiceError
 
+MAX_TEXT = 4_000  # characters of an error: it may quote the request
+
+
+def shortened(text: str) -> str:
+    """Return an error's text, cut if it is too long to be read."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
+
 
 class RequestFailed(ServiceError):
     """The base of errors that end one request. `retry_after_s` is 0 where a retry would not help."""
@@ -39,6 +46,7 @@ class RequestFailed(ServiceError):
     param: str | None = None
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        message = shortened(message)
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s

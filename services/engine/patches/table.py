@@ -446,6 +446,49 @@ OBJECTS = (
         processes=ROUTER,
         until="vLLM streams response.incomplete and response.failed",
     ),
+    ObjectPatch(
+        file="services/router/vllm/quick_unions.py",
+        why="pydantic tries all members of a union for each item of a list, and all items: the request "
+        "models get validators that accept the same, but try only the members that an item's `type` or "
+        "`role` leaves, and end at the first wrong item.",
+        symbols=(
+            "vllm.entrypoints.openai.responses.protocol:ResponsesRequest",
+            "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest",
+        ),
+        processes=ROUTER,
+        until="vLLM's unions have discriminators, and its lists fail fast",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/tokenizing.py",
+        why="vLLM tokenizes a whole text, of up to 250 times its memory, before it cuts it to the model's "
+        "length: a text that can hardly fit is counted a piece at a time first.",
+        symbols=("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
+        processes=ROUTER,
+        until="vLLM's tokenizing ends at the model's length",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/error_texts.py",
+        why="An error that quotes the request is searched for paths, in the square of its length, and sent "
+        "back whole: it is cut first.",
+        symbols=("vllm.entrypoints.serve.exception_handling.utils:sanitize_message",),
+        processes=ROUTER,
+        until="vLLM bounds the texts of errors",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/large_answers.py",
+        why="An answer with thousands of log-probabilities is made and encoded in one go, and all streams "
+        "wait: its long lists are made and encoded a few entries at a time.",
+        symbols=(
+            "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionResponse.model_dump",
+            "vllm.entrypoints.openai.completion.protocol:CompletionResponse.model_dump",
+            "vllm.entrypoints.scale_out.token_in_token_out.protocol:GenerateTextResponse.model_dump",
+            "vllm.entrypoints.scale_out.token_in_token_out.protocol:GenerateTokensResponse.model_dump",
+            "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat._create_chat_logprobs",
+            "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_full_generator",
+        ),
+        processes=ROUTER,
+        until="vLLM makes large answers in pieces",
+    ),
 )
 
 

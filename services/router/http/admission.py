@@ -23,7 +23,9 @@ from baton.services.router.access_log import log_without_sequence
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
 from baton.services.router.http import presented, streaming, usage
+from baton.services.router.http.body import again, read
 from baton.services.router.http.forms import App, Message, Receive, Scope, Send, error_response
+from baton.services.router.own import NOTHING, Own, own_fields
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
 from baton.services.router.timings import HttpTimes
@@ -40,19 +42,8 @@ class Admission:
     """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
 
     __slots__ = (
-        *(
-            "deadline",
-            "error",
-            "http",
-            "lasting",
-            "options",
-            "party",
-            "request",
-            "response",
-            "service",
-            "states",
-        ),
-        "trace",
+        *("deadline", "error", "http", "lasting", "options", "own", "party", "request", "response"),
+        *("service", "states", "trace"),
     )
 
     def __init__(
@@ -71,6 +62,7 @@ class Admission:
         self.request = request  # within its tenant's limits; None for one that came without HTTP
         self.error: RequestFailed | None = None
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
+        self.own: Own = NOTHING  # of its body's fields
         self.options = usage.UsageOptions()
         self.states: list[RequestState] = []  # of its sequences
         self.lasting: asyncio.Task[None] | None = None  # goes on when its response is over
@@ -133,7 +125,12 @@ class AdmissionMiddleware:
         comments = streaming.Comments(send, self._comment_s)
         response = admission.response = _HeldResponse(admission, comments, self._chronicle)
         try:
-            await self._app(scope, self._watched(receive, admission, caller, chosen is not None), response)
+            body = await self._body(receive, admission, caller, chosen is not None)
+            if admission.error is not None:
+                for part in error_response(admission.error):
+                    await response(part)
+            elif body is not None:
+                await self._app(scope, again(body, receive), response)
         finally:
             comments.end()
             if admission.lasting is not None:
@@ -160,30 +157,27 @@ class AdmissionMiddleware:
         finally:
             comments.end()
 
-    def _watched(self, receive: Receive, admission: Admission, caller: Caller, chosen: bool) -> Receive:
-        """Return a `receive` that reads the request's own options from its body, once that is complete.
+    async def _body(
+        self, receive: Receive, admission: Admission, caller: Caller, chosen: bool
+    ) -> bytes | None:
+        """Read the body, and the request's own options in it; None if the client leaves, or it is refused.
 
-        With `chosen` its class is, and the body chooses none.
+        With `chosen` the request's class is, and the body chooses none.
         """
-        body = bytearray()
-
-        async def watched() -> Message:
-            message = await receive()
-            if message["type"] == "http.request":
-                body.extend(message.get("body", b""))
-                if not message.get("more_body", False):
-                    admission.http.received = admission.http.received or time.monotonic()
-                    whole = bytes(body)
-                    try:
-                        admission.options = usage.options_in(whole)
-                        if not chosen and (other := choosing.by_body(self._classes, caller, whole)):
-                            admission.service = other
-                    except (Unsupported, NotAllowed) as error:
-                        admission.refuse(error)
-                    body.clear()
-            return message
-
-        return watched
+        try:
+            body = await read(receive)
+            if body is None:
+                return None
+            own = admission.own = own_fields(body)
+            admission.options = usage.options_in(own)
+            if not chosen and (other := choosing.by_body(self._classes, caller, own)):
+                admission.service = other
+        except RequestFailed as error:
+            admission.refuse(error)
+            return None
+        finally:
+            admission.http.received = admission.http.received or time.monotonic()
+        return body
 
 
 def _party(caller: Caller, scope: Scope) -> Party:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from baton.services.router.errors import Unsupported
+from baton.services.router.own import Own
 from baton.services.router.state import RequestState
 from baton.services.router.usage import usage_of
 
 FIELD = "baton"
-_MARK = b'"baton"'
 _LAST_CHUNK = b'"choices":[]'
 _EVENT = b"data: "
 
@@ -30,18 +31,12 @@ class UsageOptions(BaseModel):
     usage: bool = Field(False, description="Add `usage.baton` to the response.")
 
 
-def options_in(body: bytes) -> UsageOptions:
-    """Return the options in a request's body. Raises Unsupported (400) for an unknown one."""
-    if _MARK not in body:
+def options_in(own: Own) -> UsageOptions:
+    """Return the options among a request's own fields. Raises Unsupported (400) for an unknown one."""
+    if own.baton is msgspec.UNSET:
         return UsageOptions()
     try:
-        request = json.loads(body)
-    except ValueError:
-        return UsageOptions()  # the front end's own check refuses it
-    if not isinstance(request, dict) or FIELD not in request:
-        return UsageOptions()
-    try:
-        return UsageOptions.model_validate(request[FIELD])
+        return UsageOptions.model_validate(own.baton)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         where = ".".join([FIELD, *map(str, problem["loc"])])

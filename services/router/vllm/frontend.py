@@ -55,17 +55,20 @@ from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.closed import is_left_out
 from baton.services.router.vllm.cut_calls import tell_cut_calls
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
+from baton.services.router.vllm.error_texts import bound_error_texts
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.model_list import model_routes
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
+from baton.services.router.vllm.quick_unions import quicken_requests
 from baton.services.router.vllm.request_limits import limit_requests
 from baton.services.router.vllm.response_routes import response_routes
 from baton.services.router.vllm.response_store import ResponseStore
 from baton.services.router.vllm.responses import adopt_responses
 from baton.services.router.vllm.several import model_paths, routes_of_all
 from baton.services.router.vllm.stream_errors import word_stream_errors
+from baton.services.router.vllm.tokenizing import bound_tokenizing
 
 
 def build_config(settings: Settings) -> Any:
@@ -129,6 +132,7 @@ class RelayLLM(async_llm.AsyncLLM):
         engine: EngineSettings,
         metrics: EngineMetrics,
     ) -> None:
+        bound_tokenizing()
         log_stats = not engine.extra.get("disable_log_stats")
         ours: list[Any] = [metrics.front_end.logger()] if log_stats else []
         with _refusals(engine), _engine_client(client):
@@ -213,6 +217,8 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
+    quicken_requests()
+    bound_error_texts()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)

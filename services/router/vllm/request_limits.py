@@ -16,6 +16,7 @@ from typing import Any
 
 from baton.services.router.errors import Unsupported
 from baton.services.router.vllm.engine_client import refusal
+from baton.services.router.vllm.field_limits import field_problem
 
 # Of a schema, choice, regex or grammar. 10,000 choices (59 KB) took 0.6 s to compile, 100,000 over a minute.
 MAX_GRAMMAR_BYTES = 128 << 10
@@ -99,7 +100,7 @@ def _problem(request: Any, max_sequences: int) -> str:
             f"a message has a part of type {kind!r}: images, audio and video are not served here, only text "
             "is (docs/limits.md)"
         )
-    return ""
+    return field_problem(request)
 
 
 def _length(value: Any) -> int:

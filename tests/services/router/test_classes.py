@@ -10,6 +10,7 @@ import pytest
 from baton.services.classes import Classes, ClassesSettings
 from baton.services.router.classes import by_body, by_default, by_header
 from baton.services.router.errors import NotAllowed, RequestFailed, Unsupported
+from baton.services.router.own import Own, own_fields
 from baton.services.tenants.model import ANYBODY, Caller, Limits, Tenant
 
 CLASSES = Classes(ClassesSettings.model_validate({"night": {"priority": 50, "patience_s": 60}}))
@@ -64,7 +65,7 @@ def test_a_header_chooses_what_the_key_may_use() -> None:
     ],
 )
 def test_a_body_chooses_by_openais_tier_or_vllms_number(body: Any, chosen: str | None) -> None:
-    assert name(by_body(CLASSES, ANYBODY, json.dumps(body).encode())) == chosen
+    assert name(by_body(CLASSES, ANYBODY, own_fields(json.dumps(body).encode()))) == chosen
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,10 @@ def test_a_body_chooses_by_openais_tier_or_vllms_number(body: Any, chosen: str |
 )
 def test_a_body_that_chooses_wrong_is_refused(body: Any, error: type[RequestFailed]) -> None:
     with pytest.raises(error):
-        by_body(CLASSES, caller(classes=["interactive"]), json.dumps(body).encode())
+        by_body(CLASSES, caller(classes=["interactive"]), own_fields(json.dumps(body).encode()))
 
 
 def test_a_number_chooses_among_what_the_key_may_use() -> None:
-    assert name(by_body(CLASSES, caller(classes=["batch", "night"]), b'{"priority": 3}')) == "batch"
-    assert name(by_body(CLASSES, caller(classes=["interactive"]), b'{"priority": 99}')) == "interactive"
-    assert by_body(CLASSES, ANYBODY, b'{"priority": ') is None
+    assert name(by_body(CLASSES, caller(classes=["batch", "night"]), Own(priority=3))) == "batch"
+    assert name(by_body(CLASSES, caller(classes=["interactive"]), Own(priority=99))) == "interactive"
+    assert by_body(CLASSES, ANYBODY, own_fields(b'{"priority": ')) is None

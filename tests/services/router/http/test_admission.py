@@ -37,7 +37,7 @@ async def respond(*messages: dict[str, Any], error: Exception | None = None, at:
         sent.append(message)
 
     async def receive() -> Any:
-        raise AssertionError("nobody asks")
+        return {"type": "http.request"}
 
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
@@ -64,8 +64,11 @@ async def test_lines_of_a_request_have_its_trace(
     async def app(scope: Any, receive: Any, send: Any) -> None:
         log.warning("here")
 
-    async def nothing(*_: Any) -> Any:
-        raise AssertionError("nobody asks")
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def nothing(_: Any) -> None:
+        raise AssertionError("nobody sends")
 
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
     scope = {
@@ -74,7 +77,7 @@ async def test_lines_of_a_request_have_its_trace(
         "path": "/v1/completions",
         "headers": [(b"traceparent", header)],
     }
-    await asyncio.create_task(AdmissionMiddleware(app, tenancy, Chronicle())(scope, nothing, nothing))
+    await asyncio.create_task(AdmissionMiddleware(app, tenancy, Chronicle())(scope, receive, nothing))
     told = json.loads(capsys.readouterr().err)["trace_id"]
     assert told == trace if trace else len(told) == 32 and told != "0" * 32
 

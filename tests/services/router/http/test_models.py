@@ -15,7 +15,6 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
-from baton.services.router.http.choice import model_in
 from harness import zygote
 from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import FakeWorker
@@ -169,26 +168,3 @@ async def test_a_model_without_workers_is_named_while_the_other_serves(
         assert counts["chat"] > 0
         assert metrics.count("# TYPE vllm:request_success_total ") == 1
         assert metrics.count("# TYPE vllm:num_requests_running ") == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        (b'{"messages": [{"model": "inner"}], "model": "a", "x": {"model": "b"}}', "a"),
-        (b'{"model": "a", "model": "b"}', "b"),
-        ('{"model": "gr\u00fc\u00df"}'.encode(), "gr\u00fc\u00df"),
-        ('{"model": "a"}'.encode("utf-16"), "a"),
-        (b'{"temperature": NaN, "model": "a"}', "a"),
-        (b'{"model": null}', None),
-        (b'{"model": 7}', 7),
-        (b"{}", None),
-        (b"[]", None),
-        (b'"model"', None),
-        (b"", None),
-        (b'{"model": "a"', None),
-        (b"\xff\xfe\xff", None),
-        (b"[" * 100_000, None),
-    ],
-)
-def test_the_model_of_a_body_is_its_own_field(body: bytes, found: object) -> None:
-    assert model_in(body) == found

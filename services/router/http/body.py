@@ -1,0 +1,106 @@
+"""The body of a request, read whole and within its budget before any handler sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.http.budget import Budget
+
+PIECE = 64 << 10  # bytes that are counted without a pause for others
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+
+async def read(receive: Receive) -> bytes | None:
+    """Return a request's body; None if its client leaves.
+
+    Raises TooLarge or Unsupported for one beyond its budget, once it has arrived: clients read no answer
+    before they have sent all. What follows the mistake is not kept.
+    """
+    budget = Budget()
+    pieces: list[bytes] = []
+    problem: RequestFailed | None = None
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        if problem is None and (body := message.get("body", b"")):
+            pieces.append(body)
+            try:
+                await _count(budget, body)
+            except RequestFailed as error:
+                problem = error
+                pieces.clear()
+        if not message.get("more_body", False):
+            break
+    if problem is not None:
+        raise problem
+    whole = b"".join(pieces)
+    budget.finish(whole)
+    if budget.lone_surrogates:
+        raise Unsupported(
+            f"{lone_surrogate(whole)}: half of a surrogate pair, as from a text that was cut in a character"
+        )
+    return whole
+
+
+async def _count(budget: Budget, body: bytes) -> None:
+    if len(body) <= PIECE:
+        budget.take(body)
+        return
+    for at in range(0, len(body), PIECE):
+        budget.take(body[at : at + PIECE])
+        await asyncio.sleep(0)
+
+
+def lone_surrogate(body: bytes) -> str:
+    """Return the place of the first text with half of a surrogate pair, as `messages[0].content`."""
+    try:
+        found = _surrogate_in(json.loads(body))
+    except (ValueError, RecursionError):
+        found = None
+    return found.removeprefix(".") if found else "the body"
+
+
+def _surrogate_in(value: Any) -> str | None:
+    """Search a value. Its depth is within the budget."""
+    if isinstance(value, str):
+        return "" if _is_broken(value) else None
+    pairs: Any = ()
+    if isinstance(value, dict):
+        pairs = ((f".{name}", one, name) for name, one in value.items())
+    elif isinstance(value, list):
+        pairs = ((f"[{number}]", one, "") for number, one in enumerate(value))
+    for place, one, name in pairs:
+        if _is_broken(name):
+            return " (a name of a field)"
+        if (within := _surrogate_in(one)) is not None:
+            return f"{place}{within}"
+    return None
+
+
+def _is_broken(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def again(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body which was read, and then what follows it."""
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def given() -> Message:
+        nonlocal first
+        if first is None:
+            return await receive()
+        message, first = first, None
+        return message
+
+    return given

@@ -1,0 +1,169 @@
+"""The budget of a request's body: what it may hold, counted in its bytes before anything is built from them.
+
+A few bytes of JSON become an object of a hundred, and its validation costs more still. The counts here are
+made by bytes.count and the like, a piece at a time as the body arrives: 8 MiB of text take 30 ms, 8 MiB of
+escaped surrogates 400 ms, in steps of at most 10 ms; a chat of 3 KB takes 14 us. A body that is not JSON is
+counted right up to its first mistake, where any parser ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from json import detect_encoding
+
+from baton.services.router.errors import TooLarge, Unsupported
+
+MAX_DEPTH = 200  # levels; a schema of the greatest depth that vLLM accepts, 64, has 140
+MAX_VALUES = 1 << 19  # a prompt of half a million token ids; Python's parser takes 80 ms for them
+MAX_TEXTS = 1 << 17  # strings, with the names of fields
+MAX_CONTAINERS = 1 << 15  # lists and objects
+MAX_ITEMS = 1 << 13  # objects that are items of lists: messages, parts, tools, calls
+MAX_NUMBER = 64  # characters
+
+_OPEN, _CLOSE = b"[{", b"]}"
+_NOT_BRACKETS = bytes(set(range(256)) - set(_OPEN + _CLOSE))
+_SPACE = b" \t\r\n"
+_IN_NUMBERS = bytes(0x30 if byte in b"0123456789.eE+-" else 0x20 for byte in range(256))
+_LONG_NUMBER = b"0" * (MAX_NUMBER + 1)
+_LARGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
+_OVERLAP = MAX_NUMBER + 1
+# Half of a surrogate pair without the other half, with what is needed on both sides to tell.
+_LONE = re.compile(
+    rb"(?<=.{6})\\u[dD](?:[89abAB]..(?=.{6})(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F])",
+    re.DOTALL,
+)
+_BESIDE = 18  # bytes of the piece before that are looked at again: 6 before an escape, itself, 6 behind it
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Budget:
+    """Counts one body. Raises TooLarge (413) beyond a limit, Unsupported (400) for what no JSON may have."""
+
+    __slots__ = (
+        *("_before", "_decoder", "_depth", "_ended", "_escapes", "_last", "_quotes", "_tail", "bytes"),
+        *("containers", "depth", "items", "lone_surrogates", "values"),
+    )
+
+    def __init__(self) -> None:
+        self.bytes = self.values = self.containers = self.items = self.depth = 0
+        self.lone_surrogates = False
+        self._quotes = 0
+        self._depth = 0  # at the last byte
+        self._ended = False  # a bracket closes what was never opened: no parser comes this far
+        self._tail = b""  # a backslash whose partner is still to come
+        self._last = b""  # the last byte outside of strings that is no space
+        self._before = b""  # the last bytes outside of strings
+        self._escapes = b" " * _BESIDE  # the last bytes
+        self._decoder: codecs.IncrementalDecoder | None = None  # once a byte is not ASCII
+
+    @property
+    def texts(self) -> int:
+        """The number of strings, with the names of fields."""
+        return (self._quotes + 1) // 2
+
+    def take(self, piece: bytes) -> None:
+        """Count the next piece, of at most some 64 KiB: it holds the loop for a millisecond at worst."""
+        if not self.bytes:
+            check_encoding(piece)
+        self._check_text(piece)
+        self.bytes += len(piece)
+        if self._ended:
+            return
+        if self._tail or b"\\" in piece:
+            piece = self._without_escapes(piece)
+        if b"\\u" in piece or b"\\u" in self._escapes:
+            self._look_for_surrogates(piece)
+        else:
+            self._escapes = (self._escapes + piece[-_BESIDE:])[-_BESIDE:]
+        in_text = self._quotes % 2
+        parts = piece.split(b'"')
+        self._quotes += len(parts) - 1
+        outside = b'"'.join(parts[in_text::2])
+        if outside:
+            self._count(outside)
+        _within(self.texts, MAX_TEXTS, "strings and names of fields")
+
+    def finish(self, body: bytes) -> None:
+        """Look at what only the whole body tells."""
+        check_encoding(body)
+        self._check_text(b"", final=True)
+        self._look_for_surrogates(b" " * _BESIDE)
+
+    def _check_text(self, piece: bytes, *, final: bool = False) -> None:
+        if self._decoder is None:
+            if piece.isascii():
+                return
+            self._decoder = _utf8()
+        held = len(self._decoder.getstate()[0])
+        try:
+            self._decoder.decode(piece, final)
+        except UnicodeDecodeError as error:
+            at = self.bytes - held + error.start
+            raise Unsupported(f"the body is not UTF-8 at byte {at}: {error.reason}") from None
+
+    def _without_escapes(self, piece: bytes) -> bytes:
+        """Return a piece without backslashes and quotes that are escaped, so that each quote counts."""
+        piece = (self._tail + piece).replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        if piece.endswith(b"\\"):
+            self._tail = b"\\"
+            return piece[:-1]
+        self._tail = b""
+        return piece
+
+    def _count(self, outside: bytes) -> None:
+        """Count in what is outside of strings."""
+        self._check_numbers(outside)
+        opens = outside.count(b"[") + outside.count(b"{")
+        self.containers += opens
+        self.values += opens + outside.count(b",")
+        _within(self.values, MAX_VALUES, "values")
+        _within(self.containers, MAX_CONTAINERS, "lists and objects")
+        if b"{" in outside:
+            dense = self._last + outside.translate(None, _SPACE)
+            self.items += dense.count(b"[{") + dense.count(b",{")
+            _within(self.items, MAX_ITEMS, "objects in lists")
+        self._last = outside.rstrip(_SPACE)[-1:] or self._last
+        self._descend(outside.translate(None, _NOT_BRACKETS))
+
+    def _check_numbers(self, outside: bytes) -> None:
+        near = self._before + outside
+        self._before = near[-_OVERLAP:]
+        if b"NaN" in near or b"Infinity" in near or _LARGE_EXPONENT.search(near):
+            raise Unsupported(
+                "the body has a number that is not finite: NaN and Infinity are not JSON, and an exponent "
+                "may have two digits"
+            )
+        if len(near) > MAX_NUMBER and _LONG_NUMBER in near.translate(_IN_NUMBERS):
+            raise Unsupported(f"the body has a number of more than {MAX_NUMBER} characters")
+
+    def _descend(self, brackets: bytes) -> None:
+        depth = self._depth
+        for bracket in brackets:
+            if bracket in _OPEN:
+                depth += 1
+                if depth > self.depth:
+                    self.depth = depth
+                    _within(depth, MAX_DEPTH, "levels")
+            else:
+                depth -= 1
+                if depth < 0:
+                    self._ended = True
+                    break
+        self._depth = depth
+
+    def _look_for_surrogates(self, piece: bytes) -> None:
+        window = self._escapes + piece
+        self.lone_surrogates = self.lone_surrogates or _LONE.search(window) is not None
+        self._escapes = window[-_BESIDE:]
+
+
+def check_encoding(start: bytes) -> None:
+    """Check that a body which begins so is UTF-8. Raises Unsupported for UTF-16 and UTF-32."""
+    if detect_encoding(start[:4]) not in ("utf-8", "utf-8-sig"):
+        raise Unsupported("the body is not UTF-8: JSON has to be")
+
+
+def _within(count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise TooLarge(f"the body has {count} {what} or more; {limit} are allowed (docs/limits.md)")

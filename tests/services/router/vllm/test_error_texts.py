@@ -1,0 +1,34 @@
+"""Errors that quote a request: their length and their cost are bounded."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from vllm.entrypoints.serve.exception_handling import error_response
+
+from baton.services.router.errors import MAX_TEXT, Unsupported
+from baton.services.router.http.admission import error_response as own_response
+from baton.services.router.vllm.error_texts import bound_error_texts
+
+
+@pytest.mark.parametrize("unit", ["/a", "/home/x", ' File "', "\n", "a", "/a-b.c"])
+def test_a_long_error_is_cut_and_costs_little(unit: str) -> None:
+    bound_error_texts()
+    bound_error_texts()
+    began = time.perf_counter()
+    response = error_response.create_error_response(f"The model `{unit * 200_000}` does not exist.")
+    assert time.perf_counter() - began < 2.0  # 8 KB of "/a" took 4.7 s, and 32 KB minutes
+    assert len(response.error.message) < MAX_TEXT + 100
+
+
+def test_a_short_error_stays_as_it_is() -> None:
+    bound_error_texts()
+    response = error_response.create_error_response("no file /opt/models/a/config.json for `a/b`")
+    assert response.error.message == "no file <path> for `a/b`"
+
+
+def test_own_errors_are_cut() -> None:
+    _, body = own_response(Unsupported("x" * 1_000_000))
+    assert len(body["body"]) < MAX_TEXT + 200
+    assert b"(1000000 characters)" in body["body"]

@@ -1,0 +1,91 @@
+"""No more of a text is tokenized than the model can take, and what is tokenized stays the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers.base import BaseRenderer
+from vllm.renderers.params import TokenizeParams
+from vllm.tokenizers import get_tokenizer
+
+from baton.services.router.vllm import tokenizing
+from harness.deployment import MODEL
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 20_000  # 900 KB
+LENGTH = 2_000
+
+
+class Counting:
+    """A tokenizer that notes how long the texts are that it gets."""
+
+    def __init__(self) -> None:
+        self.real: Any = get_tokenizer(str(MODEL))
+        self.truncation_side = "right"
+        self.seen: list[int] = []
+
+    def __call__(self, text: str, **kwargs: Any) -> Any:
+        self.seen.append(len(text))
+        return self.real(text, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Counting:
+    return Counting()
+
+
+def tokenized(tokenizer: Counting, text: str, **params: Any) -> list[int]:
+    """Return the tokens that a renderer makes of a text. Raises VLLMValidationError."""
+    tokenizing.bound_tokenizing()
+    tokenizing.bound_tokenizing()
+    tokenizer.seen.clear()
+    renderer = SimpleNamespace(
+        get_tokenizer=lambda: tokenizer,
+        model_config=SimpleNamespace(max_model_len=LENGTH),
+        _wants_offsets=lambda *_: False,
+        _build_tokens_prompt=lambda ids, *_, **__: ids,
+    )
+    wanted = TokenizeParams(**{"max_total_tokens": LENGTH, **params})
+    found: list[int] = BaseRenderer._tokenize_prompt(renderer, {"prompt": text}, wanted)  # type: ignore
+    return wanted._token_truncation(tokenizer, found)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [LENGTH, None])
+def test_a_text_that_cannot_fit_is_refused_early(tokenizer: Counting, limit: int | None) -> None:
+    with pytest.raises(VLLMValidationError, match="maximum context length is 2000 tokens"):
+        tokenized(tokenizer, TEXT, max_total_tokens=limit)
+    assert sum(tokenizer.seen) <= 2 * tokenizing.PIECE
+
+
+def test_a_text_that_fits_is_tokenized_at_once(tokenizer: Counting) -> None:
+    text = TEXT[:3_000]
+    assert tokenized(tokenizer, text) == tokenizer.real(text)["input_ids"]
+    assert tokenizer.seen == [3_000]
+
+
+def test_a_long_text_of_few_tokens_fits(tokenizer: Counting) -> None:
+    text = " " * (2 * tokenizing.PIECE)
+    expected = tokenizer.real(text)["input_ids"]
+    assert tokenized(tokenizer, text, max_total_tokens=len(expected)) == expected
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kept", [5, 1_500])
+def test_a_text_that_is_cut_keeps_the_same_tokens(tokenizer: Counting, side: Any, kept: int) -> None:
+    whole = tokenizer.real(TEXT)["input_ids"]
+    got = tokenized(tokenizer, TEXT, truncate_prompt_tokens=kept, truncation_side=side)
+    assert got == (whole[-kept:] if side == "left" else whole[:kept])
+    assert max(tokenizer.seen) <= 2 * tokenizing.PIECE
+
+
+def test_counts_by_both_ways_agree(tokenizer: Counting) -> None:
+    piece = TEXT[: tokenizing.PIECE]
+    plain = len(tokenizer.real(piece, add_special_tokens=False)["input_ids"])
+    assert tokenizing._count(tokenizer.real, piece) == tokenizing._count(tokenizer, piece) == plain
+
+
+def test_the_model_is_there() -> None:
+    assert Path(MODEL, "tokenizer.json").exists()
