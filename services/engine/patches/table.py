@@ -295,6 +295,19 @@ PATCHES = (
         runners="V2",
     ),
     Patch(
+        name="named_logprobs",
+        why="`logprob_token_ids` of one request replaces the columns of log-probabilities of the whole batch: "
+        "a neighbour gets fewer than it asked for, and some invented. Beside drafts the shapes differ, which "
+        "ends the engine, or nobody gets any. Here each request gets its own columns.",
+        symbols=(
+            "vllm.v1.worker.gpu_input_batch:InputBatch._make_sampling_metadata",
+            "vllm.v1.sample.sampler:Sampler.gather_logprobs",
+        ),
+        processes=RANKS,
+        until="vLLM's V1 gathers the tokens that a request names in that request's rows alone, also of drafts",
+        runners="V1",
+    ),
+    Patch(
         name="accepted_states",
         why="A request that a step leaves out comes back with the state of its first drafted token, whatever "
         "was accepted: the number is kept by the batch's rows, and it has none meanwhile. With a prefix "

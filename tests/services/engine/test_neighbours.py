@@ -1,0 +1,177 @@
+"""No field of a request changes another request's answer: each beside neighbours, without drafts and with.
+
+Every field of the OpenAI requests and of vLLM's SamplingParams is named here: a new one fails until it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from harness.engines import EngineProcess, Options
+from harness.support import ROOT
+from tests.services.engine.neighbours import Told, together
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import SamplingParams
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(not current_platform.is_cpu(), reason="engines of a CPU"),
+]
+
+THINK = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}
+ENGINE = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "kv_transfer_config": None,
+    "skip_tokenizer_init": False,  # grammars and bad words need it
+    "reasoning_config": THINK,
+    "max_logprobs": -1,
+}
+DRAFTS: dict[str, dict[str, Any] | None] = {
+    "no drafts": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
+}
+TOKENS = 10  # of a neighbour; the odd one ends before, so that rows move
+
+# What is sent for each field; where several values have effects of their own, several.
+ODD: dict[str, tuple[dict[str, Any], ...]] = {
+    "allowed_token_ids": ({"allowed_token_ids": [300, 301, 302]},),
+    "bad_words": ({"bad_words": ["the", "and so on", "time"]},),
+    "cache_salt": ({"cache_salt": "s"},),
+    "echo": ({"echo": True, "logprobs": 2},),
+    "frequency_penalty": ({"frequency_penalty": 2.0},),
+    "ignore_eos": ({"ignore_eos": False},),
+    "logit_bias": ({"logit_bias": {"300": 100, "301": -100}},),
+    "logprob_token_ids": (
+        {"logprobs": 1, "logprob_token_ids": [5]},
+        {"logprobs": 1, "logprob_token_ids": list(range(100, 120)), "prompt_logprobs": 2},
+        {"logprobs": 0, "logprob_token_ids": [7, 7, 9], "temperature": 1, "seed": 3},
+    ),
+    "logprobs": ({"logprobs": 0}, {"logprobs": 20}, {"logprobs": -1}),
+    "max_tokens": ({"max_tokens": 1},),
+    "min_p": ({"min_p": 0.5, "temperature": 1, "seed": 2}, {"min_p": 0.5, "temperature": 1}),
+    "min_tokens": ({"min_tokens": 4, "stop_token_ids": list(range(0, 4096, 2))},),
+    "presence_penalty": ({"presence_penalty": -2.0},),
+    "prompt_logprobs": ({"prompt_logprobs": 0}, {"prompt_logprobs": 5}),
+    "repetition_detection": (
+        {"repetition_detection": {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2}},
+    ),
+    "repetition_penalty": ({"repetition_penalty": 2.0},),
+    "response_format": ({"response_format": {"type": "json_object"}},),
+    "routed_experts_prompt_start": ({"routed_experts_prompt_start": 1},),
+    "seed": ({"seed": 1}, {"seed": -(2**63), "temperature": 1}),
+    "stop_token_ids": ({"stop_token_ids": list(range(0, 4096, 2))},),
+    "structured_outputs": (
+        {"structured_outputs": {"regex": "[a-f]{3}[0-9]{9}"}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ),
+    "temperature": ({"temperature": 2, "seed": 5}, {"temperature": 2}),
+    "thinking_token_budget": ({"thinking_token_budget": 2}, {"thinking_token_budget": 0}),
+    "top_k": ({"top_k": 2, "temperature": 1, "seed": 4}, {"top_k": 1, "temperature": 1}),
+    "top_p": ({"top_p": 0.2, "temperature": 1, "seed": 4}, {"top_p": 0.2, "temperature": 1}),
+    "vllm_xargs": ({"vllm_xargs": {"anything": [1, "two"]}},),
+}
+# Other names of fields above.
+SAME = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
+# What becomes of the rest: none of it is in what an engine's step gets.
+BY_THE_FRONT_END = set(
+    """
+    add_generation_prompt add_special_tokens background chat_template chat_template_kwargs
+    continue_final_message documents enable_response_messages include include_reasoning
+    include_stop_str_in_output input instructions length_penalty max_tool_calls media_io_kwargs messages
+    metadata mm_payload mm_processor_kwargs model n parallel_tool_calls previous_input_messages
+    previous_response_id prompt prompt_cache_key reasoning reasoning_effort request_id return_mm_kwargs
+    return_prompt_text return_token_ids return_token_offsets return_tokens_as_token_ids service_tier session_id
+    skip_special_tokens spaces_between_special_tokens stop store stream stream_interval stream_options suffix
+    text tool_choice tools truncate_prompt_tokens truncation truncation_side use_beam_search user
+    """.split()
+)
+BY_THE_ROUTER = {"ec_transfer_params", "kv_transfer_params", "priority", "prompt_embeds"}  # removed or refused
+BY_NOBODY = {"watermarking"}  # of engines with a watermark alone, which Baton does not make
+# Fields of SamplingParams that no request of these sets, or that follow from others.
+INSIDE = set(
+    """
+    detokenize flat_logprobs output_kind output_text_buffer_length prompt_logprob_start
+    prompt_logprob_token_ids skip_clone skip_reading_prefix_cache trace_decode_token_ids extra_args
+    _all_stop_token_ids _bad_words_token_ids _eos_token_id _watermarking_skipped
+    """.split()
+)
+
+PROMPTS = {name: [(seed * 37 + number % 9) % 900 + 200 for number in range(24)] for seed, name in
+           enumerate(("odd", "plain", "scored", "seeded", "read"))}  # fmt: skip
+NEIGHBOURS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scored": {"logprobs": 3},
+    "seeded": {"temperature": 1, "seed": 11, "logprobs": 2},
+    "read": {"prompt_logprobs": 1, "logprobs": 0},
+}
+KINDS = [(name, number) for name, bodies in ODD.items() for number in range(len(bodies))]
+
+
+def body(name: str, more: dict[str, Any], tokens: int = TOKENS) -> tuple[list[int], dict[str, Any]]:
+    return PROMPTS[name], {"temperature": 0, "ignore_eos": True, "max_tokens": tokens, **more}
+
+
+@dataclass
+class Running:
+    engine: EngineProcess
+    alone: dict[str, Told]
+
+
+@pytest.fixture(scope="module", params=list(DRAFTS))
+def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    spec = DRAFTS[request.param]
+    engine = ENGINE | ({"speculative_config": spec} if spec else {})
+    model = ROOT / "deploy" / "demo-model" / "weights-mtp"
+    with EngineProcess(Options(model, "neighbours", cores="1", engine=engine)) as process:
+        alone: dict[str, Told] = {}
+        for name, more in NEIGHBOURS.items():
+            alone |= process.call(together, {name: body(name, more)})
+        yield Running(process, alone)
+
+
+def test_every_field_is_named() -> None:
+    models = (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
+    known = {*ODD, *SAME, *BY_THE_FRONT_END, *BY_THE_ROUTER, *BY_NOBODY}
+    asked = {name for model in models for name in model.model_fields}
+    assert asked == known
+    assert set(SamplingParams.__struct_fields__) <= asked | INSIDE
+
+
+@pytest.mark.parametrize(("field", "number"), KINDS, ids=[f"{name}-{number}" for name, number in KINDS])
+def test_neighbours_get_what_they_get_alone(running: Running, field: str, number: int) -> None:
+    odd = body("odd", ODD[field][number], tokens=6)
+    if "max_tokens" in ODD[field][number]:
+        odd[1].update(ODD[field][number])
+    batch = {"odd": odd} | {name: body(name, more) for name, more in NEIGHBOURS.items()}
+    told = running.engine.call(together, batch)
+    for name, alone in running.alone.items():
+        same(told[name], alone)
+    if odd[1]["temperature"] == 0 or "seed" in odd[1]:
+        same(told["odd"], running.engine.call(together, {"odd": odd})["odd"])
+    assert told["odd"].tokens
+    if named := odd[1].get("logprob_token_ids"):
+        wanted = [{token, *named} for token in told["odd"].tokens]
+        assert [set(row) for row in told["odd"].logprobs] == wanted
+
+
+def same(found: Told, alone: Told) -> None:
+    assert found.tokens == alone.tokens
+    assert (found.finish, found.stop) == (alone.finish, alone.stop)
+    for ours, theirs in ((found.logprobs, alone.logprobs), (found.prompt_logprobs, alone.prompt_logprobs)):
+        assert [set(row) for row in ours] == [set(row) for row in theirs]
+        for row, expected in zip(ours, theirs, strict=True):
+            assert row == pytest.approx(expected, abs=1e-4)
