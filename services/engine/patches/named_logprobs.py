@@ -1,4 +1,4 @@
-"""Gives each request of a batch the log-probabilities that it asked for: of the best tokens, or of named ones.
+"""Gives each request of a batch the log-probabilities that it asked for: of the best tokens, or of named.
 
 vLLM's V1 gives all of a batch those columns that the requests with `logprob_token_ids` need: a neighbour
 gets fewer than it asked for, and some invented. Beside drafts it raises, which ends the engine, or returns

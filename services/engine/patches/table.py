@@ -296,15 +296,15 @@ PATCHES = (
     ),
     Patch(
         name="named_logprobs",
-        why="`logprob_token_ids` of one request replaces the columns of log-probabilities of the whole batch: "
-        "a neighbour gets fewer than it asked for, and some invented. Beside drafts the shapes differ, which "
+        why="`logprob_token_ids` of one request replaces the whole batch's columns of log-probabilities: a "
+        "neighbour gets fewer than it asked for, and some invented. Beside drafts the shapes differ, which "
         "ends the engine, or nobody gets any. Here each request gets its own columns.",
         symbols=(
             "vllm.v1.worker.gpu_input_batch:InputBatch._make_sampling_metadata",
             "vllm.v1.sample.sampler:Sampler.gather_logprobs",
         ),
         processes=RANKS,
-        until="vLLM's V1 gathers the tokens that a request names in that request's rows alone, also of drafts",
+        until="vLLM's V1 gathers the tokens that a request names for its own rows alone, also of drafts",
         runners="V1",
     ),
     Patch(

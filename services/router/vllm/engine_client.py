@@ -23,7 +23,8 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from baton.scheduler.prefixes.keys import NO_KEYS
 from baton.scheduler.types import Adapter
 from baton.services.classes import STANDARD
-from baton.services.engine import wire
+from baton.services.engine import step_checks, wire
+from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.relay import Relay, RelayParts
@@ -70,6 +71,7 @@ class RelayLimits:
     flush_s: float = 0.0  # outputs wait so long for more tokens of their streams
     hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # of LoRA, by name
+    steps: StepLimits = LOOSEST  # of the engines' steps
 
 
 class RelayClient(EngineCoreClient):
@@ -225,7 +227,7 @@ class RelayClient(EngineCoreClient):
             raise
 
     def _relay(self, request: Any, admission: Admission, now: float) -> Relay:
-        _check(request)
+        _check(request, self.limits.steps)
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
         limits = self.limits
@@ -295,7 +297,7 @@ def without_reserved(extra: dict[str, Any] | None) -> dict[str, Any] | None:
     return kept or None
 
 
-def _check(request: Any) -> None:
+def _check(request: Any, steps: StepLimits) -> None:
     if request.sampling_params is None or request.sampling_params.max_tokens is None:
         raise Unsupported("only text generation is served here")
     if not request.prompt_token_ids or request.prompt_embeds is not None:
@@ -304,6 +306,8 @@ def _check(request: Any) -> None:
         raise Unsupported("images, audio and video are not served here: only text is")
     if request.resumable or request.abort_immediately:
         raise Unsupported("streaming input is not served here")
+    if problem := step_checks.problem(request.sampling_params, len(request.prompt_token_ids), steps):
+        raise Unsupported(problem)
 
 
 def _wire_id(request_id: str) -> str:

@@ -43,6 +43,7 @@ from baton.services.classes import Classes
 from baton.services.config import EngineSettings, Settings
 from baton.services.engine.args import engine_args, served_model_name
 from baton.services.engine.refusals import reason
+from baton.services.engine.step_checks import StepLimits
 from baton.services.errors import StartError
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
@@ -177,7 +178,12 @@ class RelayLLM(async_llm.AsyncLLM):
         cache.block_size = capacity.block_size
         client = self.engine_core
         hasher = PromptHasher(capacity.hashing) if capacity.HasField("hashing") else None
-        client.limits = replace(client.limits, max_model_len=model.max_model_len, hasher=hasher)
+        limits = replace(client.limits, max_model_len=model.max_model_len, hasher=hasher)
+        if capacity.HasField("steps"):
+            steps = capacity.steps
+            told = StepLimits(steps.vocabulary, steps.runner_v2, steps.drafts_always, steps.prompt_logprobs)
+            limits = replace(limits, steps=told)
+        client.limits = limits
 
     def _request_failed(self, request_id: str, error: Exception) -> None:
         """End a request, and its siblings where n > 1: they share one stream."""

@@ -14,11 +14,12 @@ LIMIT_S = 60.0
 
 @dataclass
 class Told:
-    """What the engine answered, cut as vLLM's front end cuts it: columns beyond those asked for are not seen."""
+    """What the engine answered, without the columns that vLLM's front end does not look at."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)  # one a token
     prompt_logprobs: list[dict[int, float]] = field(default_factory=list)
+    longest: int = 0  # tokens that came in one step
     finish: str = ""
     stop: str = ""
 
@@ -76,6 +77,7 @@ def _add(engine: Engine, name: str, prompt: list[int], params: Any, salt: str | 
 
 def _take(told: Told, output: Any, params: Any) -> None:
     told.tokens += output.new_token_ids
+    told.longest = max(told.longest, len(output.new_token_ids))
     if output.new_logprobs is not None:
         ids, values, *_ = output.new_logprobs
         told.logprobs += _rows(ids, values, params.num_logprobs)

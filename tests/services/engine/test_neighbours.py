@@ -87,28 +87,33 @@ ODD: dict[str, tuple[dict[str, Any], ...]] = {
 # Other names of fields above.
 SAME = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
 # What becomes of the rest: none of it is in what an engine's step gets.
-BY_THE_FRONT_END = set(
-    """
-    add_generation_prompt add_special_tokens background chat_template chat_template_kwargs
-    continue_final_message documents enable_response_messages include include_reasoning
-    include_stop_str_in_output input instructions length_penalty max_tool_calls media_io_kwargs messages
-    metadata mm_payload mm_processor_kwargs model n parallel_tool_calls previous_input_messages
-    previous_response_id prompt prompt_cache_key reasoning reasoning_effort request_id return_mm_kwargs
-    return_prompt_text return_token_ids return_token_offsets return_tokens_as_token_ids service_tier session_id
-    skip_special_tokens spaces_between_special_tokens stop store stream stream_interval stream_options suffix
-    text tool_choice tools truncate_prompt_tokens truncation truncation_side use_beam_search user
-    """.split()
-)
-BY_THE_ROUTER = {"ec_transfer_params", "kv_transfer_params", "priority", "prompt_embeds"}  # removed or refused
+BY_THE_FRONT_END = {
+    *("add_generation_prompt", "add_special_tokens", "background", "chat_template"),
+    *("chat_template_kwargs", "continue_final_message", "documents", "enable_response_messages"),
+    *("include", "include_reasoning", "include_stop_str_in_output", "input", "instructions"),
+    *("length_penalty", "max_tool_calls", "media_io_kwargs", "messages", "metadata", "mm_payload"),
+    *("mm_processor_kwargs", "model", "n", "parallel_tool_calls", "previous_input_messages"),
+    *("previous_response_id", "prompt", "prompt_cache_key", "reasoning", "reasoning_effort"),
+    *("request_id", "return_mm_kwargs", "return_prompt_text", "return_token_ids"),
+    *("return_token_offsets", "return_tokens_as_token_ids", "service_tier", "session_id"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "stop", "store", "stream"),
+    *("stream_interval", "stream_options", "suffix", "text", "tool_choice", "tools"),
+    *("truncate_prompt_tokens", "truncation", "truncation_side", "use_beam_search", "user"),
+}
+BY_THE_ROUTER = {
+    "ec_transfer_params",
+    "kv_transfer_params",
+    "priority",
+    "prompt_embeds",
+}  # removed or refused
 BY_NOBODY = {"watermarking"}  # of engines with a watermark alone, which Baton does not make
 # Fields of SamplingParams that no request of these sets, or that follow from others.
-INSIDE = set(
-    """
-    detokenize flat_logprobs output_kind output_text_buffer_length prompt_logprob_start
-    prompt_logprob_token_ids skip_clone skip_reading_prefix_cache trace_decode_token_ids extra_args
-    _all_stop_token_ids _bad_words_token_ids _eos_token_id _watermarking_skipped
-    """.split()
-)
+INSIDE = {
+    *("detokenize", "flat_logprobs", "output_kind", "output_text_buffer_length"),
+    *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_clone", "skip_reading_prefix_cache"),
+    *("trace_decode_token_ids", "extra_args", "_all_stop_token_ids", "_bad_words_token_ids"),
+    *("_eos_token_id", "_watermarking_skipped"),
+}
 
 PROMPTS = {name: [(seed * 37 + number % 9) % 900 + 200 for number in range(24)] for seed, name in
            enumerate(("odd", "plain", "scored", "seeded", "read"))}  # fmt: skip
@@ -140,6 +145,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
         alone: dict[str, Told] = {}
         for name, more in NEIGHBOURS.items():
             alone |= process.call(together, {name: body(name, more)})
+        assert (max(one.longest for one in alone.values()) > 1) == (spec is not None)  # drafts are accepted
         yield Running(process, alone)
 
 
