@@ -28,7 +28,10 @@ def together(engine: Engine, requests: Mapping[str, tuple[list[int], dict[str, A
     """Run requests in one batch, by name: the prompt's tokens and the fields of a completion's body."""
     told: dict[str, Told] = {}
     params: dict[str, Any] = {}
-    for name, (prompt, body) in requests.items():
+    for name, (tokens, body) in requests.items():
+        prompt = list(tokens)
+        if "thinking_token_budget" in body:
+            prompt += engine.core.vllm_config.reasoning_config.reasoning_start_token_ids
         params[name] = sampling(engine, prompt, body)
         _add(engine, name, prompt, params[name], body.get("cache_salt"))
         told[name] = Told()
@@ -89,7 +92,8 @@ def _take(told: Told, output: Any, params: Any) -> None:
 
 
 def _rows(ids: Any, values: Any, wanted: int) -> list[dict[int, float]]:
+    width = None if wanted == -1 else 1 + wanted
     return [
-        dict(zip(row[: 1 + wanted], numbers[: 1 + wanted], strict=True))
+        dict(zip(row[:width], numbers[:width], strict=True))
         for row, numbers in zip(ids.tolist(), values.tolist(), strict=True)
     ]

@@ -44,45 +44,45 @@ DRAFTS: dict[str, dict[str, Any] | None] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
-TOKENS = 10  # of a neighbour; the odd one ends before, so that rows move
+TOKENS = 8  # of a neighbour; the odd one ends before, so that rows move
 
-# What is sent for each field; where several values have effects of their own, several.
-ODD: dict[str, tuple[dict[str, Any], ...]] = {
-    "allowed_token_ids": ({"allowed_token_ids": [300, 301, 302]},),
-    "bad_words": ({"bad_words": ["the", "and so on", "time"]},),
-    "cache_salt": ({"cache_salt": "s"},),
-    "echo": ({"echo": True, "logprobs": 2},),
-    "frequency_penalty": ({"frequency_penalty": 2.0},),
-    "ignore_eos": ({"ignore_eos": False},),
-    "logit_bias": ({"logit_bias": {"300": 100, "301": -100}},),
-    "logprob_token_ids": (
-        {"logprobs": 1, "logprob_token_ids": [5]},
-        {"logprobs": 1, "logprob_token_ids": list(range(100, 120)), "prompt_logprobs": 2},
-        {"logprobs": 0, "logprob_token_ids": [7, 7, 9], "temperature": 1, "seed": 3},
-    ),
-    "logprobs": ({"logprobs": 0}, {"logprobs": 20}, {"logprobs": -1}),
-    "max_tokens": ({"max_tokens": 1},),
-    "min_p": ({"min_p": 0.5, "temperature": 1, "seed": 2}, {"min_p": 0.5, "temperature": 1}),
-    "min_tokens": ({"min_tokens": 4, "stop_token_ids": list(range(0, 4096, 2))},),
-    "presence_penalty": ({"presence_penalty": -2.0},),
-    "prompt_logprobs": ({"prompt_logprobs": 0}, {"prompt_logprobs": 5}),
-    "repetition_detection": (
-        {"repetition_detection": {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2}},
-    ),
-    "repetition_penalty": ({"repetition_penalty": 2.0},),
-    "response_format": ({"response_format": {"type": "json_object"}},),
-    "routed_experts_prompt_start": ({"routed_experts_prompt_start": 1},),
-    "seed": ({"seed": 1}, {"seed": -(2**63), "temperature": 1}),
-    "stop_token_ids": ({"stop_token_ids": list(range(0, 4096, 2))},),
-    "structured_outputs": (
-        {"structured_outputs": {"regex": "[a-f]{3}[0-9]{9}"}},
-        {"structured_outputs": {"choice": ["yes", "no"]}},
-    ),
-    "temperature": ({"temperature": 2, "seed": 5}, {"temperature": 2}),
-    "thinking_token_budget": ({"thinking_token_budget": 2}, {"thinking_token_budget": 0}),
-    "top_k": ({"top_k": 2, "temperature": 1, "seed": 4}, {"top_k": 1, "temperature": 1}),
-    "top_p": ({"top_p": 0.2, "temperature": 1, "seed": 4}, {"top_p": 0.2, "temperature": 1}),
-    "vllm_xargs": ({"vllm_xargs": {"anything": [1, "two"]}},),
+# What is sent beside the neighbours: every field, and values that have effects of their own.
+ODD: dict[str, dict[str, Any]] = {
+    "allowed_token_ids": {"allowed_token_ids": [300, 301, 302]},
+    "bad_words": {"bad_words": ["the", "and so on", "time"]},
+    "echo": {"echo": True, "logprobs": 2},
+    "penalties": {"frequency_penalty": 2.0, "presence_penalty": -2.0, "repetition_penalty": 2.0},
+    "logit_bias": {"logit_bias": {"300": 100, "301": -100}},
+    "one named token": {"logprobs": 1, "logprob_token_ids": [5]},
+    "named tokens, of the prompt the best": {
+        "logprobs": 1,
+        "logprob_token_ids": list(range(100, 120)),
+        "prompt_logprobs": 2,
+    },
+    "sampled and named": {"logprobs": 0, "logprob_token_ids": [7, 7, 9], "temperature": 1, "seed": 3},
+    "no logprobs": {"logprobs": 0},
+    "all logprobs": {"logprobs": -1},
+    "prompt_logprobs": {"prompt_logprobs": 5},
+    "min_p": {"min_p": 0.5, "temperature": 1},
+    "min_tokens": {"min_tokens": 4, "stop_token_ids": list(range(0, 4096, 2))},
+    "stopped": {
+        "stop_token_ids": list(range(0, 4096, 2)),
+        "ignore_eos": False,
+        "repetition_detection": {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2},
+    },
+    "one token": {
+        "max_tokens": 1,
+        "cache_salt": "s",
+        "vllm_xargs": {"a": [1, "b"]},
+        "routed_experts_prompt_start": 1,
+    },
+    "json": {"response_format": {"type": "json_object"}},
+    "regex": {"structured_outputs": {"regex": "[a-f]{3}[0-9]{9}"}},
+    "greedy with a seed": {"seed": 1},
+    "seed": {"seed": -(2**63), "temperature": 2, "top_k": 5, "top_p": 0.9},
+    "sampled": {"temperature": 2, "top_k": 9, "top_p": 0.2},
+    "thinking_token_budget": {"thinking_token_budget": 2},
+    "no thinking": {"thinking_token_budget": 0},
 }
 # Other names of fields above.
 SAME = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
@@ -105,9 +105,9 @@ BY_THE_ROUTER = {
     "kv_transfer_params",
     "priority",
     "prompt_embeds",
-}  # removed or refused
+}  # refused or removed
 BY_NOBODY = {"watermarking"}  # of engines with a watermark alone, which Baton does not make
-# Fields of SamplingParams that no request of these sets, or that follow from others.
+# Fields of SamplingParams that none of these requests has, or that follow from others.
 INSIDE = {
     *("detokenize", "flat_logprobs", "output_kind", "output_text_buffer_length"),
     *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_clone", "skip_reading_prefix_cache"),
@@ -116,18 +116,32 @@ INSIDE = {
 }
 
 PROMPTS = {name: [(seed * 37 + number % 9) % 900 + 200 for number in range(24)] for seed, name in
-           enumerate(("odd", "plain", "scored", "seeded", "read"))}  # fmt: skip
+           enumerate(("odd", "plain", "scored", "seeded", "read", "bound", "biased", "regular"))}  # fmt: skip
 NEIGHBOURS: dict[str, dict[str, Any]] = {
     "plain": {},
     "scored": {"logprobs": 3},
     "seeded": {"temperature": 1, "seed": 11, "logprobs": 2},
     "read": {"prompt_logprobs": 1, "logprobs": 0},
+    "bound": {
+        "frequency_penalty": 1.5,
+        "bad_words": ["the", "of course", "."],
+        "allowed_token_ids": list(range(200, 1200)),
+        "min_tokens": 5,
+        "stop_token_ids": list(range(0, 4096, 3)),
+        "logprobs": 1,
+    },
+    "biased": {
+        "logit_bias": {str(token): 5 for token in range(300, 320)},
+        "temperature": 1,
+        "seed": 6,
+        "top_p": 0.9,
+    },
+    "regular": {"structured_outputs": {"regex": "[a-f]{4}[0-9]{9}"}, "logprobs": 2},
 }
-KINDS = [(name, number) for name, bodies in ODD.items() for number in range(len(bodies))]
 
 
-def body(name: str, more: dict[str, Any], tokens: int = TOKENS) -> tuple[list[int], dict[str, Any]]:
-    return PROMPTS[name], {"temperature": 0, "ignore_eos": True, "max_tokens": tokens, **more}
+def body(name: str, more: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    return PROMPTS[name], {"temperature": 0, "ignore_eos": True, "max_tokens": TOKENS, **more}
 
 
 @dataclass
@@ -151,27 +165,35 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 def test_every_field_is_named() -> None:
     models = (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
-    known = {*ODD, *SAME, *BY_THE_FRONT_END, *BY_THE_ROUTER, *BY_NOBODY}
+    known = {
+        *(name for one in ODD.values() for name in one),
+        *SAME,
+        *BY_THE_FRONT_END,
+        *BY_THE_ROUTER,
+        *BY_NOBODY,
+    }
     asked = {name for model in models for name in model.model_fields}
     assert asked == known
     assert set(SamplingParams.__struct_fields__) <= asked | INSIDE
 
 
-@pytest.mark.parametrize(("field", "number"), KINDS, ids=[f"{name}-{number}" for name, number in KINDS])
-def test_neighbours_get_what_they_get_alone(running: Running, field: str, number: int) -> None:
-    odd = body("odd", ODD[field][number], tokens=6)
-    if "max_tokens" in ODD[field][number]:
-        odd[1].update(ODD[field][number])
-    batch = {"odd": odd} | {name: body(name, more) for name, more in NEIGHBOURS.items()}
-    told = running.engine.call(together, batch)
+@pytest.mark.parametrize("kind", ODD)
+def test_neighbours_get_what_they_get_alone(running: Running, kind: str) -> None:
+    """The odd one is neither in the first row nor in the last, and ends before the others: rows move."""
+    odd = body("odd", {"max_tokens": 5, **ODD[kind]})
+    first, *others = ((name, body(name, more)) for name, more in NEIGHBOURS.items())
+    told = running.engine.call(together, dict([first, ("odd", odd), *others]))
     for name, alone in running.alone.items():
         same(told[name], alone)
+    assert told["odd"].tokens
     if odd[1]["temperature"] == 0 or "seed" in odd[1]:
         same(told["odd"], running.engine.call(together, {"odd": odd})["odd"])
-    assert told["odd"].tokens
     if named := odd[1].get("logprob_token_ids"):
-        wanted = [{token, *named} for token in told["odd"].tokens]
-        assert [set(row) for row in told["odd"].logprobs] == wanted
+        rest = {key: value for key, value in odd[1].items() if key != "logprob_token_ids"}
+        whole = running.engine.call(together, {"whole": (odd[0], rest | {"logprobs": -1})})["whole"]
+        assert whole.tokens == told["odd"].tokens
+        for token, row, values in zip(whole.tokens, told["odd"].logprobs, whole.logprobs, strict=True):
+            assert row == pytest.approx({one: values[one] for one in (token, *named)}, abs=1e-4)
 
 
 def same(found: Told, alone: Told) -> None:

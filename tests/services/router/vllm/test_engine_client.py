@@ -11,6 +11,7 @@ from vllm.lora.request import LoRARequest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import Adapter
 from baton.services.engine import wire
+from baton.services.engine.step_checks import StepLimits
 from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.tenancy import Tenancy
@@ -105,3 +106,19 @@ async def test_an_adapter_travels_by_its_name_and_files(cluster: Cluster) -> Non
     sent = wire.decode_request(worker.seen.starts[0].engine_request)
     assert sent.lora_request == known
     assert (sent.lora_request.lora_int_id, sent.lora_request.lora_path) == (1, "f5")
+
+
+async def test_what_a_step_would_stumble_over_is_refused_before_it_is_placed(cluster: Cluster) -> None:
+    worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    cluster.remake(steps=StepLimits(vocabulary=512, runner_v2=True))
+    for fields, words in (
+        ({"logit_bias": {1: 1.0, 512: 1.0}}, "logit_bias names token 512; the model's vocabulary has 512"),
+        ({"allowed_token_ids": [7] * 1025}, "allowed_token_ids has 1025 entries; 1024 are allowed"),
+    ):
+        request = engine_request("q", [1], 4)
+        for name, value in fields.items():
+            setattr(request.sampling_params, name, value)
+        with pytest.raises(RefusedByRouter, match=words) as refused:
+            await cluster.client.add_request_async(request)
+        assert refused.value.http_status == 400
+    assert not worker.seen.starts
