@@ -66,7 +66,7 @@ class EngineInfo:
 
     @property
     def steps(self) -> StepLimits:
-        """What its steps take of a request's fields."""
+        """Return what its steps take of a request's fields."""
         return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 

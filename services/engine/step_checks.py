@@ -1,4 +1,4 @@
-"""What an engine's step would stumble over in a request's sampling parameters, told before it gets there.
+"""Finds in a request's sampling parameters what an engine's step would stumble over.
 
 vLLM's front end checks most fields (SamplingParams.verify). The rest is checked inside a step alone, where a
 ValueError or an IndexError ends the engine and all that it runs; some of it nowhere. The router asks here
@@ -37,7 +37,7 @@ PATTERNS_TOKENS = 1024  # in all repetitions
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What an engine takes, or what a router knows of it: without any knowledge the loosest."""
+    """Limits of an engine's steps, as far as they are known: without any knowledge the loosest."""
 
     vocabulary: int = 0  # width of the logits; 0: not known
     runner_v2: bool = False
@@ -70,8 +70,10 @@ def _numbers(params: Any, limits: StepLimits) -> Iterator[str]:
     for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if value is not None and limits.vocabulary and value > limits.vocabulary:
             yield f"{name} is {value}; the model's vocabulary has {limits.vocabulary} tokens"
-    if params.seed is not None and not -(1 << 63) <= params.seed < 1 << 63:
-        yield f"seed is {params.seed}; it has to be a signed integer of 64 bits"
+    # vLLM adds each answer's number to the seed of n answers.
+    top = (1 << 63 if limits.runner_v2 else 1 << 64) - 1
+    if params.seed is not None and not -(1 << 63) <= params.seed <= top:
+        yield f"seed is {params.seed} (for one of n answers); {-(1 << 63)} to {top} are allowed"
 
 
 def _token_ids(params: Any, vocabulary: int) -> Iterator[str]:
