@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +18,12 @@ from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.engine_client import RefusedByRouter, RelayClient, without_reserved
+from baton.services.router.vllm.frontend import RelayLLM
 from baton.services.tenants.model import Caller, Limits, Tenant
 from baton.services.tenants.quotas import Quotas
 from harness.fake_worker import FakeWorker
 from harness.router import Answer, Cluster, engine_request
+from harness.scheduling import capacity
 
 
 @pytest.mark.parametrize(
@@ -122,3 +126,18 @@ async def test_what_a_step_would_stumble_over_is_refused_before_it_is_placed(clu
             await cluster.client.add_request_async(request)
         assert refused.value.http_status == 400
     assert not worker.seen.starts
+
+
+async def test_the_limits_are_those_that_the_workers_tell(cluster: Cluster) -> None:
+    """An older worker tells none: what the router knows by itself stays."""
+    before = cluster.client.limits.steps
+    llm: Any = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=2048),
+        vllm_config=SimpleNamespace(cache_config=SimpleNamespace()),
+        engine_core=cluster.client,
+    )
+    RelayLLM.learn(llm, capacity())
+    assert cluster.client.limits.steps == before
+    told = StepLimits(512, runner_v2=True, drafts_always=True, prompt_logprobs=False)
+    RelayLLM.learn(llm, capacity(steps=pb.StepLimits(**asdict(told))))
+    assert cluster.client.limits.steps == told
