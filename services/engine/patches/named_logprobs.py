@@ -73,7 +73,7 @@ def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
     each = logprobs.shape[0] // wanted.requests
     for request, tokens in wanted.named.items():
         rows = slice(request * each, (request + 1) * each)
-        named = torch.as_tensor(tokens, device=ids.device)
+        named = torch.as_tensor(tokens, dtype=torch.int64, device=ids.device)
         columns = slice(1, 1 + len(tokens))
         ids[rows, 1:], values[rows, 1:] = ids[rows, :1], values[rows, :1]
         ids[rows, columns] = named.to(ids.dtype)

@@ -103,7 +103,7 @@ def verifier(method: Any = "block") -> verify_v1.Verifier:
         {"bad_words_token_ids": {0: [[4]], 3: [[6]]}},
         {"allowed_token_ids_mask": torch.arange(VOCABULARY).expand(4, -1) % 3 == 0},
         {"max_num_logprobs": 2},
-        {"max_num_logprobs": Wanted(1, {0: [3, 4, 3], 3: [5]}, requests=4)},
+        {"max_num_logprobs": Wanted(1, {0: [3, 4, 3], 2: [], 3: [5]}, requests=4)},
         {"temperature": torch.tensor([0.0, 0.7, 0.0, 0.0]), "all_greedy": False},
     ],
     ids=[
