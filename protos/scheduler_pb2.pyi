@@ -68,7 +68,7 @@ class Process(_message.Message):
     def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class Capacity(_message.Message):
-    __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports", "speculative_method", "facts", "hashing", "adapters")
+    __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports", "speculative_method", "facts", "hashing", "adapters", "steps")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Capacity(_message.Message):
     FACTS_FIELD_NUMBER: _ClassVar[int]
     HASHING_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     compatibility_hash: str
     block_size: int
     num_blocks: int
@@ -107,7 +108,20 @@ class Capacity(_message.Message):
     facts: _containers.ScalarMap[str, str]
     hashing: BlockHashing
     adapters: _containers.ScalarMap[str, str]
-    def __init__(self, compatibility_hash: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., speculative_method: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., hashing: _Optional[_Union[BlockHashing, _Mapping]] = ..., adapters: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    steps: StepLimits
+    def __init__(self, compatibility_hash: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., speculative_method: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., hashing: _Optional[_Union[BlockHashing, _Mapping]] = ..., adapters: _Optional[_Mapping[str, str]] = ..., steps: _Optional[_Union[StepLimits, _Mapping]] = ...) -> None: ...
+
+class StepLimits(_message.Message):
+    __slots__ = ("vocabulary", "runner_v2", "drafts_always", "prompt_logprobs")
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_V2_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_ALWAYS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    vocabulary: int
+    runner_v2: bool
+    drafts_always: bool
+    prompt_logprobs: bool
+    def __init__(self, vocabulary: _Optional[int] = ..., runner_v2: _Optional[bool] = ..., drafts_always: _Optional[bool] = ..., prompt_logprobs: _Optional[bool] = ...) -> None: ...
 
 class BlockHashing(_message.Message):
     __slots__ = ("tokens", "algorithm", "root", "every")

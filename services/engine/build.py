@@ -31,6 +31,7 @@ from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.patches import continuation, undrafted
 from baton.services.engine.rank_settings import for_ranks
 from baton.services.engine.refusals import reason
+from baton.services.engine.step_checks import StepLimits
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
 
@@ -61,6 +62,13 @@ class EngineInfo:
     vocabulary: int
     drafts_always: bool  # it drafts, and cannot leave single requests out
     block_share: float = 1.0  # size of one of vLLM's in ours; not 1 where layers keep different tokens
+    runner_v2: bool = False  # vLLM's model runner V2
+    prompt_logprobs: bool = True  # its model computes logits of prompts, too
+
+    @property
+    def steps(self) -> StepLimits:
+        """Return what its steps take of a request's fields."""
+        return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -322,6 +330,8 @@ def info_of(engine: Any) -> EngineInfo:
         lookahead_tokens=1 + (speculative.num_speculative_tokens if speculative else 0),
         vocabulary=config.model_config.get_vocab_size(),
         drafts_always=speculative is not None and not undrafted.supported(),
+        runner_v2=config.use_v2_model_runner,
+        prompt_logprobs=not config.cache_config.kv_sharing_fast_prefill,
     )
 
 

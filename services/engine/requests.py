@@ -31,11 +31,12 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, ServiceClass, Start
 from baton.scheduler.types import attempt_id, prefix_id
 from baton.services.decode.step_share import Standing
-from baton.services.engine import wire
+from baton.services.engine import step_checks, wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.patches import first_drafts
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
+from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.prefill import fair_share
 
 # Keys of extra_args with a meaning for vLLM or for us: none may come from outside.
@@ -55,7 +56,7 @@ class EngineLimits:
     max_model_len: int  # tokens, prompt and output together
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
-    drafts_always: bool = False  # the engine drafts, and cannot leave single requests out
+    steps: StepLimits = LOOSEST
     adapters: Sequence[AdapterFiles] = ()  # in the order in which the engine has numbered them, from 1
 
 
@@ -202,9 +203,8 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
             f"the output is complete: it has {len(generated)} tokens, max_tokens is "
             f"{core.sampling_params.max_tokens}"
         )
-    params = core.sampling_params
-    if limits.drafts_always and (params.min_p or params.logit_bias):
-        raise _invalid("min_p and logit_bias cannot be combined with speculative decoding on this platform")
+    if problem := step_checks.problem(core.sampling_params, len(core.prompt_token_ids), limits.steps):
+        raise _invalid(problem)
     highest = max(*core.prompt_token_ids, *generated, 0)
     if highest >= limits.vocabulary:
         raise _invalid(f"token id {highest} is outside the model's vocabulary of {limits.vocabulary}")

@@ -21,6 +21,7 @@ from baton.services.classes import Classes
 from baton.services.engine import wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import VLLM_VERSION
+from baton.services.engine.step_checks import StepLimits
 from baton.services.models import Model
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
@@ -107,7 +108,7 @@ async def served(
         limits = RelayLimits(
             request_timeout_s=router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
-            vocabulary=config.model_config.get_vocab_size(),
+            steps=StepLimits(config.model_config.get_vocab_size()),
             model=model.name,
             adapters={one.name: Adapter(one.name, one.fingerprint) for one in adapters},
             flush_s=router.flush_ms / 1e3,

@@ -82,7 +82,7 @@ class Dispatcher:
         """Take requests from now on, as the engine is loaded with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
         self._limits = EngineLimits(
-            info.max_model_len, info.vocabulary, self._host.block_hasher, info.drafts_always, adapters
+            info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps, adapters
         )
         self._max_model_len = info.max_model_len
         self._closed_because = ""

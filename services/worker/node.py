@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -396,6 +397,7 @@ class Node:
             speculative_method=self._drafting.method.name if self._drafting is not None else "",
             hashing=host.hashing,
             adapters={one.name: one.fingerprint for one in self._adapters},
+            steps=scheduler_pb2.StepLimits(**asdict(info.steps)),
         )
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

@@ -5,6 +5,9 @@ test_same_answers.py tests that answers stay the same.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import httpx
 import pytest
 
@@ -46,3 +49,29 @@ def refused(one: Deployment) -> bool:
         return False  # one of them was late with its heartbeat: the other one covered for it
     assert answer.status_code == 503, answer.text
     return "speculative method: none on prefill, mtp on decode" in answer.text
+
+
+@pytest.mark.timeout(120)
+def test_named_tokens_beside_the_best_ones(one_pair: Deployment) -> None:
+    """Both get their log-probabilities, in batches that they share, and nobody's worker dies of it."""
+    plain = {"model": MODEL_NAME, "prompt": "Once", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    bodies = [plain | {"logprobs": 1, "logprob_token_ids": [5]}, plain | {"logprobs": 3}]
+    workers = {
+        one["identity"]["worker_id"] for role in ("prefill", "decode") for one in one_pair.workers(role)
+    }
+    with httpx.Client(base_url=one_pair.url, timeout=CALL_S) as http, ThreadPoolExecutor(8) as pool:
+
+        def ask(body: dict[str, Any]) -> list[dict[str, float]]:
+            answer = http.post("/v1/completions", json=body).raise_for_status().json()
+            rows: list[dict[str, float]] = answer["choices"][0]["logprobs"]["top_logprobs"]
+            return rows
+
+        alone = [ask(body) for body in bodies]
+        found = list(pool.map(ask, bodies * 4))
+    assert [len(row) for row in alone[1]] == [3] * 60
+    for rows, expected in zip(found, alone * 4, strict=True):
+        for row, one in zip(rows, expected, strict=True):
+            assert row == pytest.approx(one, abs=1e-3)
+    assert workers == {
+        one["identity"]["worker_id"] for role in ("prefill", "decode") for one in one_pair.workers(role)
+    }

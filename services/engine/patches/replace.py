@@ -31,8 +31,8 @@ def replace(owner: Any, name: str, wrapper: Wrapper, expects: Sequence[str]) -> 
         return
     replacement = functools.wraps(original)(wrapper(original))
     setattr(replacement, _WRAPPERS, (*present, wrapper))
-    in_class = isinstance(inspect.getattr_static(owner, name), classmethod)
-    setattr(owner, name, classmethod(replacement) if in_class else replacement)
+    kind = type(inspect.getattr_static(owner, name))
+    setattr(owner, name, kind(replacement) if kind in (classmethod, staticmethod) else replacement)
 
 
 def check(owner: Any, name: str, expects: Sequence[str]) -> Function:

@@ -295,6 +295,32 @@ PATCHES = (
         runners="V2",
     ),
     Patch(
+        name="named_logprobs",
+        why="`logprob_token_ids` of one request replaces the whole batch's columns of log-probabilities: a "
+        "neighbour gets fewer than it asked for, and some invented. Beside drafts the shapes differ, which "
+        "ends the engine, or nobody gets any. Here each request gets its own columns.",
+        symbols=(
+            "vllm.v1.worker.gpu_input_batch:InputBatch._make_sampling_metadata",
+            "vllm.v1.sample.sampler:Sampler.gather_logprobs",
+        ),
+        processes=RANKS,
+        until="vLLM's V1 gathers the tokens that a request names for its own rows alone, also of drafts",
+        runners="V1",
+    ),
+    Patch(
+        name="thinking_rows",
+        why="A thinking budget stays in its row of the batch when its request has ended: the one that moves "
+        "there has to end a thought that it never began. In a step without drafts of an engine that drafts, "
+        "it acts on row 0, whoever is there.",
+        symbols=(
+            "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.sync_batch",
+            "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.apply_to_logits",
+        ),
+        processes=RANKS,
+        until="vLLM's V1 keeps budgets by request, and counts its rows where a step has no drafts",
+        runners="V1",
+    ),
+    Patch(
         name="accepted_states",
         why="A request that a step leaves out comes back with the state of its first drafted token, whatever "
         "was accepted: the number is kept by the batch's rows, and it has none meanwhile. With a prefix "

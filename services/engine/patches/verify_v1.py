@@ -7,8 +7,8 @@ sampled by it, the one behind the drafts too, which vLLM sampled separately.
 
 Some steps stay with vLLM, by its standard method, whose outputs are distributed the same: with seeded
 requests (vLLM's generators give the same tokens with and without speculation beside them, and are to go on
-doing so), with log-probabilities of processed logits (they need what is never computed here), with
-log-probabilities of given tokens, and with logits processors that are not vLLM's own.
+doing so), with log-probabilities of processed logits (they need what is never computed here), and with logits
+processors that are not vLLM's own.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__` makes rejection_sampler where it drafts,
 and it is called with metadata, draft_probs, logits, sampling_metadata);
@@ -89,7 +89,7 @@ def check_symbols() -> None:
     for owner, names in (
         (
             SamplingMetadata,
-            "temperature all_greedy top_p top_k generators max_num_logprobs no_penalties logprob_token_ids "
+            "temperature all_greedy top_p top_k generators max_num_logprobs no_penalties "
             "allowed_token_ids_mask bad_words_token_ids logitsprocs thinking_budget_state_holder",
         ),
         (
@@ -159,7 +159,6 @@ class Verifier:
         processors = sampling_metadata.logitsprocs.all
         return bool(
             sampling_metadata.generators
-            or sampling_metadata.logprob_token_ids
             or (sampling_metadata.max_num_logprobs is not None and self.shipped.is_processed_logprobs_mode)
             or any(type(one).__name__ not in _ACTIVE for one in processors)
         )

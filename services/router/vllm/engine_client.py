@@ -24,7 +24,8 @@ from baton.rpc import MAX_MESSAGE_BYTES
 from baton.scheduler.prefixes.keys import NO_KEYS
 from baton.scheduler.types import Adapter
 from baton.services.classes import STANDARD
-from baton.services.engine import wire
+from baton.services.engine import step_checks, wire
+from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.relay import Relay, RelayParts
@@ -70,11 +71,11 @@ class RelayLimits:
 
     request_timeout_s: float
     max_model_len: int  # tokens
-    vocabulary: int = 0  # tokens; all of them may be asked for by logprobs -1
     model: str = ""  # the name under which it is served
     flush_s: float = 0.0  # outputs wait so long for more tokens of their streams
     hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # of LoRA, by name
+    steps: StepLimits = LOOSEST  # of the engines' steps
 
 
 class RelayClient(EngineCoreClient):
@@ -241,12 +242,12 @@ class RelayClient(EngineCoreClient):
             raise
 
     def _relay(self, request: Any, admission: Admission, now: float) -> Relay:
-        _check(request)
+        _check(request, self.limits.steps)
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
         limits = self.limits
         params, prompt_tokens = request.sampling_params, len(request.prompt_token_ids)
-        logprobs.check(params, limits.vocabulary, prompt_tokens)
+        logprobs.check(params, limits.steps.vocabulary, prompt_tokens)
         adapter = self._adapter(request)
         wire_id = _wire_id(request.request_id)
         encoded = _encode(request, wire_id)
@@ -262,8 +263,8 @@ class RelayClient(EngineCoreClient):
             prompt_tokens=prompt_tokens,
             max_tokens=params.max_tokens,
             max_model_len=limits.max_model_len,
-            logprobs=logprobs.at_a_token(params, limits.vocabulary),
-            prompt_logprobs=logprobs.of_the_prompt(params, limits.vocabulary, prompt_tokens),
+            logprobs=logprobs.at_a_token(params, limits.steps.vocabulary),
+            prompt_logprobs=logprobs.of_the_prompt(params, limits.steps.vocabulary, prompt_tokens),
             deadline=min(admission.deadline, now + limits.request_timeout_s),
             party=admission.party,
             model=limits.model,
@@ -314,7 +315,7 @@ def without_reserved(extra: dict[str, Any] | None) -> dict[str, Any] | None:
     return kept or None
 
 
-def _check(request: Any) -> None:
+def _check(request: Any, steps: StepLimits) -> None:
     if request.sampling_params is None or request.sampling_params.max_tokens is None:
         raise Unsupported("only text generation is served here")
     if not request.prompt_token_ids or request.prompt_embeds is not None:
@@ -323,6 +324,8 @@ def _check(request: Any) -> None:
         raise Unsupported("images, audio and video are not served here: only text is")
     if request.resumable or request.abort_immediately:
         raise Unsupported("streaming input is not served here")
+    if problem := step_checks.problem(request.sampling_params, len(request.prompt_token_ids), steps):
+        raise Unsupported(problem)
 
 
 def _wire_id(request_id: str) -> str:

@@ -43,6 +43,7 @@ from baton.services.classes import Classes
 from baton.services.config import EngineSettings, Settings
 from baton.services.engine.args import engine_args, model_names
 from baton.services.engine.refusals import reason
+from baton.services.engine.step_checks import StepLimits
 from baton.services.errors import StartError
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
@@ -183,7 +184,12 @@ class RelayLLM(async_llm.AsyncLLM):
         cache.block_size = capacity.block_size
         client = self.engine_core
         hasher = PromptHasher(capacity.hashing) if capacity.HasField("hashing") else None
-        client.limits = replace(client.limits, max_model_len=model.max_model_len, hasher=hasher)
+        limits = replace(client.limits, max_model_len=model.max_model_len, hasher=hasher)
+        if capacity.HasField("steps"):
+            steps = capacity.steps
+            told = StepLimits(steps.vocabulary, steps.runner_v2, steps.drafts_always, steps.prompt_logprobs)
+            limits = replace(limits, steps=told)
+        client.limits = limits
 
     def _add_prompt_logprobs(self, request_id: str, rows: Any) -> None:
         state = self.output_processor.request_states.get(request_id)

@@ -12,6 +12,7 @@ import psutil
 from baton.protos import scheduler_pb2
 from baton.protos import worker_pb2 as pb
 from baton.scheduler.client import SchedulerClient
+from harness import breaking
 from harness.support import PATIENCE, eventually, free_port
 from harness.workers import START_TIMEOUT_S, Fleet, Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
@@ -209,12 +210,11 @@ async def test_told_to_end_while_it_loads(workers: Fleet) -> None:
 
 
 async def test_a_broken_engine_fails_its_requests_and_ends_the_process(workers: Fleet) -> None:
-    worker = workers.started("decode")
+    worker = workers.started("decode", engine=breaking.ENGINE)
     async with connected(worker.address) as stream:
         await stream.start(request("innocent", prompt(30), max_tokens=3900), DECODE)
-        # At once, or on a busy machine the other has ended before. The front end would have refused this one:
-        # the sampler indexes its logits with the token.
-        await stream.start(request("poison", prompt(30), allowed_token_ids=[10**6]), DECODE)
+        # At once, or on a busy machine the other has ended before.
+        await stream.start(request("poison", prompt(30), extra_args=breaking.ASKING), DECODE)
         for name in ("innocent", "poison"):
             got = await stream.end(name)
             assert got.failed is not None

@@ -19,6 +19,10 @@ class Shipped:
     def method(self, text: str) -> str:
         return text
 
+    @staticmethod
+    def plain(text: str) -> str:
+        return text
+
     @classmethod
     def made(cls, text: str) -> str:
         return f"{cls.__name__} {text}"
@@ -50,6 +54,13 @@ def test_a_class_method_stays_one(shipped: type[Any]) -> None:
         replace(shipped, "made", inner, ("cls", "text"))
     assert shipped.made("a") == "(Own a)"
     assert wrappers(shipped, "made") == (inner,)
+
+
+def test_a_static_method_stays_one(shipped: type[Any]) -> None:
+    for _ in range(2):
+        replace(shipped, "plain", inner, ("text",))
+    assert (shipped.plain("a"), shipped().plain("a")) == ("(a)", "(a)")
+    assert wrappers(shipped, "plain") == (inner,)
 
 
 def test_one_object_and_one_module(shipped: type[Any]) -> None:

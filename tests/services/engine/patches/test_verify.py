@@ -14,7 +14,8 @@ import torch
 
 from baton.services.config import EngineSettings
 from baton.services.decode.proposers import validation
-from baton.services.engine.patches import table, verify_v1, verify_v2
+from baton.services.engine.patches import named_logprobs, table, verify_v1, verify_v2
+from baton.services.engine.patches.named_logprobs import Wanted
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 from harness.architectures import dense
@@ -102,12 +103,22 @@ def verifier(method: Any = "block") -> verify_v1.Verifier:
         {"bad_words_token_ids": {0: [[4]], 3: [[6]]}},
         {"allowed_token_ids_mask": torch.arange(VOCABULARY).expand(4, -1) % 3 == 0},
         {"max_num_logprobs": 2},
+        {"max_num_logprobs": Wanted(1, {0: [3, 4, 3], 2: [], 3: [5]}, requests=4)},
         {"temperature": torch.tensor([0.0, 0.7, 0.0, 0.0]), "all_greedy": False},
     ],
-    ids=["plain", "penalties", "bad words", "allowed tokens", "log-probabilities", "one is sampled"],
+    ids=[
+        "plain",
+        "penalties",
+        "bad words",
+        "allowed tokens",
+        "log-probabilities",
+        "named tokens",
+        "one is sampled",
+    ],
 )
 def test_greedy_output_is_vllms(more: dict[str, Any]) -> None:
     """And so are their log-probabilities."""
+    named_logprobs.install()
     drafts, logits = step()
     one = verifier()
     wanted = one.shipped(drafts, None, logits.clone(), metadata(**more))
@@ -119,17 +130,12 @@ def test_greedy_output_is_vllms(more: dict[str, Any]) -> None:
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"generators": {1: torch.Generator()}}, {"logprob_token_ids": {0: [3]}}],
-    ids=["seeds", "given tokens"],
-)
-def test_what_only_vllm_can_do_is_left_to_it(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_vllm_can_do_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     drafts, logits = step()
     one = verifier()
     monkeypatch.setattr(verify_v1, "verify", None)  # it would not be called in vain
     sampled = {"temperature": torch.full((4,), 0.7), "all_greedy": False, "all_random": True}
-    found = one(drafts, None, logits, metadata(**sampled | more))
+    found = one(drafts, None, logits, metadata(**sampled, generators={1: torch.Generator()}))
     assert found.sampled_token_ids.shape == (4, 4)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +13,17 @@ from vllm.lora.request import LoRARequest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import Adapter
 from baton.services.engine import wire
+from baton.services.engine.step_checks import StepLimits
 from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.engine_client import RefusedByRouter, RelayClient, without_reserved
+from baton.services.router.vllm.frontend import RelayLLM
 from baton.services.tenants.model import Caller, Limits, Tenant
 from baton.services.tenants.quotas import Quotas
 from harness.fake_worker import FakeWorker
 from harness.router import Answer, Cluster, engine_request
+from harness.scheduling import capacity
 
 
 @pytest.mark.parametrize(
@@ -105,3 +110,34 @@ async def test_an_adapter_travels_by_its_name_and_files(cluster: Cluster) -> Non
     sent = wire.decode_request(worker.seen.starts[0].engine_request)
     assert sent.lora_request == known
     assert (sent.lora_request.lora_int_id, sent.lora_request.lora_path) == (1, "f5")
+
+
+async def test_what_a_step_would_stumble_over_is_refused_before_it_is_placed(cluster: Cluster) -> None:
+    worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    cluster.remake(steps=StepLimits(vocabulary=512, runner_v2=True))
+    for fields, words in (
+        ({"logit_bias": {1: 1.0, 512: 1.0}}, "logit_bias names token 512; the model's vocabulary has 512"),
+        ({"allowed_token_ids": [7] * 1025}, "allowed_token_ids has 1025 entries; 1024 are allowed"),
+    ):
+        request = engine_request("q", [1], 4)
+        for name, value in fields.items():
+            setattr(request.sampling_params, name, value)
+        with pytest.raises(RefusedByRouter, match=words) as refused:
+            await cluster.client.add_request_async(request)
+        assert refused.value.http_status == 400
+    assert not worker.seen.starts
+
+
+async def test_the_limits_are_those_that_the_workers_tell(cluster: Cluster) -> None:
+    """An older worker tells none: what the router knows by itself stays."""
+    before = cluster.client.limits.steps
+    llm: Any = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=2048),
+        vllm_config=SimpleNamespace(cache_config=SimpleNamespace()),
+        engine_core=cluster.client,
+    )
+    RelayLLM.learn(llm, capacity())
+    assert cluster.client.limits.steps == before
+    told = StepLimits(512, runner_v2=True, drafts_always=True, prompt_logprobs=False)
+    RelayLLM.learn(llm, capacity(steps=pb.StepLimits(**asdict(told))))
+    assert cluster.client.limits.steps == told

@@ -12,6 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsTensors
 
+from baton.services.engine.step_checks import StepLimits
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.vllm import logprobs
 from baton.services.router.vllm.engine_client import RefusedByRouter
@@ -66,7 +67,7 @@ def test_what_evaluations_ask_for_is_served(params: dict[str, Any], prompt_token
 
 
 async def test_the_whole_vocabulary_is_refused_before_a_worker_sees_the_request(cluster: Cluster) -> None:
-    cluster.remake(vocabulary=VOCABULARY)
+    cluster.remake(steps=StepLimits(VOCABULARY))
     prefill, decode = await cluster.pair()
     with pytest.raises(RefusedByRouter, match="log-probabilities of its prompt") as refused:
         await cluster.send("q", [1] * 400, 1, prompt_logprobs=-1)

@@ -1,0 +1,99 @@
+"""Runs OpenAI requests together in one engine's batch, and tells what each got. For test_neighbours.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.engines import Engine
+
+LIMIT_S = 60.0
+
+
+@dataclass
+class Told:
+    """What the engine answered, without the columns that vLLM's front end does not look at."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # one a token
+    prompt_logprobs: list[dict[int, float]] = field(default_factory=list)
+    longest: int = 0  # tokens that came in one step
+    finish: str = ""
+    stop: str = ""
+
+
+def together(engine: Engine, requests: Mapping[str, tuple[list[int], dict[str, Any]]]) -> dict[str, Told]:
+    """Run requests in one batch, by name: the prompt's tokens and the fields of a completion's body."""
+    told: dict[str, Told] = {}
+    params: dict[str, Any] = {}
+    for name, (tokens, body) in requests.items():
+        prompt = list(tokens)
+        if "thinking_token_budget" in body:
+            prompt += engine.core.vllm_config.reasoning_config.reasoning_start_token_ids
+        params[name] = sampling(engine, prompt, body)
+        _add(engine, name, prompt, params[name], body.get("cache_salt"))
+        told[name] = Told()
+    deadline = time.monotonic() + LIMIT_S
+    while engine.core.scheduler.has_requests():
+        assert time.monotonic() < deadline, "the batch did not come to its end"
+        outputs, executed = engine.core.step_fn()
+        engine.core.post_step(executed)
+        for group in (outputs or {}).values():
+            for output in group.outputs:
+                _take(told[output.request_id], output, params[output.request_id])
+    return told
+
+
+def sampling(engine: Engine, prompt: list[int], body: dict[str, Any]) -> Any:
+    """Return the parameters that vLLM's front end makes of a completion's body."""
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    config = engine.core.vllm_config
+    tokenizer = cached_tokenizer_from_config(config.model_config)
+    made = CompletionRequest(model="m", prompt=prompt, **body)
+    params = made.to_sampling_params(made.max_tokens or 1, {})
+    params.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
+    params.update_from_generation_config({}, tokenizer.eos_token_id)
+    params.update_from_tokenizer(tokenizer)
+    return params
+
+
+def _add(engine: Engine, name: str, prompt: list[int], params: Any, salt: str | None) -> None:
+    from vllm.v1.engine import EngineCoreRequest
+
+    request = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=prompt,
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=salt,
+        data_parallel_rank=None,
+    )
+    engine.core.add_request(*engine.core.preprocess_add_request(request))
+
+
+def _take(told: Told, output: Any, params: Any) -> None:
+    told.tokens += output.new_token_ids
+    told.longest = max(told.longest, len(output.new_token_ids))
+    if output.new_logprobs is not None:
+        ids, values, *_ = output.new_logprobs
+        told.logprobs += _rows(ids, values, params.num_logprobs)
+    if output.new_prompt_logprobs_tensors is not None:
+        ids, values, *_ = output.new_prompt_logprobs_tensors
+        told.prompt_logprobs += _rows(ids, values, params.prompt_logprobs)
+    if output.finish_reason is not None:
+        told.finish, told.stop = str(output.finish_reason), str(output.stop_reason)
+
+
+def _rows(ids: Any, values: Any, wanted: int) -> list[dict[int, float]]:
+    width = None if wanted == -1 else 1 + wanted
+    return [
+        dict(zip(row[:width], numbers[:width], strict=True))
+        for row, numbers in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
