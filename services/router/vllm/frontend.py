@@ -46,12 +46,14 @@ from baton.services.engine.refusals import reason
 from baton.services.errors import StartError
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
+from baton.services.router.errors import Unsupported
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.block_hashes import PromptHasher
-from baton.services.router.vllm.engine_client import RelayClient, without_reserved
+from baton.services.router.vllm.engine_client import RelayClient, refusal, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
+from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
@@ -145,6 +147,8 @@ class RelayLLM(async_llm.AsyncLLM):
         """Add a request without reserved arguments: vLLM's RequestState reads some before our client does."""
         if getattr(params, "extra_args", None):
             params.extra_args = without_reserved(params.extra_args)
+        if problem := size_problem(params):
+            raise refusal(Unsupported(problem))
         return await super().add_request(request_id, prompt, params, *args, **kwargs)
 
     async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -205,6 +209,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     Clients reach it through `opened_to_clients` alone.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
+    leave_to_workers()
     tasks = await llm.get_supported_tasks()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
