@@ -58,6 +58,7 @@ class Dispatcher:
         host: EngineHost,
         metrics: WorkerMetrics,
         drafting: Drafting | None,
+        *,
         grammars: Grammars,
     ) -> None:
         """Begin closed. `drafting` counts drafts; None where none are made."""

@@ -157,7 +157,12 @@ class Node:
             self._drafting = Drafting(method, reference, metrics.registry)
         grammars = Grammars(host, self._house)
         dispatcher = self._dispatcher = Dispatcher(
-            self._role, self._role.max_requests(self._settings), host, metrics, self._drafting, grammars
+            self._role,
+            self._role.max_requests(self._settings),
+            host,
+            metrics,
+            self._drafting,
+            grammars=grammars,
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)

@@ -2,7 +2,7 @@
 
 A grammar is tried in a process that can be ended before the engine sees it.
 
-- `house`: the worker's loop asks it; takes turns between clients, ends what takes too long, remembers verdicts
+- `house`: the worker's loop asks it; it takes turns between clients, and remembers verdicts
 - `helper`: the process beside the worker; forks one process for each trial
 - `trial`: one trial: vLLM's own checks, the compilation, and a walk through the grammar
 - `walk`, `productive`: whether any answer satisfies a grammar, and what a step of it costs

@@ -4,14 +4,15 @@ vLLM's manager has one backend for all requests: the first request's choice, in 
 something else, or are refused. And xgrammar's eight threads hinder each other: 10,000 choices took 13.4 s on
 two cores with eight threads, 0.5 s with one.
 
-Leans on: vllm.v1.structured_output.backend_xgrammar.XgrammarBackend (which calls xgrammar.
-GrammarCompiler with max_threads), backend_guidance.GuidanceBackend, backend_outlines.OutlinesBackend, all made from
+Leans on: vllm.v1.structured_output.backend_xgrammar.XgrammarBackend (which calls xgrammar.GrammarCompiler
+with max_threads), backend_guidance.GuidanceBackend, backend_outlines.OutlinesBackend, all made from
 (vllm_config, tokenizer, vocab_size); vllm.v1.structured_output.utils.grammar_is_likely_lark.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import threading
 from collections.abc import Iterator
@@ -20,46 +21,45 @@ from typing import Any
 # Of vLLM's threads for regexes, which go on after it. 0: none.
 REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 
+# lm-format-enforcer is left out: it runs in Python in each step, without any bound.
+_KINDS = {
+    "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
+    "guidance": ("backend_guidance", "GuidanceBackend"),
+    "outlines": ("backend_outlines", "OutlinesBackend"),
+}
 _making = threading.Lock()
 
 
 def make_backend(name: str, config: Any, tokenizer: Any) -> Any:
     """Return a new backend. Raises ValueError for a name that is not served."""
-    kind: Any
-    if name == "xgrammar":
-        from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend as kind
-    elif name == "guidance":
-        from vllm.v1.structured_output.backend_guidance import GuidanceBackend as kind
-    elif name == "outlines":
-        from vllm.v1.structured_output.backend_outlines import OutlinesBackend as kind
-    else:
+    if name not in _KINDS:
         raise ValueError(f"the structured output backend {name!r} is not served")
+    module, kind = _KINDS[name]
     with _one_thread():
-        return kind(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
+        make = getattr(importlib.import_module(f"vllm.v1.structured_output.{module}"), kind)
+        return make(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """Have compilers that are made inside the block use one thread."""
-    import xgrammar
-
+    module: Any = importlib.import_module("xgrammar")
     with _making:
-        original = xgrammar.GrammarCompiler
+        original = module.GrammarCompiler
 
         def compiler(info: Any, **arguments: Any) -> Any:
             return original(info, **{**arguments, "max_threads": 1})
 
-        xgrammar.GrammarCompiler = compiler
+        module.GrammarCompiler = compiler
         try:
             yield
         finally:
-            xgrammar.GrammarCompiler = original
+            module.GrammarCompiler = original
 
 
 def parse(params: Any) -> Any:
     """Return the xgrammar.Grammar of a request, not compiled; None for a structural tag and for any JSON."""
     import xgrammar
-
     from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
     asked = params.structured_outputs
@@ -70,7 +70,9 @@ def parse(params: Any) -> Any:
         return xgrammar.Grammar.from_regex(asked.regex)
     if asked.grammar is not None:
         lark = grammar_is_likely_lark(asked.grammar)
-        return xgrammar.Grammar.from_lark(asked.grammar) if lark else xgrammar.Grammar.from_ebnf(asked.grammar)
+        return (
+            xgrammar.Grammar.from_lark(asked.grammar) if lark else xgrammar.Grammar.from_ebnf(asked.grammar)
+        )
     return None
 
 

@@ -26,10 +26,19 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from baton.services.engine.grammars.messages import Done, End, Limits, Open, Run, Verdict, encode, receive
+from baton.services.engine.grammars.messages import (
+    Done,
+    End,
+    Limits,
+    Open,
+    Run,
+    Verdict,
+    encode,
+    loads,
+    receive,
+)
 
 _PR_SET_PDEATHSIG = 1
-_NAMES = {signal.SIGPROF: "CPU", signal.SIGXCPU: "CPU"}
 _STACK_BYTES = 4 << 20  # less than the engine's threads have: what recurses too deeply ends here
 _NICE = 5
 
@@ -124,13 +133,13 @@ class _Helper:
             self._open(message)
         elif isinstance(message, Run):
             self._run(message)
-        elif isinstance(message, End) and (trial := self._trials.get(message.number)) is not None:
-            os.kill(trial.pid, signal.SIGKILL)
+        elif isinstance(message, End) and message.number in self._trials:
+            os.kill(self._trials[message.number].pid, signal.SIGKILL)
 
     def _open(self, message: Open) -> None:
         from baton.services.engine.grammars.trial import Bench
 
-        self._bench = Bench(pickle.loads(message.context))
+        self._bench = Bench(loads(message.context))
         self._bench.prepare()
         gc.collect()
         gc.freeze()  # a trial's collections would copy all pages of what is here
@@ -140,7 +149,7 @@ class _Helper:
         pid = os.fork()
         if not pid:
             os.close(reads)
-            _try(lambda: self._bench.try_out(pickle.loads(message.params)), writes, message.limits)
+            _try(lambda: self._bench.try_out(loads(message.params)), writes, message.limits)
         os.close(writes)
         trial = _Trial(message.number, pid, reads, time.monotonic() + message.limits.wall_s)
         self._trials[message.number] = trial
@@ -157,10 +166,10 @@ class _Helper:
         verdict, ended_by = None, "time" if trial.late else ""
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            ended_by = ended_by or _NAMES.get(number) or signal.Signals(number).name
+            ended_by = ended_by or ("CPU" if number == signal.SIGPROF else signal.Signals(number).name)
         elif trial.result:
             with contextlib.suppress(EOFError, pickle.UnpicklingError):
-                verdict = pickle.loads(bytes(trial.result))
+                verdict = loads(trial.result)
         self._connection.sendall(encode(Done(trial.number, verdict, ended_by)))
 
 

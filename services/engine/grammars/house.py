@@ -23,7 +23,17 @@ from typing import Any
 from baton.protos.worker_pb2 import Failed
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.grammars.helper import spawn_helper, too_large
-from baton.services.engine.grammars.messages import LENGTH, Done, End, Limits, Open, Run, Verdict, encode
+from baton.services.engine.grammars.messages import (
+    LENGTH,
+    Done,
+    End,
+    Limits,
+    Open,
+    Run,
+    Verdict,
+    encode,
+    loads,
+)
 from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
@@ -243,9 +253,9 @@ class GrammarHouse:
         try:
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                self._on_done(pickle.loads(await reader.readexactly(length)))
+                self._on_done(loads(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            logger.error("the process that tries grammars has ended; the next grammar starts another one")
+            logger.warning("the process that tries grammars has ended; the next grammar starts another one")
         except Exception:
             logger.exception("the process that tries grammars cannot be understood; it is left")
         if self._writer is not None:
@@ -284,7 +294,12 @@ def _key(params: Any) -> bytes:
     parts: list[Any] = [
         *(asked.json, asked.regex, asked.choice, asked.grammar, asked.json_object, asked.structural_tag),
         *(asked.disable_any_whitespace, asked.disable_additional_properties, asked.whitespace_pattern),
-        *(params.allowed_token_ids, params.bad_words_token_ids, params.min_tokens, min(params.max_tokens or STEPS, STEPS)),
+        *(
+            params.allowed_token_ids,
+            params.bad_words_token_ids,
+            params.min_tokens,
+            min(params.max_tokens or STEPS, STEPS),
+        ),
         sorted(params.all_stop_token_ids),
     ]
     return hashlib.sha256(pickle.dumps(parts)).digest()

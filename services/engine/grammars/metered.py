@@ -33,7 +33,7 @@ class Metered(StructuredOutputGrammar):
         if self._is_over():
             return False
         began = time.thread_time()
-        accepted = self._grammar.accept_tokens(request_id, tokens)
+        accepted: bool = self._grammar.accept_tokens(request_id, tokens)
         self._spent += time.thread_time() - began
         self._tokens += len(tokens)
         if not accepted and not self.problem:
@@ -48,7 +48,7 @@ class Metered(StructuredOutputGrammar):
         if self._is_over():
             return []
         began = time.thread_time()
-        valid = self._grammar.validate_tokens(tokens)
+        valid: list[int] = self._grammar.validate_tokens(tokens)
         self._spent += time.thread_time() - began
         return valid
 
@@ -70,7 +70,7 @@ class Metered(StructuredOutputGrammar):
 
     def is_terminated(self) -> bool:
         """Return whether the answer is complete."""
-        return not self.problem and self._grammar.is_terminated()
+        return not self.problem and bool(self._grammar.is_terminated())
 
     def reset(self) -> None:
         """Begin anew."""

@@ -5,9 +5,9 @@ finds, a segmentation fault included, ends nothing but this process.
 
 Leans on: SamplingParams._validate_structured_outputs, which imports the backends' checks when it is called
 (vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}, vllm.sampling_params.
-_get_llg_tokenizer), StructuredOutputsParams (_backend, _backend_was_auto), vllm.tokenizers.
-cached_tokenizer_from_config, vllm.v1.structured_output.request.get_structured_output_key,
-StructuredOutputBackend.compile_grammar; xgrammar.Grammar.{from_json_schema, from_regex, from_ebnf, from_lark}.
+_get_llg_tokenizer), StructuredOutputsParams (_backend, _backend_was_auto),
+vllm.tokenizers.cached_tokenizer_from_config, vllm.v1.structured_output.request.get_structured_output_key,
+StructuredOutputBackend.compile_grammar.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class Bench:
         try:
             settings = self._context.structured_outputs_config
             params._validate_structured_outputs(self._context.model_config, settings, self._tokenizer)
-        except Exception as error:  # as vLLM's front end: whatever it is, the request is at fault
+        except Exception as error:  # noqa: BLE001 (as vLLM's front end: whatever it is, the request is at fault)
             return Verdict(problem=describe(error))
         backend = self.backend(params.structured_outputs._backend)
         began = time.process_time()
         try:
             grammar = _compiled(backend, params)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (told to the client)
             if "bad_alloc" in str(error):
                 raise MemoryError from None
             return Verdict(problem=f"this grammar cannot be compiled: {describe(error)}")

@@ -5,13 +5,14 @@ references and a `multipleOf` ends the process by a segmentation fault, `minItem
 those checks are left to the worker, which makes them, the same functions, in a process that can be ended
 (services/engine/grammars); a refusal is 400 all the same.
 
-Every way to a grammar ends in SamplingParams.structured_outputs: response_format, structured_outputs, text.format,
-and tools, which vLLM's parsers turn into schemas, structural tags or grammars. Its size is checked there.
+Every way to a grammar ends in SamplingParams.structured_outputs: response_format, structured_outputs,
+text.format, and tools, which vLLM's parsers turn into schemas, structural tags or grammars. Its size is
+checked there.
 
 Leans on: vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}'s checks and
-vllm.sampling_params._get_llg_tokenizer, which SamplingParams._validate_structured_outputs and the protocols look
-up when they need them; backend_xgrammar.has_xgrammar_unsupported_json_features, vllm.sampling_params.
-check_json_nesting, StructuredOutputsParams (its fields).
+vllm.sampling_params._get_llg_tokenizer, which SamplingParams._validate_structured_outputs and the protocols
+look up when they need them; backend_xgrammar.has_xgrammar_unsupported_json_features,
+vllm.sampling_params.check_json_nesting, StructuredOutputsParams (its fields).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def leave_to_workers() -> None:
 
 
 def size_problem(params: Any) -> str:
-    """Return why the grammar of these SamplingParams is too large; empty if it is not, or if there is none."""
+    """Return why the grammar of these SamplingParams is too large; empty if it is not."""
     asked = getattr(params, "structured_outputs", None)
     if asked is None:
         return ""

@@ -6,7 +6,8 @@ audio and video are refused here as well: for a multi-modal model vLLM would fet
 
 Leans on: vllm.entrypoints.serve.engine.serving's _check_model(request), which every handler of
 init_app_state awaits before it renders; the requests' fields n, prompt, messages, input, items,
-structured_outputs, response_format, text, tools and tool_choice; the types of content parts in vllm.renderers.chat_utils.MM_PARSER_MAP.
+structured_outputs, response_format, text, tools and tool_choice; the types of content parts in
+vllm.renderers.chat_utils.MM_PARSER_MAP.
 """
 
 from __future__ import annotations

@@ -76,7 +76,9 @@ GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
 
 async def made(host: Host, compilers: Compilers | None = None) -> tuple[Dispatcher, WorkerMetrics]:
     metrics = WorkerMetrics()
-    dispatcher = Dispatcher(MIXED, 4, cast(Any, host), metrics, None, cast(Any, compilers or Compilers()))
+    dispatcher = Dispatcher(
+        MIXED, 4, cast(Any, host), metrics, None, grammars=cast(Any, compilers or Compilers())
+    )
     dispatcher.open(INFO)
     return dispatcher, metrics
 

@@ -1,7 +1,6 @@
 """Grammars that cost their compiler or the engine's steps as much as a client can make them, and honest ones.
 
-Each is a field of StructuredOutputsParams and its value, of at most 128 KiB or shortly above what a router lets
-through.
+Each is a field of StructuredOutputsParams and its value. Some are larger than a router lets through.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ def big_tokenizer(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     letters = pre_tokenizers.ByteLevel.alphabet()
     words = itertools.chain(sorted(letters), _words())
-    vocabulary = {word: number for number, word in enumerate(itertools.islice(dict.fromkeys(words), SIZE - 1))}
+    chosen = itertools.islice(dict.fromkeys(words), SIZE - 1)
+    vocabulary = {word: number for number, word in enumerate(chosen)}
     vocabulary["<eos>"] = len(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
