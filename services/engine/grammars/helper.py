@@ -17,7 +17,6 @@ import resource
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -45,16 +44,29 @@ _NICE = 5
 logger = logging.getLogger(__name__)
 
 
-def fork_helper() -> socket.socket:
-    """Start the helper by a fork; return the connection to it. This process must have one thread.
+@dataclass
+class Helper:
+    """The process, as its worker knows it. It ends when the connection does."""
+
+    pid: int
+    connection: socket.socket
+
+    def reap(self) -> None:
+        """Let its number go if it has ended."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+
+
+def fork_helper() -> Helper:
+    """Start the helper by a fork. This process must have one thread.
 
     It lives as long as the thread that calls this.
     """
     ours, theirs = socket.socketpair()
     worker = os.getpid()
-    if os.fork():
+    if pid := os.fork():
         theirs.close()
-        return ours
+        return Helper(pid, ours)
     try:
         ours.close()
         _help(theirs, worker)
@@ -64,13 +76,14 @@ def fork_helper() -> socket.socket:
         os._exit(1)
 
 
-def spawn_helper() -> socket.socket:
-    """Start the helper as a new program; return the connection to it."""
+def spawn_helper() -> Helper:
+    """Start the helper as a new program, which imports vLLM for some seconds."""
     ours, theirs = socket.socketpair()
     with theirs:
+        theirs.set_inheritable(True)
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid())]
-        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    return ours
+        pid = os.posix_spawn(sys.executable, command, os.environ)
+    return Helper(pid, ours)
 
 
 def _help(connection: socket.socket, worker: int) -> NoReturn:
@@ -79,7 +92,7 @@ def _help(connection: socket.socket, worker: int) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # a drain needs it to the end
     os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     setproctitle.setproctitle(f"baton: grammars of process {worker}")
-    _Helper(connection).serve()
+    _Server(connection).serve()
 
 
 def _die_with(parent: int) -> None:
@@ -99,7 +112,7 @@ class _Trial:
     late: bool = False
 
 
-class _Helper:
+class _Server:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._selector = selectors.DefaultSelector()

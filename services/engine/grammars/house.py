@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import logging
 import pickle
-import socket
 import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable
@@ -22,7 +21,7 @@ from typing import Any
 
 from baton.protos.worker_pb2 import Failed
 from baton.services.engine.errors import RequestRefused
-from baton.services.engine.grammars.helper import spawn_helper, too_large
+from baton.services.engine.grammars.helper import Helper, spawn_helper, too_large
 from baton.services.engine.grammars.messages import (
     LENGTH,
     Done,
@@ -38,8 +37,8 @@ from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
 QUICK = Limits(cpu_s=0.25, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
-SLOW = Limits(cpu_s=5.0, wall_s=60.0, memory_bytes=MEMORY_BYTES, nice=12)
-_SLOTS = {QUICK: 2, SLOW: 1}
+SLOW = Limits(cpu_s=5.0, wall_s=60.0, memory_bytes=MEMORY_BYTES, nice=10)
+_QUICK_SLOTS, _SLOW_SLOTS = 2, 1
 _FAMILIAR_S = 600.0
 _REFUSED_S = 300.0
 _MOST_FAMILIAR = 4096
@@ -106,15 +105,16 @@ class _Lane:
 class GrammarHouse:
     """Tries grammars in another process. `open` first, `close` last."""
 
-    def __init__(self, connection: socket.socket | None = None) -> None:
-        """Use the helper at this connection; without one it is started when it is needed."""
-        self._connection = connection
+    def __init__(self, helper: Helper | None = None, slow: Limits = SLOW) -> None:
+        """Use this helper; without one it is started when it is needed."""
+        self._slow = slow
+        self._helper = helper
         self._context = b""
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._connecting = asyncio.Lock()
         self._restarted = -_RESTART_S
-        self._lanes = {limits: _Lane(slots) for limits, slots in _SLOTS.items()}
+        self._lanes = {QUICK: _Lane(_QUICK_SLOTS), slow: _Lane(_SLOW_SLOTS)}
         self._trials: dict[int, _Trial] = {}
         self._by_key: dict[tuple[Party, bytes], _Trial] = {}
         self._known: OrderedDict[bytes, tuple[float, Verdict]] = OrderedDict()  # until when
@@ -133,8 +133,10 @@ class GrammarHouse:
             self._reader.cancel()
         if self._writer is not None:
             self._writer.close()
-        elif self._connection is not None:
-            self._connection.close()
+        elif self._helper is not None:
+            self._helper.connection.close()
+        if self._helper is not None:
+            self._helper.reap()
         self._fail_all("this worker ends")
 
     async def check(self, params: Any, party: Party) -> Verdict:
@@ -200,8 +202,8 @@ class GrammarHouse:
         trial.runs = False
         self._lanes[trial.limits].drop(trial)
         if done.ended_by in ("CPU", "time") and trial.limits is QUICK and trial.waiters:
-            trial.limits = SLOW
-            self._lanes[SLOW].put(trial)
+            trial.limits = self._slow
+            self._lanes[self._slow].put(trial)
         else:
             self._forget(trial)
             if trial.waiters:
@@ -234,13 +236,12 @@ class GrammarHouse:
                 return
             if self._closed:
                 raise _full("this worker ends")
-            if self._connection is None:
+            if self._helper is None:
                 if time.monotonic() - self._restarted < _RESTART_S:
                     raise _full("the process that compiles grammars here has ended")
                 self._restarted = time.monotonic()
-                self._connection = spawn_helper()
-            reader, self._writer = await asyncio.open_connection(sock=self._connection)
-            self._connection = None
+                self._helper = spawn_helper()
+            reader, self._writer = await asyncio.open_connection(sock=self._helper.connection)
             self._reader = asyncio.create_task(self._read(reader))
             self._send(Open(self._context))
 
@@ -261,6 +262,9 @@ class GrammarHouse:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        if self._helper is not None:
+            self._helper.reap()
+            self._helper = None
         self._fail_all("the process that compiles grammars here has ended")
 
     def _fail_all(self, why: str) -> None:

@@ -17,7 +17,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What one trial may use before it is ended."""
+    """The most that one trial may use before it is ended."""
 
     cpu_s: float
     wall_s: float

@@ -34,7 +34,7 @@ _MOST_SERIALIZED = 2 << 20
 
 @dataclass(frozen=True)
 class Context:
-    """What a trial has to know of the engine. Pickled."""
+    """The parts of the engine's configuration that a trial needs. Pickled."""
 
     model_config: Any
     structured_outputs_config: Any

@@ -1,4 +1,4 @@
-"""What a router checks of a grammar: its size and its form, nothing that parses or compiles it.
+"""Checks of a router: the size and the form of a grammar, nothing that parses or compiles it.
 
 vLLM's front end has each grammar parsed on its event loop, by C++ and Rust: a schema with a chain of 2,000
 references and a `multipleOf` ends the process by a segmentation fault, `minItems` of 10^9 takes 11 GiB. Here

@@ -34,9 +34,9 @@ def _chain(length: int) -> Grammar:
     return "json", json.dumps({"$ref": "#/$defs/d0", "$defs": links})
 
 
-def _tools(number: int, parameters: int) -> Grammar:
+def _tools(number: int, parameters: int, **bounds: int) -> Grammar:
     def tool(name: str) -> dict[str, Any]:
-        properties = {f"p{i}": {"type": "string", "maxLength": 100 + i} for i in range(parameters)}
+        properties = {f"p{i}": {"type": "string", **bounds} for i in range(parameters)}
         return {
             "properties": {
                 "name": {"type": "string", "enum": [name]},
@@ -85,7 +85,7 @@ BOMBS: dict[str, Grammar] = {
     "deep recursion": ("grammar", f'root ::= r0\n{_DEEP}\nr60 ::= "x"'),
     "2,000 optional rules": ("grammar", f"root ::= {' '.join(['a?'] * 2000)}\na ::= [a-z]"),
     "100,000 choices": ("choice", [f"choice {i}" for i in range(100_000)]),
-    "200 tools": _tools(200, 20),
+    "200 tools": _tools(200, 20, maxLength=100),
     "300 tags and triggers": _tags(300, [f"<f{i}>" for i in range(300)]),
     "guidance: minItems of 10^9": _object(
         {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 10**9}, **_UNSUPPORTED}
