@@ -123,7 +123,10 @@ NOTHING: dict[str, Any] = {"$ref": "#"}
 LARGE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(6000)}}
 GRAMMARS: dict[str, tuple[str, dict[str, Any]]] = {
     "a grammar": ("completions", {"prompt": "Hi", "structured_outputs": {"grammar": "root ::= root"}}),
-    "a regex": ("completions", {"prompt": "Hi", "structured_outputs": {"regex": "[^\\s\\S]"}, "stream": True}),
+    "a regex": (
+        "completions",
+        {"prompt": "Hi", "structured_outputs": {"regex": "[^\\s\\S]"}, "stream": True},
+    ),
     "choices that are not allowed": (
         "completions",
         {"prompt": "Hi", "structured_outputs": {"choice": ["yes", "no"]}, "allowed_token_ids": [300]},

@@ -57,7 +57,7 @@ class EngineGrammars:
     def _compile(self, request: Any) -> None:
         asked = request.structured_output_request
         manager = self._manager_of(asked.params._backend)
-        asked.grammar = Metered(manager._create_grammar(request))
+        asked.grammar = Metered(manager._create_grammar(request), fed=len(request.output_token_ids))
 
     def _manager_of(self, name: str) -> Any:
         """Return a view of vLLM's manager with this backend. Raises ValueError where it cannot be had."""

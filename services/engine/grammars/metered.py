@@ -22,8 +22,10 @@ TOKEN_S = 0.01
 class Metered(StructuredOutputGrammar):
     """A grammar that counts what it costs. 0.5 us a call."""
 
-    def __init__(self, grammar: StructuredOutputGrammar) -> None:
+    def __init__(self, grammar: StructuredOutputGrammar, fed: int = 0) -> None:
+        """Count from here on. fed: the tokens that the grammar has taken already."""
         self._grammar = grammar
+        self._fed = fed
         self._spent = 0.0
         self._tokens = 0
         self.problem = ""  # why the request was given up
@@ -37,9 +39,10 @@ class Metered(StructuredOutputGrammar):
         self._spent += time.thread_time() - began
         self._tokens += len(tokens)
         if not accepted and not self.problem:
+            before = self._fed + self._tokens - len(tokens)
             self.problem = (
-                f"after {self._tokens - len(tokens)} tokens of the answer, its grammar allows no token that "
-                "the request's other fields allow"
+                f"after {before} tokens of the answer, its grammar allows no token that the request's other "
+                "fields allow"
             )
         return accepted
 

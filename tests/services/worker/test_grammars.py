@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -108,6 +107,4 @@ async def test_each_request_has_the_backend_that_its_grammar_needs(mixed: Worker
             core = request(
                 f"multiple {number}", prompt(20), structured_outputs=StructuredOutputsParams(json=multiple)
             )
-            core.sampling_params.ignore_eos = False
-            got = await asyncio.wait_for(stream.run(core, DECODE), 30 * PATIENCE)
-            assert bytes(token for token in got.tokens if token < 256).strip() == b"14"
+            assert bytes((await stream.run(core, DECODE)).tokens[:2]) == b"14"

@@ -134,11 +134,11 @@ async def test_what_nobody_waits_for_any_more_is_ended_and_what_was_refused_is_r
 ) -> None:
     gone = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(3)]
     async with asyncio.timeout(10 * PATIENCE):
-        while not any(trial.runs for trial in house._trials.values()):
+        while not any(trial.runs for trial in house._trials.values()):  # noqa: ASYNC110 (a poll)
             await asyncio.sleep(0.01)
         for one in gone:
             one.cancel()
-        while house._trials:
+        while house._trials:  # noqa: ASYNC110 (a poll)
             await asyncio.sleep(0.01)
     bad = asked(EMPTY["a rule that is itself"])
     assert await refusal(house, bad)
@@ -154,7 +154,8 @@ async def test_too_many_of_one_client_are_turned_away_and_another_client_is_not(
     waiting = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(2)]
     await asyncio.sleep(0)
     refused = await refusal(house, asked(bomb(3)))
-    assert refused is not None and refused.code == Failed.CODE_FULL
+    assert refused is not None
+    assert refused.code == Failed.CODE_FULL
     assert await refusal(house, asked(HONEST["a date"]), party=2) is None
     for one in waiting:
         one.cancel()
@@ -167,13 +168,14 @@ async def test_after_the_helper_died_another_one_is_started(
     monkeypatch.setattr(houses, "_RESTART_S", 0.0)
     waiting = asyncio.create_task(refusal(house, asked(bomb(0))))
     async with asyncio.timeout(10 * PATIENCE):
-        while not any(trial.runs for trial in house._trials.values()):
+        while not any(trial.runs for trial in house._trials.values()):  # noqa: ASYNC110 (a poll)
             await asyncio.sleep(0.01)
         for pid in _helpers():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         refused = await waiting
-    assert refused is not None and refused.code == Failed.CODE_FULL
+    assert refused is not None
+    assert refused.code == Failed.CODE_FULL
     async with asyncio.timeout(60 * PATIENCE):
         assert await refusal(house, asked(HONEST["a date"])) is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ EOS = len(VOCABULARY) - 1
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[xgrammar.GrammarCompiler]:
+def compiler() -> xgrammar.GrammarCompiler:
     info = xgrammar.TokenizerInfo(VOCABULARY, stop_token_ids=[EOS])
-    yield xgrammar.GrammarCompiler(info, max_threads=1)
+    return xgrammar.GrammarCompiler(info, max_threads=1)
 
 
 def grammar(compiler: xgrammar.GrammarCompiler, regex: str) -> Metered:
