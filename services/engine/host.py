@@ -251,6 +251,7 @@ class EngineHost:
         # Not EngineCore.shutdown: it also collects a gigabyte of garbage, for 1.4 s, in a process that ends.
         self._engine.model_executor.shutdown()
         self._engine.scheduler.shutdown()
+        self.grammars.close()
 
     def _step_until_stopped(self) -> None:
         engine = self._engine

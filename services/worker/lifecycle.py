@@ -72,6 +72,7 @@ def run_worker(settings: Settings, role: str) -> None:
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
     names = worker_id, worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
     logs.configure(settings.log_format, worker_id)
+    house = GrammarHouse(fork_helper())  # first: joining a CA may start threads
     the_role = roles.role(role)
     roles.check(the_role, settings)
     check_model(settings.engine)
@@ -85,7 +86,6 @@ def run_worker(settings: Settings, role: str) -> None:
     adapters = read_adapters(settings.engine)
     identities.take_on(settings, Role.WORKER, worker_id)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    house = GrammarHouse(fork_helper())
     try:
         node = Node(settings, the_role, names, fingerprint, preload, adapters=adapters, house=house)
         status = asyncio.run(node.run())

@@ -5,7 +5,7 @@ something else, or are refused. And xgrammar's eight threads hinder each other: 
 two cores with eight threads, 0.5 s with one.
 
 Leans on: vllm.v1.structured_output.backend_xgrammar.XgrammarBackend (which calls xgrammar.GrammarCompiler
-with max_threads), backend_guidance.GuidanceBackend, backend_outlines.OutlinesBackend, all made from
+with max_threads), backend_guidance.GuidanceBackend, backend_outlines.OutlinesBackend (cache), all made from
 (vllm_config, tokenizer, vocab_size); vllm.v1.structured_output.utils.grammar_is_likely_lark.
 """
 
@@ -18,6 +18,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from cachetools import LRUCache
+
 # Of vLLM's threads for regexes, which go on after it. 0: none.
 REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 
@@ -27,6 +29,8 @@ _KINDS = {
     "guidance": ("backend_guidance", "GuidanceBackend"),
     "outlines": ("backend_outlines", "OutlinesBackend"),
 }
+# Compiled regexes: vLLM keeps 128, whatever their size, or all of them on the disk.
+_OUTLINES_KEPT = 4
 _making = threading.Lock()
 
 
@@ -37,7 +41,10 @@ def make_backend(name: str, config: Any, tokenizer: Any) -> Any:
     module, kind = _KINDS[name]
     with _one_thread():
         make = getattr(importlib.import_module(f"vllm.v1.structured_output.{module}"), kind)
-        return make(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
+        backend = make(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
+    if name == "outlines":
+        backend.cache = LRUCache(_OUTLINES_KEPT)
+    return backend
 
 
 @contextlib.contextmanager
@@ -55,6 +62,12 @@ def _one_thread() -> Iterator[None]:
             yield
         finally:
             module.GrammarCompiler = original
+
+
+def compiled_bytes(grammar: Any) -> int:
+    """Return the size of a compiled grammar of xgrammar; 0 of another one, whose memory its trial bounds."""
+    compiled = getattr(grammar, "ctx", None)
+    return int(compiled.memory_size_bytes) if compiled is not None else 0
 
 
 def parse(params: Any) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from baton.protos.worker_pb2 import Failed
@@ -23,6 +24,8 @@ from baton.services.engine.grammars.trial import Context
 from harness.support import PATIENCE
 from tests.services.engine.grammars.bombs import BOMBS, EMPTY, HONEST, Grammar
 from tests.services.engine.grammars.vocabulary import SIZE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one helper, which takes seconds to start
 
 EOS = SIZE - 1
 # Bombs that no limit has to stop: with this vocabulary they cost next to nothing.
@@ -43,7 +46,7 @@ def bomb(number: int) -> Grammar:
     return "regex", f"([a-z]{{1,{3000 + number}}}x){{1,300}}"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def house(context: Context) -> AsyncIterator[GrammarHouse]:
     """Give each trial in the slow lane 1 s of CPU, not 5: these tests are to be quick."""
     made = GrammarHouse(slow=replace(SLOW, cpu_s=1.0))
