@@ -34,8 +34,8 @@ from baton.services.errors import describe
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a compiled grammar, which its request holds and the compiler's cache keeps (VLLM_XGRAMMAR_CACHE_MB).
-# A schema of 20 KB took 2.5 MiB, 10,000 choices 19, a regex of 3.4 KB 87.
+# Bytes of a compiled grammar: its request holds them, the compiler's cache keeps them
+# (VLLM_XGRAMMAR_CACHE_MB). A schema of 20 KB took 2.5 MiB, 10,000 choices 19, a regex of 3.4 KB 87.
 _MOST_COMPILED = 32 << 20
 # Bytes. The search for rules without an end takes some 0.3 s for so much; it is left out for more.
 _MOST_SERIALIZED = 2 << 20
