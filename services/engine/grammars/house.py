@@ -19,6 +19,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
+
 from baton.protos.worker_pb2 import Failed
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.grammars.helper import Helper, spawn_helper, too_large
@@ -123,7 +125,8 @@ class GrammarHouse:
 
     async def open(self, context: Any) -> None:
         """Have the helper prepare for a model. `context`: a trial.Context."""
-        self._context = await asyncio.to_thread(pickle.dumps, context)
+        # The configuration's class may be the model's own code, which the helper has not imported.
+        self._context = await asyncio.to_thread(cloudpickle.dumps, context)
         await self._connect()
 
     def close(self) -> None:
@@ -246,7 +249,7 @@ class GrammarHouse:
             self._send(Open(self._context))
 
     def _send(self, message: Any) -> None:
-        # Bounded by the number of trials: the helper reads between them.
+        # Bounded: only trials that have a place are sent.
         if self._writer is not None:
             self._writer.write(encode(message))
 

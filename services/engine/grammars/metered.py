@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-# Seconds of CPU that a grammar may take in steps: at once, and more for each token.
+# Seconds of CPU that a grammar may take in steps: at once, and more for each token or draft that it masks.
 BURST_S = 0.5
 TOKEN_S = 0.01
 
@@ -27,7 +27,8 @@ class Metered(StructuredOutputGrammar):
         self._grammar = grammar
         self._fed = fed
         self._spent = 0.0
-        self._tokens = 0
+        self._tokens = 0  # of the answer, from here on
+        self._masks = 0  # one for each token, and for each draft
         self.problem = ""  # why the request was given up
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
@@ -69,6 +70,7 @@ class Metered(StructuredOutputGrammar):
             return
         began = time.thread_time()
         self._grammar.fill_bitmask(bitmask, batch_index)
+        self._masks += 1
         self._spent += time.thread_time() - began
 
     def is_terminated(self) -> bool:
@@ -80,7 +82,7 @@ class Metered(StructuredOutputGrammar):
         self._grammar.reset()
 
     def _is_over(self) -> bool:
-        if self._spent > BURST_S + TOKEN_S * self._tokens:
+        if self._spent > BURST_S + TOKEN_S * self._masks:
             self.problem = (
                 f"this grammar is too costly: {self._spent:.1f} s of the engine's time for {self._tokens} "
                 "tokens; use fewer alternatives, and repetitions with smaller bounds"

@@ -6,8 +6,9 @@ finds, a segmentation fault included, ends nothing but this process.
 Leans on: SamplingParams._validate_structured_outputs, which imports the backends' checks when it is called
 (vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}, vllm.sampling_params.
 _get_llg_tokenizer), StructuredOutputsParams (_backend, _backend_was_auto),
-vllm.tokenizers.cached_tokenizer_from_config, vllm.v1.structured_output.request.get_structured_output_key,
-StructuredOutputBackend.compile_grammar.
+vllm.tokenizers.cached_tokenizer_from_config, StructuredOutputBackend.compile_grammar,
+vllm.transformers_utils.config.maybe_register_config_serialize_by_value,
+vllm.v1.structured_output.request.get_structured_output_key.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class Context:
     @classmethod
     def of(cls, config: Any) -> Context:
         """Return the context of an engine's VllmConfig."""
+        from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
+
+        maybe_register_config_serialize_by_value()
         spec = config.speculative_config
         drafted = spec.num_speculative_tokens if spec is not None else 0
         return cls(config.model_config, config.structured_outputs_config, drafted)
@@ -119,7 +123,9 @@ class Bench:
         return Verdict(problem, params.structured_outputs, seconds)
 
     def _problem(self, grammar: Any, backend: Any, params: Any) -> str:
-        walker = Walker(grammar, backend, params)
+        settings = self._context.structured_outputs_config
+        thinks = bool(settings.reasoning_parser) and not settings.enable_in_reasoning
+        walker = Walker(grammar, backend, params, thinks=thinks)
         if not walker.can_begin() or not self._ends(params):
             return "no answer satisfies this grammar"
         try:

@@ -35,11 +35,12 @@ class TooCostly(Exception):
 class Walker:
     """Walks through one grammar of one request."""
 
-    def __init__(self, grammar: Any, backend: Any, params: Any) -> None:
+    def __init__(self, grammar: Any, backend: Any, params: Any, *, thinks: bool = False) -> None:
+        """Prepare. thinks: tokens may come before those that the grammar is for; min_tokens counts them."""
         self._grammar = grammar
         self._bitmask = backend.allocate_token_bitmask(1)
         self._vocabulary = self._bitmask.shape[1] * 32
-        self._min_tokens = params.min_tokens or 0
+        self._min_tokens = 0 if thinks else params.min_tokens or 0
         self._most_tokens = min(STEPS, params.max_tokens or STEPS)
         self._stops = np.zeros(self._vocabulary, dtype=bool)
         self._stops[[one for one in params.all_stop_token_ids if one < self._vocabulary]] = True
@@ -104,21 +105,27 @@ class Walker:
             if not waiting:
                 return False
             path = waiting.pop()
-            if len(path) >= self._most_tokens:
+            further = self._after(path)
+            if further is None or len(further) + len(waiting) > STATES:
                 return True
-            if not self._go(path):
-                continue
-            self._next()
-            mask = self._mask()
-            if self._open is not None:
-                mask &= self._open
-            if len(path) >= self._min_tokens and (mask & self._stops).any():
-                return True
-            found = np.flatnonzero(mask & ~self._stops)
-            if len(found) + len(waiting) > STATES:
-                return True
-            waiting.extend((*path, int(token)) for token in found)
+            waiting.extend((*path, token) for token in further)
         return True
+
+    def _after(self, path: tuple[int, ...]) -> list[int] | None:
+        """Return the tokens that may follow these; None if the answer may end here, or is long enough."""
+        if len(path) >= self._most_tokens:
+            return None
+        if not self._go(path):
+            return []
+        if path and self._grammar.is_terminated():
+            return None
+        self._next()
+        mask = self._mask()
+        if self._open is not None:
+            mask &= self._open
+        if len(path) >= self._min_tokens and (mask & self._stops).any():
+            return None
+        return [int(token) for token in np.flatnonzero(mask & ~self._stops)]
 
     def _go(self, path: tuple[int, ...]) -> bool:
         self._grammar.reset()
