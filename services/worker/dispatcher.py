@@ -267,9 +267,10 @@ class Dispatcher:
         except RequestRefused as refused:
             problem = refused
         except Exception as error:  # whatever a grammar's compiler raises: its request would wait for ever
-            logger.exception(
-                "the grammar of request %s cannot be compiled", attempt.request_id, extra=_names(attempt)
-            )
+            if not isinstance(error, ValueError):
+                logger.exception(
+                    "the grammar of request %s cannot be compiled", attempt.request_id, extra=_names(attempt)
+                )
             problem = RequestRefused(Failed.CODE_INVALID, describe(error))
         attempt.grammar = None
         if problem is not None:

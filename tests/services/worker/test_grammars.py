@@ -79,12 +79,6 @@ async def test_an_answer_without_an_allowed_end_fails_alone(prefill: Worker, mix
         assert len((await target.end("neighbour")).tokens) == 200
 
 
-async def test_tokens_that_a_grammar_does_not_allow_end_its_continuation(mixed: Worker) -> None:
-    async with connected(mixed.address) as stream:
-        core = small(50)
-        assert "does not allow" in refused(await stream.run(core, DECODE, written=[ord("q")]))
-
-
 async def test_what_nothing_satisfies_is_refused_before_it_is_prefilled(prefill: Worker) -> None:
     async with connected(prefill.address) as stream:
         for number, grammar in enumerate(
