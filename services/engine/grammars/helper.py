@@ -39,7 +39,6 @@ from baton.services.engine.grammars.messages import (
 
 _PR_SET_PDEATHSIG = 1
 _STACK_BYTES = 4 << 20  # less than the engine's threads have: what recurses too deeply ends here
-_NICE = 5
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +89,6 @@ def _help(connection: socket.socket, worker: int) -> NoReturn:
     _die_with(worker)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a drain needs it to the end
-    os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     setproctitle.setproctitle(f"baton: grammars of process {worker}")
     _Server(connection).serve()
 
@@ -190,8 +188,6 @@ def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
     """Be a trial's process."""
     try:
         _die_with(os.getppid())
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, limits.nice)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))

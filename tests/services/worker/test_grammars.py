@@ -94,11 +94,11 @@ async def test_what_nothing_satisfies_is_refused_before_it_is_prefilled(prefill:
 
 async def test_each_request_has_the_backend_that_its_grammar_needs(mixed: Worker) -> None:
     """One for xgrammar, one that only guidance takes, and xgrammar's again: the first one decided for all."""
-    multiple = '{"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 20}'
+    multiple = '{"type": "integer", "multipleOf": 4001, "minimum": 1, "maximum": 9000}'
     async with connected(mixed.address) as stream:
         for number in (60, 61):
             assert (await stream.run(small(number), DECODE)).finish is not None
             core = request(
                 f"multiple {number}", prompt(20), structured_outputs=StructuredOutputsParams(json=multiple)
             )
-            assert bytes((await stream.run(core, DECODE)).tokens[:2]) == b"14"
+            assert bytes((await stream.run(core, DECODE)).tokens[:4]) in (b"4001", b"8002")
