@@ -38,6 +38,7 @@ from baton.services.engine.grammars.messages import (
 )
 
 _PR_SET_PDEATHSIG = 1
+NO_PROCESS = "the machine has no room for another process"
 _STACK_BYTES = 4 << 20  # less than the engine's threads have: what recurses too deeply ends here
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,13 @@ class _Server:
 
     def _run(self, message: Run) -> None:
         reads, writes = os.pipe()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(reads)
+            os.close(writes)
+            self._connection.sendall(encode(Done(message.number, None, NO_PROCESS)))
+            return
         if not pid:
             os.close(reads)
             _try(lambda: self._bench.try_out(loads(message.params)), writes, message.limits)

@@ -23,7 +23,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from baton.protos.worker_pb2 import Failed
 from baton.services.engine.errors import RequestRefused
-from baton.services.engine.grammars.helper import Helper, spawn_helper, too_large
+from baton.services.engine.grammars.helper import NO_PROCESS, Helper, spawn_helper, too_large
 from baton.services.engine.grammars.messages import (
     LENGTH,
     Done,
@@ -209,7 +209,9 @@ class GrammarHouse:
             self._lanes[self._slow].put(trial)
         else:
             self._forget(trial)
-            if trial.waiters:
+            if done.ended_by == NO_PROCESS:
+                _fail(trial, f"grammars cannot be compiled here: {NO_PROCESS}")
+            elif trial.waiters:
                 verdict = done.verdict or Verdict(problem=_why(done, trial.limits))
                 self._remember(trial.key, verdict)
                 if not trial.future.done():
@@ -243,7 +245,12 @@ class GrammarHouse:
                 if time.monotonic() - self._restarted < _RESTART_S:
                     raise _full("the process that compiles grammars here has ended")
                 self._restarted = time.monotonic()
-                self._helper = spawn_helper()
+                try:
+                    self._helper = spawn_helper()
+                except OSError as error:
+                    raise _full(
+                        f"the process that compiles grammars here cannot be started: {error}"
+                    ) from None
             reader, self._writer = await asyncio.open_connection(sock=self._helper.connection)
             self._reader = asyncio.create_task(self._read(reader))
             self._send(Open(self._context))
@@ -273,9 +280,13 @@ class GrammarHouse:
     def _fail_all(self, why: str) -> None:
         for trial in list(self._trials.values()):
             self._forget(trial)
-            if not trial.future.done():
-                trial.future.set_exception(_full(why))
-                trial.future.exception()  # nobody may wait for it any more
+            _fail(trial, why)
+
+
+def _fail(trial: _Trial, why: str) -> None:
+    if not trial.future.done():
+        trial.future.set_exception(_full(why))
+        trial.future.exception()  # nobody may wait for it any more
 
 
 def _why(done: Done, limits: Limits) -> str:
