@@ -16,7 +16,7 @@ import pickle
 import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -39,7 +39,9 @@ from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
 QUICK = Limits(cpu_s=0.25, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
-SLOW = Limits(cpu_s=5.0, wall_s=60.0, memory_bytes=MEMORY_BYTES, nice=10)
+# Of a client whose other grammar is in the slow lane: the next one may be as costly.
+DOUBTFUL = replace(QUICK, nice=10)
+SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
 _QUICK_SLOTS, _SLOW_SLOTS = 2, 1
 _FAMILIAR_S = 600.0
 _REFUSED_S = 300.0
@@ -87,6 +89,10 @@ class _Lane:
                 queue.remove(trial)
             if not queue:
                 del self.waiting[trial.party]
+
+    def has(self, party: Party) -> bool:
+        """Return whether a trial of this client waits or runs here."""
+        return party in self.running or party in self.waiting
 
     def next(self) -> _Trial | None:
         """Take the next trial that may run now: of the client whose last turn was longest ago."""
@@ -182,7 +188,8 @@ class GrammarHouse:
         for limits, lane in self._lanes.items():
             while (trial := lane.next()) is not None:
                 trial.runs = True
-                self._send(Run(trial.number, trial.params, limits))
+                doubtful = limits is QUICK and self._lanes[self._slow].has(trial.party)
+                self._send(Run(trial.number, trial.params, DOUBTFUL if doubtful else limits))
 
     def _end(self, trial: _Trial) -> None:
         """Drop a trial whose client is gone: it keeps its place until its process has ended."""
