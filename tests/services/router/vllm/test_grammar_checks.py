@@ -103,7 +103,6 @@ def test_nothing_is_parsed() -> None:
         {"regex": "a\x00"},
         {"json": "{"},
         {"json": '{"a":' * 100 + "1" + "}" * 100},
-        {"structural_tag": "{"},
         {"choice": []},
         {"grammar": " "},
     ],
