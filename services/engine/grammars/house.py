@@ -45,7 +45,7 @@ SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
 _QUICK_SLOTS, _SLOW_SLOTS = 2, 1
 _FAMILIAR_S = 600.0
 _REFUSED_S = 300.0
-_MOST_FAMILIAR = 4096
+_MOST_FAMILIAR = 512  # of 128 KiB each, at the most
 _MOST_OF_PARTY = 64  # that wait
 _MOST = 1024
 _RESTART_S = 5.0

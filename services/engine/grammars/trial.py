@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 # Bytes of a compiled grammar: its request holds them, the compiler's cache keeps them
 # (VLLM_XGRAMMAR_CACHE_MB). A schema of 20 KB took 2.5 MiB, 10,000 choices 19, a regex of 3.4 KB 87.
 _MOST_COMPILED = 32 << 20
+_MOST_WORDS = 1000  # characters: some errors repeat the grammar
 # Bytes. The search for rules without an end takes some 0.3 s for so much; it is left out for more.
 _MOST_SERIALIZED = 2 << 20
 
@@ -104,7 +105,7 @@ class Bench:
             settings = self._context.structured_outputs_config
             params._validate_structured_outputs(self._context.model_config, settings, self._tokenizer)
         except Exception as error:  # noqa: BLE001 (as vLLM's front end: whatever it is, the request is at fault)
-            return Verdict(problem=describe(error))
+            return Verdict(problem=describe(error)[:_MOST_WORDS])
         backend = self.backend(params.structured_outputs._backend)
         began = time.process_time()
         try:
@@ -112,7 +113,7 @@ class Bench:
         except Exception as error:  # noqa: BLE001 (told to the client)
             if "bad_alloc" in str(error):
                 raise MemoryError from None
-            return Verdict(problem=f"this grammar cannot be compiled: {describe(error)}")
+            return Verdict(problem=f"this grammar cannot be compiled: {describe(error)[:_MOST_WORDS]}")
         seconds = time.process_time() - began
         if (size := compiled_bytes(grammar)) > _MOST_COMPILED:
             return Verdict(
