@@ -1,6 +1,6 @@
 """The worker's door for grammars: each is tried beside the worker first, in turn between clients.
 
-Two lanes: a grammar has 0.25 s of CPU in the quick one; one that needs more goes on to the slow one, from its
+Two lanes: a grammar has 0.5 s of CPU in the quick one; one that needs more goes on to the slow one, from its
 beginning, and may take 5 s there. Clients take turns in both, one trial each at a time, so what one sends
 delays another's small schema by at most two quick trials. Verdicts are remembered for a while.
 For one event loop.
@@ -38,11 +38,11 @@ from baton.services.engine.grammars.messages import (
 from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
-QUICK = Limits(cpu_s=0.25, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
+QUICK = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
 # Of a client whose other grammar is in the slow lane: the next one may be as costly.
 DOUBTFUL = replace(QUICK, nice=10)
 SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
-_QUICK_SLOTS, _SLOW_SLOTS = 2, 1
+_SLOTS = 2  # of each lane: what one client sends leaves one to the others
 _FAMILIAR_S = 600.0
 _REFUSED_S = 300.0
 _MOST_FAMILIAR = 512  # of 128 KiB each, at the most
@@ -122,7 +122,7 @@ class GrammarHouse:
         self._writer: asyncio.StreamWriter | None = None
         self._connecting = asyncio.Lock()
         self._restarted = -_RESTART_S
-        self._lanes = {QUICK: _Lane(_QUICK_SLOTS), slow: _Lane(_SLOW_SLOTS)}
+        self._lanes = {QUICK: _Lane(_SLOTS), slow: _Lane(_SLOTS)}
         self._trials: dict[int, _Trial] = {}
         self._by_key: dict[tuple[Party, bytes], _Trial] = {}
         self._known: OrderedDict[bytes, tuple[float, Verdict]] = OrderedDict()  # until when
