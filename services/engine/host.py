@@ -5,7 +5,7 @@ is none. The results of a step go to the asyncio loop in one call. The engine be
 threads call `submit`, `abort` and `stop`, and what is marked as theirs.
 
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
-batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
+batch_queue, scheduler, structured_output_manager, request_block_hasher), its scheduler
 (requests, has_requests, get_num_unfinished_requests, get_request_counts, deferred_waiting, get_kv_connector,
 kv_cache_manager.{block_pool.get_num_free_blocks, get_blocks}, shutdown), KVCacheBlock.{ref_cnt, is_null},
 vllm.v1.engine.EngineCoreOutput.prefill_stats (num_computed_tokens), EngineCoreOutputs and its
@@ -37,6 +37,7 @@ from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import EngineFailed, RequestRefused
+from baton.services.engine.grammars.engine import EngineGrammars
 from baton.services.engine.patches import draft_length, first_drafts, giving_way, step_times
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ class EngineHost:
         self._listener: Listener | None = None
         self._engine: Any = None
         self._connector: Any = None
+        self._grammars: EngineGrammars | None = None
         self._woken = False  # by each load that ends
         self._draft_length: draft_length.DraftLengthSeam | None = None
         self._first_drafts: first_drafts.FirstDrafts | None = None
@@ -165,12 +167,12 @@ class EngineHost:
 
     # For other threads: none of this changes while the engine runs.
 
-    def begin_grammar(self, request: Any) -> None:
-        """Start the compilation of a request's grammar, for which the engine waits. From another thread.
-
-        Raises ValueError when its kind is not known.
-        """
-        self._engine.structured_output_manager.grammar_init(request)
+    @property
+    def grammars(self) -> EngineGrammars:
+        """The compilers of grammars. Raises EngineFailed before the engine is loaded."""
+        if self._grammars is None:
+            raise EngineFailed("the engine is not loaded")
+        return self._grammars
 
     @property
     def block_hasher(self) -> Any:
@@ -225,6 +227,7 @@ class EngineHost:
         try:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
+            self._grammars = EngineGrammars(self._engine.structured_output_manager)
             if self._connector is not None:
                 self._woken = self._connector.wake_on_loads(lambda: self._messages.put(_look))
             spec = self._plan.settings.engine.speculative_config
@@ -248,6 +251,7 @@ class EngineHost:
         # Not EngineCore.shutdown: it also collects a gigabyte of garbage, for 1.4 s, in a process that ends.
         self._engine.model_executor.shutdown()
         self._engine.scheduler.shutdown()
+        self.grammars.close()
 
     def _step_until_stopped(self) -> None:
         engine = self._engine

@@ -16,6 +16,7 @@ from vllm.v1.engine import FinishReason
 from baton.handoff import reports
 from baton.protos import worker_pb2
 from baton.services.engine import requests, wire
+from baton.services.engine.grammars.metered import problem_of
 from baton.services.engine.requests import Prepared
 
 # Bytes of outputs in one reply. A message of more than rpc.MAX_MESSAGE_BYTES, twice that, would end the
@@ -99,6 +100,14 @@ def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
 def is_error(output: Any) -> bool:
     """Return whether the engine gave the request up: its KV did not come, or its grammar failed."""
     return bool(output.finish_reason == FinishReason.ERROR)
+
+
+def grammar_problem(output: Any, prepared: Prepared) -> str:
+    """Return why the request's grammar ended it with this output; empty where it did not.
+
+    No other worker would do better.
+    """
+    return problem_of(prepared.request) if is_error(output) else ""
 
 
 def end_of_prefill(

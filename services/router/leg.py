@@ -158,6 +158,7 @@ class Leg:
             manifest=manifest,
             traceparent=self._state.trace.traceparent,
             service=_service(self._state.service),
+            party=self._state.party.number,
         )
 
     def _lost_early(self) -> bool:

@@ -4,6 +4,7 @@ lifecycle, node               how the process begins and ends: register, load, s
 advertise                     the address under which others find it
 servicer, session             gRPC's side: one stream a router, bounded
 dispatcher, attempts          which requests run here, epoch by epoch, and what became of them
+grammars                      their grammars, tried and compiled before the engine gets them
 drafting, metrics, draft_metrics  what is counted of requests, steps and drafts
 
 The engine that it hosts is baton.services.engine.

@@ -7,6 +7,7 @@ attempt leaves after a newer one came.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
@@ -38,6 +39,7 @@ class RunningAttempt:
     traceparent: str = ""  # of its request, for log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # requests.Prepared of services/engine, once it is built
+    grammar: asyncio.Task[None] | None = None  # compiles its grammar, and then submits it
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -126,6 +128,8 @@ class Attempts:
     def end(self, attempt: RunningAttempt) -> None:
         """Forget it here; further outputs of the engine go nowhere."""
         self._live.pop(attempt.internal_id, None)
+        if attempt.grammar is not None:
+            attempt.grammar.cancel()  # nobody waits for it
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
             self._remember(attempt)

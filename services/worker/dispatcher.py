@@ -39,6 +39,7 @@ from baton.services.roles import Role
 from baton.services.trace_context import trace_id_of
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
+from baton.services.worker.grammars import Grammars
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.session import RouterSession
 
@@ -57,6 +58,8 @@ class Dispatcher:
         host: EngineHost,
         metrics: WorkerMetrics,
         drafting: Drafting | None,
+        *,
+        grammars: Grammars,
     ) -> None:
         """Begin closed. `drafting` counts drafts; None where none are made."""
         self.load = EngineLoad()
@@ -74,7 +77,8 @@ class Dispatcher:
         self._limits: EngineLimits | None = None
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
-        self._grammars: set[asyncio.Task[None]] = set()
+        self._grammars = grammars
+        self._compiling: set[asyncio.Task[None]] = set()
 
     # Called by the lifecycle.
 
@@ -145,8 +149,9 @@ class Dispatcher:
 
     def close(self) -> None:
         """Close connections. Nothing may be called after it."""
-        for task in self._grammars:
+        for task in self._compiling:
             task.cancel()
+        self._grammars.close()
         self._handoffs.close()
 
     # Called by a router's stream.
@@ -241,8 +246,7 @@ class Dispatcher:
                 self._release(saved.manifest)
         prepared = attempt.prepared = self._prepare(attempt, start, self._limits)
         if prepared.request.use_structured_output:
-            # The first grammar loads its compiler for a second: not in the loop's thread.
-            self._spawn(self._submit_with_grammar(attempt))
+            attempt.grammar = self._spawn(self._submit_with_grammar(attempt, start.party))
         else:
             self._host.submit(prepared.request)
 
@@ -256,26 +260,29 @@ class Dispatcher:
             logger.exception("request %s cannot be built", start.request_id, extra=_names(attempt))
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
 
-    async def _submit_with_grammar(self, attempt: RunningAttempt) -> None:
-        request = attempt.prepared.request
+    async def _submit_with_grammar(self, attempt: RunningAttempt, party: int) -> None:
+        request, problem = attempt.prepared.request, None
         try:
-            await asyncio.to_thread(self._host.begin_grammar, request)
+            await self._grammars.prepare(request, party or -attempt.session)
+        except RequestRefused as refused:
+            problem = refused
         except Exception as error:  # whatever a grammar's compiler raises: its request would wait for ever
             if not isinstance(error, ValueError):
                 logger.exception(
                     "the grammar of request %s cannot be compiled", attempt.request_id, extra=_names(attempt)
                 )
-            if self._attempts.is_live(attempt):
-                self._attempts.end(attempt)
-                self._fail(attempt, Failed.CODE_INVALID, describe(error))
-            return
-        if self._attempts.is_live(attempt):
+            problem = RequestRefused(Failed.CODE_INVALID, describe(error))
+        attempt.grammar = None
+        if problem is not None:
+            self.on_refused(attempt.internal_id, problem)
+        elif self._attempts.is_live(attempt):
             self._host.submit(request)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._grammars.add(task)
-        task.add_done_callback(self._grammars.discard)
+        self._compiling.add(task)
+        task.add_done_callback(self._compiling.discard)
+        return task
 
     # Called by the engine (engine.host.Listener).
 
@@ -377,6 +384,11 @@ class Dispatcher:
             self._attempts.end(attempt)
             message = "the KV cache could not be loaded"
             _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_HANDOFF, message))
+            return False
+        if problem := outputs.grammar_problem(output, attempt.prepared):
+            self._end(attempt)
+            self._metrics.on_refused(Failed.CODE_INVALID)
+            _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_INVALID, problem))
             return False
         saved = saves.get(output.request_id)
         if not outputs.finish(output, attempt.prepared):

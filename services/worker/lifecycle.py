@@ -19,6 +19,8 @@ from baton.services.engine.adapters import read_adapters
 from baton.services.engine.args import check_model, check_version, from_hub
 from baton.services.engine.errors import EngineFailed
 from baton.services.engine.fingerprint import model_fingerprint
+from baton.services.engine.grammars.helper import fork_helper
+from baton.services.engine.grammars.house import GrammarHouse
 from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import leave
@@ -39,7 +41,10 @@ _HEAVY = (
     "vllm.v1.worker.gpu_worker",
     "vllm.v1.worker.gpu_model_runner",
     "vllm.v1.spec_decode.ngram_proposer",
+    "vllm.v1.structured_output.backend_guidance",
+    "vllm.v1.structured_output.backend_outlines",
     "vllm.v1.structured_output.backend_xgrammar",
+    "baton.services.engine.grammars.trial",
     "vllm.model_executor.layers.quantization.online.base",
     "baton.handoff.vllm.connector",
     "baton.kernels.kv_pack.cpu",
@@ -68,6 +73,7 @@ def run_worker(settings: Settings, role: str) -> None:
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
     names = worker_id, worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
     logs.configure(settings.log_format, worker_id)
+    house = GrammarHouse(fork_helper())  # first: joining a CA may start threads
     the_role = roles.role(role)
     roles.check(the_role, settings)
     check_model(settings.engine)
@@ -82,7 +88,8 @@ def run_worker(settings: Settings, role: str) -> None:
     identities.take_on(settings, Role.WORKER, worker_id)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        status = asyncio.run(Node(settings, the_role, names, fingerprint, preload, adapters=adapters).run())
+        node = Node(settings, the_role, names, fingerprint, preload, adapters=adapters, house=house)
+        status = asyncio.run(node.run())
     except EngineFailed as error:
         # An exit in order would wait for its threads and its ranks, which may wait for ever.
         complain(f"baton: error: {error}")

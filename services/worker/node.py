@@ -39,6 +39,7 @@ from baton.services.worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused should know before
     from baton.services.engine.build import EngineInfo
+    from baton.services.engine.grammars.house import GrammarHouse
     from baton.services.engine.host import EngineHost
     from baton.services.worker.dispatcher import Dispatcher
     from baton.services.worker.drafting import Drafting
@@ -70,8 +71,10 @@ class Node:
         preload: Callable[[], None],
         *,
         adapters: tuple[AdapterFiles, ...] = (),
+        house: GrammarHouse,
     ) -> None:
         """Prepare a worker; `names`: its id, and its name, which is the same each time it is started."""
+        self._house = house
         self._adapters = adapters
         self._settings = settings
         self._role = role
@@ -134,6 +137,7 @@ class Node:
         from baton.services.engine.host import EngineHost
         from baton.services.worker.dispatcher import Dispatcher
         from baton.services.worker.drafting import Drafting, method_of
+        from baton.services.worker.grammars import Grammars
         from baton.services.worker.operator_desk import OperatorDesk
         from baton.services.worker.servicer import WorkerServicer
 
@@ -153,8 +157,14 @@ class Node:
         if method is not None:
             reference = self._settings.worker.acceptance_reference
             self._drafting = Drafting(method, reference, metrics.registry)
+        grammars = Grammars(host, self._house)
         dispatcher = self._dispatcher = Dispatcher(
-            self._role, self._role.max_requests(self._settings), host, metrics, self._drafting
+            self._role,
+            self._role.max_requests(self._settings),
+            host,
+            metrics,
+            self._drafting,
+            grammars=grammars,
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)
@@ -172,6 +182,7 @@ class Node:
                 return 0
             metrics.set_blocks(info.free_blocks)
             metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
+            await grammars.open()
             dispatcher.open(info, self._adapters)
             mine.capacity.CopyFrom(self._capacity(info, host))  # for Hello
             session.blocks = dispatcher.blocks if host.hashing else None

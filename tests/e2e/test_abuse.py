@@ -102,3 +102,77 @@ def test_a_client_says_how_long_it_waits(pair: Deployment, http: httpx.Client, s
     else:
         assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
     eventually(lambda: idle(pair) and free_blocks(pair) == blocks, 5, "nothing of it runs on")
+
+
+def _chain(length: int) -> dict[str, Any]:
+    """Return a schema that only guidance takes, at whose references its parser overflows the stack."""
+    links: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["n"]}
+        for n in range(length)
+    }
+    links[f"d{length}"] = {"type": "integer", "multipleOf": 3}
+    return {"$ref": "#/$defs/d0", "$defs": links}
+
+
+def _tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+SAY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+NOTHING: dict[str, Any] = {"$ref": "#"}
+LARGE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(6000)}}
+GRAMMARS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a grammar": ("completions", {"prompt": "Hi", "structured_outputs": {"grammar": "root ::= root"}}),
+    "a regex": (
+        "completions",
+        {"prompt": "Hi", "structured_outputs": {"regex": "[^\\s\\S]"}, "stream": True},
+    ),
+    "choices that are not allowed": (
+        "completions",
+        {"prompt": "Hi", "structured_outputs": {"choice": ["yes", "no"]}, "allowed_token_ids": [300]},
+    ),
+    "a schema": (
+        "chat/completions",
+        {**SAY, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NOTHING}}},
+    ),
+    "a schema that ends its compiler": (
+        "chat/completions",
+        {
+            **SAY,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": _chain(1200)}},
+        },
+    ),
+    "large tools": ("chat/completions", {**SAY, "tools": [_tool(LARGE)], "tool_choice": "required"}),
+    "a tool that ends its compiler": (
+        "chat/completions",
+        {
+            **SAY,
+            "tools": [_tool(_chain(1200))],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+    ),
+    "text.format": (
+        "responses",
+        {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": NOTHING}}},
+    ),
+    "a large text.format": (
+        "responses",
+        {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": LARGE}}},
+    ),
+}
+
+
+def test_a_grammar_that_cannot_be_served_is_400_and_costs_no_worker(
+    pair: Deployment, http: httpx.Client
+) -> None:
+    right = ask(http)
+    router = router_rss(pair)
+    wrong = []
+    for name, (path, body) in GRAMMARS.items():
+        answer = http.post(f"/v1/{path}", json={"model": MODEL_NAME, **body})
+        if answer.status_code != 400 or not answer.json()["error"]["message"]:
+            wrong.append(f"{name}: {answer.status_code} {answer.text[:300]}")
+    assert not wrong
+    assert ask(http) == right
+    assert router_rss(pair) < router + (64 << 20)
+    eventually(lambda: idle(pair), 10, "nothing of them is left")

@@ -407,6 +407,32 @@ OBJECTS = (
         until="vLLM's AsyncLLM takes a client",
     ),
     ObjectPatch(
+        file="services/router/vllm/grammar_checks.py",
+        why="vLLM's front end parses each grammar on its event loop, in C++ and Rust, where some take "
+        "gigabytes or end the process: a router checks the form alone, and a worker does the rest in a "
+        "process that can be ended.",
+        symbols=(
+            "vllm.v1.structured_output.backend_xgrammar:validate_xgrammar_grammar",
+            "vllm.v1.structured_output.backend_guidance:validate_guidance_grammar",
+            "vllm.v1.structured_output.backend_outlines:validate_structured_output_request_outlines",
+            "vllm.v1.structured_output.backend_lm_format_enforcer:"
+            "validate_structured_output_request_lm_format_enforcer",
+            "vllm.sampling_params:_get_llg_tokenizer",
+        ),
+        processes=ROUTER,
+        until="vLLM's front end checks grammars off its loop, within bounds",
+    ),
+    ObjectPatch(
+        file="services/engine/grammars/engine.py",
+        why="vLLM's manager has the backend of the first request compile the grammars of all: a grammar for "
+        "another one means something else, or is refused. And compilations wait in one queue for all "
+        "clients. Grammars are compiled before vLLM's scheduler sees their requests, each by its backend, "
+        "through a view of the manager.",
+        symbols=("vllm.v1.structured_output:StructuredOutputManager._create_grammar",),
+        processes=CORE,
+        until="vLLM's manager has a backend for each request, and turns between clients",
+    ),
+    ObjectPatch(
         file="services/router/vllm/request_limits.py",
         why="vLLM bounds neither prompts times n nor the size of a grammar: the check is put in front of "
         "each handler of the app, before anything is rendered.",

@@ -47,6 +47,7 @@ from baton.services.engine.step_checks import StepLimits
 from baton.services.errors import StartError
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
+from baton.services.router.errors import Unsupported
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.http.forms import ErrorForms
@@ -55,9 +56,10 @@ from baton.services.router.vllm import large_answers
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.closed import is_left_out
 from baton.services.router.vllm.cut_calls import tell_cut_calls
-from baton.services.router.vllm.engine_client import RelayClient, without_reserved
+from baton.services.router.vllm.engine_client import RelayClient, refusal, without_reserved
 from baton.services.router.vllm.error_texts import bound_error_texts
 from baton.services.router.vllm.frontend_args import frontend_namespace
+from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.model_list import model_routes
@@ -152,6 +154,8 @@ class RelayLLM(async_llm.AsyncLLM):
         """Add a request without reserved arguments: vLLM's RequestState reads some before our client does."""
         if getattr(params, "extra_args", None):
             params.extra_args = without_reserved(params.extra_args)
+        if problem := size_problem(params):
+            raise refusal(Unsupported(problem))
         return await super().add_request(request_id, prompt, params, *args, **kwargs)
 
     async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -222,6 +226,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     Clients reach it through `opened_to_clients` alone.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
+    leave_to_workers()
     tasks = await llm.get_supported_tasks()
     quicken_requests()
     bound_error_texts()

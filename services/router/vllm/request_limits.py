@@ -6,7 +6,8 @@ audio and video are refused here as well: for a multi-modal model vLLM would fet
 
 Leans on: vllm.entrypoints.serve.engine.serving's _check_model(request), which every handler of
 init_app_state awaits before it renders; the requests' fields n, prompt, messages, input, items,
-structured_outputs and response_format; the types of content parts in vllm.renderers.chat_utils.MM_PARSER_MAP.
+structured_outputs, response_format, text, tools and tool_choice; the types of content parts in
+vllm.renderers.chat_utils.MM_PARSER_MAP.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from typing import Any
 from baton.services.router.errors import Unsupported
 from baton.services.router.vllm.engine_client import refusal
 from baton.services.router.vllm.field_limits import field_problem
-
-# Of a schema, choice, regex or grammar. 10,000 choices (59 KB) took 0.6 s to compile, 100,000 over a minute.
-MAX_GRAMMAR_BYTES = 128 << 10
+from baton.services.router.vllm.grammar_checks import too_large
 
 # Types of a message's parts; the part's content is under the same name, so the type may be left out.
 MEDIA = frozenset(
@@ -48,7 +47,9 @@ def sequences(request: Any) -> int:
 
 def grammar_bytes(request: Any) -> int:
     """Return the approximate size of the schema or grammar that the output has to follow, bytes."""
-    asked = (getattr(request, name, None) for name in ("structured_outputs", "response_format"))
+    asked = [getattr(request, name, None) for name in ("structured_outputs", "response_format", "text")]
+    if getattr(request, "tool_choice", None) not in (None, "none", "auto"):
+        asked.append(getattr(request, "tools", None))  # one of these schemas has to be followed
     return sum(len(str(one)) for one in asked if one is not None)
 
 
@@ -93,8 +94,8 @@ def _checked(check: Check, max_sequences: int) -> Check:
 def _problem(request: Any, max_sequences: int) -> str:
     if (wanted := sequences(request)) > max_sequences:
         return f"the request asks for {wanted} answers; {max_sequences} are allowed (router.max_sequences)"
-    if (size := grammar_bytes(request)) > MAX_GRAMMAR_BYTES:
-        return f"the answer's grammar or schema has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed"
+    if problem := too_large(grammar_bytes(request)):
+        return problem
     if kind := media(request):
         return (
             f"a message has a part of type {kind!r}: images, audio and video are not served here, only text "

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from baton.protos import worker_pb2 as pb
 from harness.workers import Worker
 from tests.services.worker.router import (
     DECODE,
     PREFILL,
     EngineCoreRequest,
-    FinishReason,
     Got,
     StructuredOutputsParams,
     connected,
@@ -142,6 +142,7 @@ async def test_a_grammar_that_rejects_what_is_written_ends_its_request_alone(mix
     core = request("rejected", prompt(40), structured_outputs=StructuredOutputsParams(regex="[a-z]{20}"))
     async with connected(mixed.address) as stream:
         got = await stream.run(core, DECODE, written=[ord("7")])
-        assert got.finish == FinishReason.ERROR
+        assert got.failed is not None
+        assert got.failed.code == pb.Failed.CODE_INVALID  # no other worker is tried
         fine = await stream.run(request("beside it", prompt(40), max_tokens=3), DECODE)
     assert len(fine.tokens) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any, cast
@@ -31,16 +30,13 @@ INFO = EngineInfo(1024, 32, 64, 63, 8, 256, 1, 300, drafts_always=False)
 
 
 class Host:
-    """An engine that takes everything and answers nothing; its compiler of grammars breaks on demand."""
+    """An engine that takes everything and answers nothing."""
 
     block_hasher = None
 
     def __init__(self) -> None:
         self.submitted: list[str] = []
         self.aborted: list[str] = []
-        self.broken: Exception | None = None
-        self.compiled = threading.Event()
-        self.compiled.set()
 
     def submit(self, request: Any) -> None:
         self.submitted.append(request.request_id)
@@ -48,10 +44,29 @@ class Host:
     def abort(self, internal_ids: list[str]) -> None:
         self.aborted += internal_ids
 
-    def begin_grammar(self, _request: Any) -> None:
-        assert self.compiled.wait(5 * PATIENCE)
+
+class Compilers:
+    """Compilers of grammars that break, or take their time, on demand."""
+
+    def __init__(self) -> None:
+        self.broken: Exception | None = None
+        self.compiled = asyncio.Event()
+        self.compiled.set()
+        self.cancelled = 0
+        self.parties: list[int] = []
+
+    async def prepare(self, _request: Any, party: int) -> None:
+        self.parties.append(party)
+        try:
+            await self.compiled.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         if self.broken is not None:
             raise self.broken
+
+    def close(self) -> None:
+        pass
 
 
 def start(name: str, epoch: int = 1, phase: Phase = PHASE_DECODE, **params: Any) -> Start:
@@ -63,9 +78,11 @@ def start(name: str, epoch: int = 1, phase: Phase = PHASE_DECODE, **params: Any)
 GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
 
 
-async def made(host: Host) -> tuple[Dispatcher, WorkerMetrics]:
+async def made(host: Host, compilers: Compilers | None = None) -> tuple[Dispatcher, WorkerMetrics]:
     metrics = WorkerMetrics()
-    dispatcher = Dispatcher(MIXED, 4, cast(Any, host), metrics, None)
+    dispatcher = Dispatcher(
+        MIXED, 4, cast(Any, host), metrics, None, grammars=cast(Any, compilers or Compilers())
+    )
     dispatcher.open(INFO)
     return dispatcher, metrics
 
@@ -102,9 +119,9 @@ async def replies(session: Any) -> list[Failed]:
 
 @pytest.mark.parametrize("error", [ValueError("no such rule"), RuntimeError("the compiler broke")])
 async def test_a_grammar_that_cannot_be_compiled_ends_its_request(error: Exception) -> None:
-    host = Host()
-    host.broken = error
-    dispatcher, _ = await made(host)
+    host, compilers = Host(), Compilers()
+    compilers.broken = error
+    dispatcher, _ = await made(host, compilers)
     session = dispatcher.connect("router")
     dispatcher.start(session, start("a", **GRAMMAR))
     [failed] = await replies(session)
@@ -115,16 +132,30 @@ async def test_a_grammar_that_cannot_be_compiled_ends_its_request(error: Excepti
 
 
 async def test_a_request_aborted_while_its_grammar_is_compiled_never_reaches_the_engine() -> None:
-    host = Host()
-    host.compiled.clear()
-    dispatcher, _ = await made(host)
+    host, compilers = Host(), Compilers()
+    compilers.compiled.clear()
+    dispatcher, _ = await made(host, compilers)
     session = dispatcher.connect("router")
     dispatcher.start(session, start("a", **GRAMMAR))
+    [task] = dispatcher._compiling
+    await asyncio.sleep(0)
     dispatcher.abort(["a"])
-    host.compiled.set()
     async with asyncio.timeout(5 * PATIENCE):
-        await asyncio.gather(*dispatcher._grammars)
-    assert (dispatcher.requests, host.submitted) == (0, [])
+        await asyncio.wait([task])
+    assert (dispatcher.requests, host.submitted, compilers.cancelled) == (0, [], 1)
+
+
+async def test_clients_of_one_router_take_turns_as_it_numbers_them() -> None:
+    compilers = Compilers()
+    dispatcher, _ = await made(Host(), compilers)
+    session = dispatcher.connect("router")
+    for name, party in (("a", 7), ("b", 0)):
+        one = start(name, **GRAMMAR)
+        one.party = party
+        dispatcher.start(session, one)
+    async with asyncio.timeout(5 * PATIENCE):
+        await asyncio.gather(*dispatcher._compiling)
+    assert compilers.parties == [7, -session.number]  # a router that does not tell them apart is one client
 
 
 async def test_a_router_that_is_gone_leaves_nothing() -> None:

@@ -55,8 +55,17 @@ async def test_it_reports_its_load(workers: Fleet, mixed: Worker) -> None:
         await stream.abort("loads")
 
 
-async def test_a_worker_has_no_child_process(mixed: Worker) -> None:
-    assert psutil.Process(mixed.pid).children(recursive=True) == []
+async def test_a_workers_one_child_tries_grammars_and_ends_with_it(workers: Fleet) -> None:
+    worker = workers.started("mixed")
+    [helper] = psutil.Process(worker.pid).children(recursive=True)
+    assert helper.cmdline()[0].startswith("baton: grammars of process")
+    worker.signal(signal.SIGKILL)
+    worker.ended()
+    eventually(lambda: _gone(helper), 5, "the helper is gone")
+
+
+def _gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_a_drain_finishes_what_runs_and_waits_for_handoffs(workers: Fleet, mixed: Worker) -> None:

@@ -1,0 +1,106 @@
+"""vLLM's backends of grammars, one for each name, which compile in one thread of their own.
+
+vLLM's manager has one backend for all requests: the first request's choice, in which later ones then mean
+something else, or are refused. And xgrammar's eight threads hinder each other: 10,000 choices took 13.4 s on
+two cores with eight threads, 0.5 s with one.
+
+Leans on: vllm.v1.structured_output.backend_xgrammar.XgrammarBackend (which calls xgrammar.GrammarCompiler
+with max_threads), backend_guidance.GuidanceBackend, backend_outlines.OutlinesBackend (cache), all made from
+(vllm_config, tokenizer, vocab_size); vllm.v1.structured_output.utils.grammar_is_likely_lark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from cachetools import LRUCache
+
+# Of vLLM's threads for regexes, which go on after it. 0: none.
+REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
+
+# lm-format-enforcer is left out: it runs in Python in each step, without any bound.
+_KINDS = {
+    "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
+    "guidance": ("backend_guidance", "GuidanceBackend"),
+    "outlines": ("backend_outlines", "OutlinesBackend"),
+}
+# Compiled regexes: vLLM keeps 128, whatever their size, or all of them on the disk.
+_OUTLINES_KEPT = 4
+_making = threading.Lock()
+
+
+def make_backend(name: str, config: Any, tokenizer: Any) -> Any:
+    """Return a new backend. Raises ValueError for a name that is not served."""
+    if name not in _KINDS:
+        raise ValueError(f"the structured output backend {name!r} is not served")
+    module, kind = _KINDS[name]
+    with _one_thread():
+        make = getattr(importlib.import_module(f"vllm.v1.structured_output.{module}"), kind)
+        backend = make(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
+    if name == "outlines":
+        backend.cache = LRUCache(_OUTLINES_KEPT)
+    return backend
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have compilers that are made inside the block use one thread."""
+    module: Any = importlib.import_module("xgrammar")
+    with _making:
+        original = module.GrammarCompiler
+
+        def compiler(info: Any, **arguments: Any) -> Any:
+            return original(info, **{**arguments, "max_threads": 1})
+
+        module.GrammarCompiler = compiler
+        try:
+            yield
+        finally:
+            module.GrammarCompiler = original
+
+
+def compiled_bytes(grammar: Any) -> int:
+    """Return the size of a compiled grammar of xgrammar; 0 of another one, whose memory its trial bounds."""
+    compiled = getattr(grammar, "ctx", None)
+    return int(compiled.memory_size_bytes) if compiled is not None else 0
+
+
+def parse(params: Any) -> Any:
+    """Return the xgrammar.Grammar of a request, not compiled; None for a structural tag and for any JSON."""
+    import xgrammar
+    from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+    asked = params.structured_outputs
+    if asked.json is not None:
+        schema = asked.json if isinstance(asked.json, str) else json.dumps(asked.json)
+        return xgrammar.Grammar.from_json_schema(schema)
+    if asked.regex is not None:
+        return xgrammar.Grammar.from_regex(asked.regex)
+    if asked.grammar is not None:
+        lark = grammar_is_likely_lark(asked.grammar)
+        return (
+            xgrammar.Grammar.from_lark(asked.grammar) if lark else xgrammar.Grammar.from_ebnf(asked.grammar)
+        )
+    return None
+
+
+def native_checks() -> Iterator[tuple[Any, str]]:
+    """Yield vLLM's checks of grammars that compile or parse in C++ or Rust, each as a module and a name."""
+    from vllm import sampling_params
+    from vllm.v1.structured_output import (
+        backend_guidance,
+        backend_lm_format_enforcer,
+        backend_outlines,
+        backend_xgrammar,
+    )
+
+    yield backend_xgrammar, "validate_xgrammar_grammar"
+    yield backend_guidance, "validate_guidance_grammar"
+    yield backend_outlines, "validate_structured_output_request_outlines"
+    yield backend_lm_format_enforcer, "validate_structured_output_request_lm_format_enforcer"
+    yield sampling_params, "_get_llg_tokenizer"

@@ -1,0 +1,243 @@
+"""The process beside a worker that tries its grammars: it forks one process for each trial, and ends it.
+
+Forked from the worker before that has any thread, so that what the worker has imported is here, too; after
+its death the worker starts another one from nothing. It has one thread, as it forks at any time. It ends with
+the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import pickle
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import setproctitle
+
+from baton.services.engine.grammars.messages import (
+    Done,
+    End,
+    Limits,
+    Open,
+    Run,
+    Verdict,
+    encode,
+    loads,
+    receive,
+)
+
+_PR_SET_PDEATHSIG = 1
+NO_PROCESS = "the machine has no room for another process"
+_STACK_BYTES = 4 << 20  # less than the engine's threads have: what recurses too deeply ends here
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Helper:
+    """The process, as its worker knows it. It ends when the connection does."""
+
+    pid: int
+    connection: socket.socket
+
+    def reap(self) -> None:
+        """Let its number go if it has ended."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+
+
+def fork_helper() -> Helper:
+    """Start the helper by a fork. This process must have one thread.
+
+    It lives as long as the thread that calls this.
+    """
+    ours, theirs = socket.socketpair()
+    worker = os.getpid()
+    if pid := os.fork():
+        theirs.close()
+        return Helper(pid, ours)
+    try:
+        ours.close()
+        _help(theirs, worker)
+    except BaseException:
+        logger.exception("the process that tries grammars failed")
+    finally:
+        os._exit(1)
+
+
+def spawn_helper() -> Helper:
+    """Start the helper as a new program, which imports vLLM for some seconds."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.set_inheritable(True)
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid())]
+        pid = os.posix_spawn(sys.executable, command, os.environ)
+    return Helper(pid, ours)
+
+
+def _help(connection: socket.socket, worker: int) -> NoReturn:
+    _die_with(worker)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a drain needs it to the end
+    setproctitle.setproctitle(f"baton: grammars of process {worker}")
+    _Server(connection).serve()
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@dataclass
+class _Trial:
+    number: int
+    pid: int
+    pipe: int
+    until: float  # time.monotonic
+    result: bytearray = field(default_factory=bytearray)
+    late: bool = False
+
+
+class _Server:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._bench: Any = None
+        self._trials: dict[int, _Trial] = {}  # by number
+
+    def serve(self) -> NoReturn:
+        """Serve until the worker is gone."""
+        while True:
+            now = time.monotonic()
+            waits = [trial.until - now for trial in self._trials.values() if not trial.late]
+            for key, _ in self._selector.select(max(0.0, min(waits)) if waits else None):
+                if key.fileobj is self._connection:
+                    self._obey()
+                else:
+                    self._read(key.data)
+            for trial in list(self._trials.values()):
+                if not trial.late and trial.until <= time.monotonic():
+                    trial.late = True
+                    os.kill(trial.pid, signal.SIGKILL)
+
+    def _obey(self) -> None:
+        try:
+            message = receive(self._connection)
+        except (EOFError, ConnectionError):
+            for trial in self._trials.values():
+                os.kill(trial.pid, signal.SIGKILL)
+            os._exit(0)
+        if isinstance(message, Open):
+            self._open(message)
+        elif isinstance(message, Run):
+            self._run(message)
+        elif isinstance(message, End) and message.number in self._trials:
+            os.kill(self._trials[message.number].pid, signal.SIGKILL)
+
+    def _open(self, message: Open) -> None:
+        from baton.services.engine.grammars.trial import Bench
+
+        self._bench = Bench(loads(message.context))
+        self._bench.prepare()
+        gc.collect()
+        gc.freeze()  # a trial's collections would copy all pages of what is here
+
+    def _run(self, message: Run) -> None:
+        reads, writes = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(reads)
+            os.close(writes)
+            self._connection.sendall(encode(Done(message.number, None, NO_PROCESS)))
+            return
+        if not pid:
+            os.close(reads)
+            _try(lambda: self._bench.try_out(loads(message.params)), writes, message.limits)
+        os.close(writes)
+        trial = _Trial(message.number, pid, reads, time.monotonic() + message.limits.wall_s)
+        self._trials[message.number] = trial
+        self._selector.register(reads, selectors.EVENT_READ, trial)
+
+    def _read(self, trial: _Trial) -> None:
+        if part := os.read(trial.pipe, 1 << 20):
+            trial.result += part
+            return
+        self._selector.unregister(trial.pipe)
+        os.close(trial.pipe)
+        _, status = os.waitpid(trial.pid, 0)
+        del self._trials[trial.number]
+        verdict, ended_by = None, "time" if trial.late else ""
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            ended_by = ended_by or ("CPU" if number == signal.SIGPROF else signal.Signals(number).name)
+        elif trial.result:
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):
+                verdict = loads(trial.result)
+        self._connection.sendall(encode(Done(trial.number, verdict, ended_by)))
+
+
+def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
+    """Be a trial's process."""
+    try:
+        _die_with(os.getppid())
+        os.setpriority(os.PRIO_PROCESS, 0, limits.nice)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
+        _limit_memory(limits.memory_bytes)
+        _silence()
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+        try:
+            verdict = trial()
+        except MemoryError:
+            verdict = Verdict(problem=too_large(limits))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        with open(pipe, "wb") as file:
+            pickle.dump(verdict, file)
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 (told as the verdict)
+        with contextlib.suppress(BaseException), open(pipe, "wb") as file:
+            pickle.dump(Verdict(problem=f"{type(error).__name__}: {error}"), file)
+        os._exit(1)
+
+
+def too_large(limits: Limits) -> str:
+    """Return what is told of a grammar that needs too much memory."""
+    return (
+        f"this grammar is too costly: its compilation needs more than {limits.memory_bytes >> 20} MiB; use "
+        "fewer properties or alternatives, and repetitions with smaller bounds"
+    )
+
+
+def _limit_memory(more: int) -> None:
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _silence() -> None:
+    """Print nothing: compilers warn of each odd keyword, and a client chooses how many there are."""
+    logging.disable()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+
+if __name__ == "__main__":
+    _help(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

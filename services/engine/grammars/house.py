@@ -1,0 +1,330 @@
+"""The worker's door for grammars: each is tried beside the worker first, in turn between clients.
+
+Two lanes: a grammar has 0.5 s of CPU in the quick one; one that needs more goes on to the slow one, from its
+beginning, and may take 5 s there. Clients take turns in both, one trial each at a time, so what one sends
+delays another's small schema by at most two quick trials. Verdicts are remembered for a while.
+For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import pickle
+import time
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from baton.protos.worker_pb2 import Failed
+from baton.services.engine.errors import RequestRefused
+from baton.services.engine.grammars.helper import NO_PROCESS, Helper, spawn_helper, too_large
+from baton.services.engine.grammars.messages import (
+    LENGTH,
+    Done,
+    End,
+    Limits,
+    Open,
+    Run,
+    Verdict,
+    encode,
+    loads,
+)
+from baton.services.engine.grammars.walk import STEPS
+
+MEMORY_BYTES = 256 << 20
+QUICK = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
+# Of a client whose other grammar is in the slow lane: the next one may be as costly.
+DOUBTFUL = replace(QUICK, nice=10)
+SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
+_SLOTS = 2  # of each lane: what one client sends leaves one to the others
+_FAMILIAR_S = 600.0
+_REFUSED_S = 300.0
+_MOST_FAMILIAR = 512  # of 128 KiB each, at the most
+_MOST_OF_PARTY = 64  # that wait
+_MOST = 1024
+_RESTART_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+Party = Hashable
+
+
+@dataclass
+class _Trial:
+    number: int
+    party: Party
+    key: bytes
+    params: bytes
+    future: asyncio.Future[Verdict]
+    limits: Limits = QUICK
+    waiters: int = 0
+    runs: bool = False
+
+
+@dataclass
+class _Lane:
+    """Trials of one kind: those that wait, by client, and those that run."""
+
+    slots: int
+    waiting: OrderedDict[Party, deque[_Trial]] = field(default_factory=OrderedDict)
+    running: dict[Party, _Trial] = field(default_factory=dict)
+
+    def put(self, trial: _Trial) -> None:
+        """Let a trial wait for its client's turn."""
+        self.waiting.setdefault(trial.party, deque()).append(trial)
+
+    def drop(self, trial: _Trial) -> None:
+        """Forget a trial."""
+        if self.running.get(trial.party) is trial:
+            del self.running[trial.party]
+        queue = self.waiting.get(trial.party)
+        if queue is not None:
+            with contextlib.suppress(ValueError):
+                queue.remove(trial)
+            if not queue:
+                del self.waiting[trial.party]
+
+    def has(self, party: Party) -> bool:
+        """Return whether a trial of this client waits or runs here."""
+        return party in self.running or party in self.waiting
+
+    def next(self) -> _Trial | None:
+        """Take the next trial that may run now: of the client whose last turn was longest ago."""
+        if len(self.running) >= self.slots:
+            return None
+        for party, queue in self.waiting.items():
+            if party not in self.running:
+                trial = queue.popleft()
+                if queue:
+                    self.waiting.move_to_end(party)
+                else:
+                    del self.waiting[party]
+                self.running[party] = trial
+                return trial
+        return None
+
+
+class GrammarHouse:
+    """Tries grammars in another process. `open` first, `close` last."""
+
+    def __init__(self, helper: Helper | None = None, slow: Limits = SLOW) -> None:
+        """Use this helper; without one it is started when it is needed."""
+        self._slow = slow
+        self._helper = helper
+        self._context = b""
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._connecting = asyncio.Lock()
+        self._restarted = -_RESTART_S
+        self._lanes = {QUICK: _Lane(_SLOTS), slow: _Lane(_SLOTS)}
+        self._trials: dict[int, _Trial] = {}
+        self._by_key: dict[tuple[Party, bytes], _Trial] = {}
+        self._known: OrderedDict[bytes, tuple[float, Verdict]] = OrderedDict()  # until when
+        self._number = 0
+        self._closed = False
+
+    async def open(self, context: Any) -> None:
+        """Have the helper prepare for a model. `context`: a trial.Context."""
+        # The configuration's class may be the model's own code, which the helper has not imported.
+        self._context = await asyncio.to_thread(cloudpickle.dumps, context)
+        await self._connect()
+
+    def close(self) -> None:
+        """End the helper, and every trial."""
+        self._closed = True
+        if self._reader is not None:
+            self._reader.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        elif self._helper is not None:
+            self._helper.connection.close()
+        if self._helper is not None:
+            self._helper.reap()
+        self._fail_all("this worker ends")
+
+    async def check(self, params: Any, party: Party) -> Verdict:
+        """Return the verdict on the grammar of these SamplingParams.
+
+        Raises RequestRefused: INVALID if the grammar is at fault, FULL if too many wait. A caller that is
+        cancelled ends its trial, unless another one waits for the same.
+        """
+        pickled = pickle.dumps(params)
+        key = _key(params)
+        if (verdict := self._remembered(key)) is None:
+            trial = self._by_key.get((party, key)) or await self._begin(party, key, pickled)
+            trial.waiters += 1
+            try:
+                verdict = await asyncio.shield(trial.future)
+            finally:
+                trial.waiters -= 1
+                if not trial.waiters and not trial.future.done():
+                    self._end(trial)
+        if verdict.problem:
+            raise RequestRefused(Failed.CODE_INVALID, verdict.problem)
+        return verdict
+
+    async def _begin(self, party: Party, key: bytes, params: bytes) -> _Trial:
+        waiting = sum(1 for trial in self._trials.values() if trial.party == party)
+        if waiting >= _MOST_OF_PARTY or len(self._trials) >= _MOST:
+            raise _full(f"{len(self._trials)} grammars wait to be compiled here, {waiting} of this client")
+        await self._connect()
+        if (same := self._by_key.get((party, key))) is not None:
+            return same  # it began meanwhile
+        self._number += 1
+        trial = _Trial(self._number, party, key, params, asyncio.get_running_loop().create_future())
+        self._trials[trial.number] = self._by_key[party, key] = trial
+        self._lanes[QUICK].put(trial)
+        self._go_on()
+        return trial
+
+    def _go_on(self) -> None:
+        """Start what may run now."""
+        for limits, lane in self._lanes.items():
+            while (trial := lane.next()) is not None:
+                trial.runs = True
+                doubtful = limits is QUICK and self._lanes[self._slow].has(trial.party)
+                self._send(Run(trial.number, trial.params, DOUBTFUL if doubtful else limits))
+
+    def _end(self, trial: _Trial) -> None:
+        """Drop a trial whose client is gone: it keeps its place until its process has ended."""
+        self._by_key.pop((trial.party, trial.key), None)
+        if trial.runs:
+            self._send(End(trial.number))
+        else:
+            self._forget(trial)
+
+    def _forget(self, trial: _Trial) -> None:
+        self._trials.pop(trial.number, None)
+        if self._by_key.get((trial.party, trial.key)) is trial:
+            del self._by_key[trial.party, trial.key]
+        self._lanes[trial.limits].drop(trial)
+
+    def _on_done(self, done: Done) -> None:
+        trial = self._trials.get(done.number)
+        if trial is None:
+            return
+        trial.runs = False
+        self._lanes[trial.limits].drop(trial)
+        if done.ended_by in ("CPU", "time") and trial.limits is QUICK and trial.waiters:
+            trial.limits = self._slow
+            self._lanes[self._slow].put(trial)
+        else:
+            self._forget(trial)
+            if done.ended_by == NO_PROCESS:
+                _fail(trial, f"grammars cannot be compiled here: {NO_PROCESS}")
+            elif trial.waiters:
+                verdict = done.verdict or Verdict(problem=_why(done, trial.limits))
+                self._remember(trial.key, verdict)
+                if not trial.future.done():
+                    trial.future.set_result(verdict)
+        self._go_on()
+
+    # -- what is known
+
+    def _remembered(self, key: bytes) -> Verdict | None:
+        until, verdict = self._known.get(key, (0.0, None))
+        return verdict if until > time.monotonic() else None
+
+    def _remember(self, key: bytes, verdict: Verdict) -> None:
+        self._known[key] = (
+            time.monotonic() + (_REFUSED_S if verdict.problem else _FAMILIAR_S),
+            verdict,
+        )
+        self._known.move_to_end(key)
+        if len(self._known) > _MOST_FAMILIAR:
+            self._known.popitem(last=False)
+
+    # -- the helper
+
+    async def _connect(self) -> None:
+        async with self._connecting:
+            if self._writer is not None:
+                return
+            if self._closed:
+                raise _full("this worker ends")
+            if self._helper is None:
+                if time.monotonic() - self._restarted < _RESTART_S:
+                    raise _full("the process that compiles grammars here has ended")
+                self._restarted = time.monotonic()
+                try:
+                    self._helper = spawn_helper()
+                except OSError as error:
+                    raise _full(
+                        f"the process that compiles grammars here cannot be started: {error}"
+                    ) from None
+            reader, self._writer = await asyncio.open_connection(sock=self._helper.connection)
+            self._reader = asyncio.create_task(self._read(reader))
+            self._send(Open(self._context))
+
+    def _send(self, message: Any) -> None:
+        # Bounded: only trials that have a place are sent.
+        if self._writer is not None:
+            self._writer.write(encode(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                self._on_done(loads(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            logger.warning("the process that tries grammars has ended; the next grammar starts another one")
+        except Exception:
+            logger.exception("the process that tries grammars cannot be understood; it is left")
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._helper is not None:
+            self._helper.reap()
+            self._helper = None
+        self._fail_all("the process that compiles grammars here has ended")
+
+    def _fail_all(self, why: str) -> None:
+        for trial in list(self._trials.values()):
+            self._forget(trial)
+            _fail(trial, why)
+
+
+def _fail(trial: _Trial, why: str) -> None:
+    if not trial.future.done():
+        trial.future.set_exception(_full(why))
+        trial.future.exception()  # nobody may wait for it any more
+
+
+def _why(done: Done, limits: Limits) -> str:
+    if done.ended_by == "CPU":
+        return (
+            f"this grammar is too costly: its compilation takes more than {limits.cpu_s:g} s; use fewer "
+            "properties or alternatives, and repetitions with smaller bounds"
+        )
+    if done.ended_by == "time":
+        return f"this grammar is too costly: its compilation took longer than {limits.wall_s:g} s"
+    if done.ended_by in ("SIGKILL", "SIGABRT", "SIGBUS"):
+        return too_large(limits)
+    return f"this grammar cannot be compiled: its compiler ended with {done.ended_by or 'nothing to say'}"
+
+
+def _full(why: str) -> RequestRefused:
+    return RequestRefused(Failed.CODE_FULL, why)
+
+
+def _key(params: Any) -> bytes:
+    """Return the digest of all that a verdict depends on."""
+    asked = params.structured_outputs
+    parts: list[Any] = [
+        *(asked.json, asked.regex, asked.choice, asked.grammar, asked.json_object, asked.structural_tag),
+        *(asked.disable_any_whitespace, asked.disable_additional_properties, asked.whitespace_pattern),
+        *(
+            params.allowed_token_ids,
+            params.bad_words_token_ids,
+            params.min_tokens,
+            min(params.max_tokens or STEPS, STEPS),
+        ),
+        sorted(params.all_stop_token_ids),
+    ]
+    return hashlib.sha256(pickle.dumps(parts)).digest()

@@ -1,0 +1,97 @@
+"""A request's grammar in the engine, with a budget: its steps hold up all other requests of the batch.
+
+The walk before (`walk`) sees few of a grammar's states. One that becomes costly later ends its request here.
+The engine gives a request up when its grammar accepts no token; `problem` says why.
+
+Leans on: vllm.v1.structured_output.backend_types.StructuredOutputGrammar (its methods), and that the
+scheduler ends a request with FINISHED_ERROR when accept_tokens returns False.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+# Seconds of CPU that a grammar may take in steps: at once, and more for each token or draft that it masks.
+BURST_S = 0.5
+TOKEN_S = 0.01
+
+
+class Metered(StructuredOutputGrammar):
+    """A grammar that counts what it costs. 0.5 us a call."""
+
+    def __init__(self, grammar: StructuredOutputGrammar, fed: int = 0) -> None:
+        """Count from here on. fed: the tokens that the grammar has taken already."""
+        self._grammar = grammar
+        self._fed = fed
+        self._spent = 0.0
+        self._tokens = 0  # of the answer, from here on
+        self._masks = 0  # one for each token, and for each draft
+        self.problem = ""  # why the request was given up
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Take tokens. Return False if one is not allowed, or the grammar has cost too much."""
+        if self._is_over():
+            return False
+        began = time.thread_time()
+        accepted: bool = self._grammar.accept_tokens(request_id, tokens)
+        self._spent += time.thread_time() - began
+        self._tokens += len(tokens)
+        if not accepted and not self.problem:
+            before = self._fed + self._tokens - len(tokens)
+            self.problem = (
+                f"after {before} tokens of the answer, its grammar allows no token that the request's other "
+                "fields allow"
+            )
+        return accepted
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """Return the first tokens that are allowed, none for a grammar that has cost too much."""
+        if self._is_over():
+            return []
+        began = time.thread_time()
+        valid: list[int] = self._grammar.validate_tokens(tokens)
+        self._spent += time.thread_time() - began
+        return valid
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by so many tokens."""
+        began = time.thread_time()
+        self._grammar.rollback(num_tokens)
+        self._spent += time.thread_time() - began
+        self._tokens -= num_tokens
+
+    def fill_bitmask(self, bitmask: Any, batch_index: int) -> None:
+        """Write the allowed tokens; all of them for a grammar that has cost too much."""
+        if self._is_over():
+            bitmask[batch_index].fill_(-1)
+            return
+        began = time.thread_time()
+        self._grammar.fill_bitmask(bitmask, batch_index)
+        self._masks += 1
+        self._spent += time.thread_time() - began
+
+    def is_terminated(self) -> bool:
+        """Return whether the answer is complete."""
+        return not self.problem and bool(self._grammar.is_terminated())
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._grammar.reset()
+
+    def _is_over(self) -> bool:
+        if self._spent > BURST_S + TOKEN_S * self._masks:
+            self.problem = (
+                f"this grammar is too costly: {self._spent:.1f} s of the engine's time for {self._tokens} "
+                "tokens; use fewer alternatives, and repetitions with smaller bounds"
+            )
+            return True
+        return False
+
+
+def problem_of(request: Any) -> str:
+    """Return why a request's grammar gave it up; empty for one that has none, or did not."""
+    asked = request.structured_output_request
+    return str(getattr(asked.grammar, "problem", "")) if asked is not None else ""

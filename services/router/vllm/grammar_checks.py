@@ -1,0 +1,105 @@
+"""Checks of a router: the size and the form of a grammar, nothing that parses or compiles it.
+
+vLLM's front end has each grammar parsed on its event loop, by C++ and Rust: a schema with a chain of 2,000
+references and a `multipleOf` ends the process by a segmentation fault, `minItems` of 10^9 takes 11 GiB. Here
+those checks are left to the worker, which makes them, the same functions, in a process that can be ended
+(services/engine/grammars); a refusal is 400 all the same.
+
+Every way to a grammar ends in SamplingParams.structured_outputs: response_format, structured_outputs,
+text.format, and tools, which vLLM's parsers turn into schemas, structural tags or grammars. Its size is
+checked there.
+
+Leans on: vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}'s checks and
+vllm.sampling_params._get_llg_tokenizer, which SamplingParams._validate_structured_outputs and the protocols
+look up when they need them; backend_xgrammar.has_xgrammar_unsupported_json_features,
+vllm.sampling_params.check_json_nesting, StructuredOutputsParams (its fields).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from vllm import sampling_params as vllm_params
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.structured_output import (
+    backend_guidance,
+    backend_lm_format_enforcer,
+    backend_outlines,
+    backend_xgrammar,
+)
+
+from baton.services.engine.patches.replace import replace
+
+# Of a schema, choice, regex, grammar, or of what tools become. 10,000 choices (59 KB) took 0.5 s to compile.
+MAX_GRAMMAR_BYTES = 128 << 10
+_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
+
+
+def leave_to_workers() -> None:
+    """Have this process's vLLM check no more than the form; a second call does nothing. Raises StartError."""
+    replace(backend_xgrammar, "validate_xgrammar_grammar", _form, ("sampling_params",))
+    replace(backend_guidance, "validate_guidance_grammar", _nothing, ("sampling_params", "tokenizer"))
+    replace(backend_outlines, "validate_structured_output_request_outlines", _nothing, ("params",))
+    replace(
+        backend_lm_format_enforcer,
+        "validate_structured_output_request_lm_format_enforcer",
+        _nothing,
+        ("params",),
+    )
+    replace(vllm_params, "_get_llg_tokenizer", _nothing, ("tokenizer",))
+
+
+def size_problem(params: Any) -> str:
+    """Return why the grammar of these SamplingParams is too large; empty if it is not."""
+    asked = getattr(params, "structured_outputs", None)
+    if asked is None:
+        return ""
+    return too_large(sum(len(str(value)) for name in _FIELDS if (value := getattr(asked, name)) is not None))
+
+
+def too_large(size: int) -> str:
+    """Return why a grammar of so many bytes is refused; empty if it is not."""
+    if size <= MAX_GRAMMAR_BYTES:
+        return ""
+    return f"the answer's grammar or schema has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed"
+
+
+def _nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    del original
+
+    def leave(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    return leave
+
+
+def _form(original: Callable[..., Any]) -> Callable[..., Any]:
+    del original
+
+    def check(sampling_params: Any) -> None:
+        asked = sampling_params.structured_outputs
+        if asked is None:
+            return
+        if asked.regex and "\x00" in asked.regex:
+            raise ValueError("structured_outputs.regex must not contain a NUL character ('\\x00')")
+        if asked.json:
+            vllm_params.check_json_nesting(asked.json)
+            schema = _loads(asked.json, "JSON grammar") if isinstance(asked.json, str) else asked.json
+            if backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
+                raise VLLMValidationError(
+                    "The provided JSON schema contains features not supported by xgrammar."
+                )
+        if asked.structural_tag:
+            vllm_params.check_json_nesting(asked.structural_tag, structural_tag=True)
+            _loads(asked.structural_tag, "structural tag")
+
+    return check
+
+
+def _loads(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise VLLMValidationError(f"Invalid {what} specification.") from error

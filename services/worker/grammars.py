@@ -1,0 +1,40 @@
+"""A worker's way from a request with a grammar to one whose grammar is compiled."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+from baton.services.engine.grammars.house import GrammarHouse
+from baton.services.engine.grammars.trial import Context
+from baton.services.engine.host import EngineHost
+
+
+class Grammars:
+    """Has each grammar tried, then compiled in the engine's process."""
+
+    def __init__(self, host: EngineHost, house: GrammarHouse) -> None:
+        self._host = host
+        self._house = house
+
+    async def open(self) -> None:
+        """Prepare for the loaded engine's model."""
+        await self._house.open(Context.of(self._host.grammars.config))
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._house.close()
+
+    async def prepare(self, request: Any, party: int) -> None:
+        """Compile the grammar of vLLM's Request; its engine will not wait for it.
+
+        party: the client, with whom others take turns. Raises RequestRefused, and what the compiler raises.
+        Whoever is cancelled in here costs nothing more than a compilation under way.
+        """
+        verdict = await self._house.check(request.sampling_params, party)
+        asked = copy.copy(verdict.structured_outputs)
+        request.sampling_params.structured_outputs = asked
+        request.structured_output_request.params = asked
+        request.structured_output_request.__dict__.pop("structured_output_key", None)
+        await asyncio.wrap_future(self._host.grammars.compile(request, verdict.seconds))

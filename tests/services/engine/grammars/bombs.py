@@ -1,0 +1,168 @@
+"""Grammars that cost their compiler or the engine's steps as much as a client can make them, and honest ones.
+
+Each is a field of StructuredOutputsParams and its value. Some are larger than a router lets through.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Grammar = tuple[str, Any]
+
+
+def _object(properties: dict[str, Any], **more: Any) -> Grammar:
+    return "json", json.dumps({"type": "object", "properties": properties, **more})
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    if not depth:
+        return {"type": "string", "maxLength": 100}
+    branches = [
+        {"type": "object", "properties": {f"k{i}": _nested(depth - 1), "z": {"maxLength": 50 * depth + i}}}
+        for i in range(3)
+    ]
+    return {"oneOf": branches}
+
+
+def _chain(length: int) -> Grammar:
+    links: dict[str, Any] = {
+        f"d{i}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["n"]}
+        for i in range(length)
+    }
+    links[f"d{length}"] = {"type": "string"}
+    return "json", json.dumps({"$ref": "#/$defs/d0", "$defs": links})
+
+
+def _tools(number: int, parameters: int, **bounds: int) -> Grammar:
+    def tool(name: str) -> dict[str, Any]:
+        properties = {f"p{i}": {"type": "string", **bounds} for i in range(parameters)}
+        return {
+            "properties": {
+                "name": {"type": "string", "enum": [name]},
+                "parameters": {"type": "object", "properties": properties},
+            },
+            "required": ["name", "parameters"],
+        }
+
+    tools = [tool(f"tool{i}") for i in range(number)]
+    items = {"type": "object", "anyOf": tools}
+    return "json", json.dumps({"type": "array", "minItems": 1, "items": items})
+
+
+def _tags(number: int, triggers: list[str]) -> Grammar:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5)}}
+    tags = [{"begin": f"<f{i}>", "schema": schema, "end": f"</f{i}>"} for i in range(number)]
+    return "structural_tag", json.dumps({"structures": tags, "triggers": triggers})
+
+
+_ALTERNATIVES = "|".join(f"([a-z]{{1,{200 + i}}}[0-9]{{1,{300 + i}}}x{i})" for i in range(110))
+_DEEP = "\n".join(f'r{i} ::= "(" r{i + 1} ")" | r{i + 1} r{i + 1}' for i in range(60))
+_UNSUPPORTED = {"m": {"type": "integer", "multipleOf": 3}}  # by xgrammar: guidance takes it
+
+BOMBS: dict[str, Grammar] = {
+    "1,000 strings with maxLength": _object(
+        {f"p{i}": {"type": "string", "maxLength": 1000 + i} for i in range(1000)}
+    ),
+    "a regex of 3.3 KB": ("regex", f"({_ALTERNATIVES})*"),
+    "oneOf six deep": ("json", json.dumps(_nested(6))),
+    "patternProperties": (
+        "json",
+        json.dumps({"type": "object", "patternProperties": {"^([a-z]{1,300}x|[a-y]{1,300})*$": {}}}),
+    ),
+    "enum of 100,000": ("json", json.dumps({"enum": [f"v{i}" for i in range(100_000)]})),
+    "maxItems of 10^9": ("json", '{"type": "array", "items": {"type": "integer"}, "maxItems": 1000000000}'),
+    "minItems of 10^9": ("json", '{"type": "array", "items": {"type": "integer"}, "minItems": 1000000000}'),
+    "maxLength of 10^9": ("json", '{"type": "string", "maxLength": 1000000000}'),
+    "minLength of 10^9": ("json", '{"type": "string", "minLength": 1000000000}'),
+    "a chain of 2,000 references": _chain(2000),
+    "three quantifiers": ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    "two quantifiers": ("regex", "(a{1,1000}){1,1000}"),
+    "optional letters": ("regex", "(a?){3000}a{3000}"),
+    "unicode classes": ("regex", "[\\w\\s\u00e9-\U0010ffff]{1,2000}"),
+    "an ambiguous grammar": ("grammar", 'root ::= e\ne ::= e e | e e e | "a" | "b" | ""'),
+    "ambiguous expressions": ("grammar", 'root ::= e\ne ::= e "+" e | e "*" e | [a-z]+ | e e | [a-z ]*'),
+    "deep recursion": ("grammar", f'root ::= r0\n{_DEEP}\nr60 ::= "x"'),
+    "2,000 optional rules": ("grammar", f"root ::= {' '.join(['a?'] * 2000)}\na ::= [a-z]"),
+    "100,000 choices": ("choice", [f"choice {i}" for i in range(100_000)]),
+    "200 tools": _tools(200, 20, maxLength=100),
+    "300 tags and triggers": _tags(300, [f"<f{i}>" for i in range(300)]),
+    "guidance: minItems of 10^9": _object(
+        {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 10**9}, **_UNSUPPORTED}
+    ),
+    "guidance: a chain of references": (
+        "json",
+        _chain(2000)[1].replace('{"type": "string"}', '{"type": "integer", "multipleOf": 3}'),
+    ),
+    "outlines: long strings": (
+        "json",
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"a": {"type": "string", "maxLength": 2000}},
+                "patternProperties": {"^b": {"type": "string"}},
+                "required": ["a"],
+            }
+        ),
+    ),
+}
+
+# Nothing satisfies these.
+EMPTY: dict[str, Grammar] = {
+    "a rule that is itself": ("grammar", "root ::= root"),
+    "a class of nothing": ("regex", "[^\\s\\S]"),
+    "a reference without an end": (
+        "json",
+        json.dumps(
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {
+                    "a": {"type": "object", "properties": {"n": {"$ref": "#/$defs/a"}}, "required": ["n"]}
+                },
+            }
+        ),
+    ),
+    "a reference to itself": ("json", '{"$ref": "#"}'),
+    "rules around each other": ("grammar", 'root ::= "a" b\nb ::= "b" root'),
+}
+
+HONEST: dict[str, Grammar] = {
+    "a small schema": _object({"a": {"type": "integer"}, "b": {"type": "string"}}, required=["a", "b"]),
+    "40 properties": _object({f"p{i}": {"type": ("string", "integer")[i % 2]} for i in range(40)}),
+    "300 properties in 10 objects": _object(
+        {
+            f"o{j}": {
+                "type": "object",
+                "properties": {f"p{i}": {"anyOf": [{"type": "string"}, {"type": "null"}]} for i in range(30)},
+            }
+            for j in range(10)
+        }
+    ),
+    "a list": ("json", '{"type": "array", "items": {"type": "number"}, "maxItems": 50}'),
+    "a recursive schema": (
+        "json",
+        json.dumps(
+            {
+                "$ref": "#/$defs/t",
+                "$defs": {
+                    "t": {
+                        "type": "object",
+                        "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/t"}}},
+                        "required": ["c"],
+                    }
+                },
+            }
+        ),
+    ),
+    "three choices": ("choice", ["yes", "no", "perhaps"]),
+    "1,000 choices": ("choice", [f"choice {i}" for i in range(1000)]),
+    "a date": ("regex", "[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+    "any JSON": ("json_object", True),
+    "arithmetic": (
+        "grammar",
+        'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"',
+    ),
+    "ten tools": _tools(10, 6),
+    "tags": _tags(5, ["<f"]),
+    "guidance: a multiple": _object(_UNSUPPORTED),
+}

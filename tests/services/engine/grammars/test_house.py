@@ -1,0 +1,195 @@
+"""Grammars are tried beside a worker, by the real compilers, for a vocabulary of 150,000 tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import string
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from baton.protos.worker_pb2 import Failed
+from baton.services.engine.errors import RequestRefused
+from baton.services.engine.grammars import house as houses
+from baton.services.engine.grammars.house import SLOW, GrammarHouse
+from baton.services.engine.grammars.trial import Context
+from harness.support import PATIENCE
+from tests.services.engine.grammars.bombs import BOMBS, EMPTY, HONEST, Grammar
+from tests.services.engine.grammars.vocabulary import SIZE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one helper, which takes seconds to start
+
+EOS = SIZE - 1
+# Bombs that no limit has to stop: with this vocabulary they cost next to nothing.
+HARMLESS = {"maxItems of 10^9", "minItems of 10^9", "300 tags and triggers"}
+# What depends on the tokens of an answer: their steps are bounded while they run (test_metered).
+LATER = {"two quantifiers", "three quantifiers", "optional letters", "deep recursion", "minLength of 10^9"}
+
+
+def asked(grammar: Grammar, **fields: Any) -> SamplingParams:
+    field, value = grammar
+    limits = {"max_tokens": 100, **fields}
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**{field: value}), **limits)
+    params.update_from_generation_config({}, EOS)
+    return params
+
+
+def bomb(number: int) -> Grammar:
+    return "regex", f"([a-z]{{1,{3000 + number}}}x){{1,300}}"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def house(context: Context) -> AsyncIterator[GrammarHouse]:
+    """Give each trial in the slow lane 0.5 s of CPU, not 5: these tests are to be quick."""
+    made = GrammarHouse(slow=replace(SLOW, cpu_s=0.5))
+    await made.open(context)
+    async with asyncio.timeout(120 * PATIENCE):
+        await made.check(asked(HONEST["three choices"]), 0)  # the helper is there
+    yield made
+    made.close()
+
+
+async def refusal(house: GrammarHouse, params: SamplingParams, party: int = 1) -> RequestRefused | None:
+    try:
+        await house.check(params, party)
+    except RequestRefused as refused:
+        return refused
+    return None
+
+
+async def test_bombs_are_refused_in_time_and_honest_grammars_are_not(house: GrammarHouse) -> None:
+    wrong: list[str] = []
+    for name, grammar in HONEST.items():
+        if refused := await refusal(house, asked(grammar)):
+            wrong.append(f"{name}: {refused}")
+    for name, grammar in {**EMPTY, **BOMBS}.items():
+        began = time.monotonic()
+        refused = await refusal(house, asked(grammar))
+        took = time.monotonic() - began
+        if took > 8.0 * PATIENCE:  # 1 s of CPU; with the engine's compiler it was up to minutes
+            wrong.append(f"{name}: {took:.1f} s")
+        if name in HARMLESS | LATER:
+            continue
+        if refused is None or refused.code != Failed.CODE_INVALID:
+            wrong.append(f"{name}: {refused or 'not refused'}")
+        elif name in EMPTY and "no answer satisfies" not in str(refused):
+            wrong.append(f"{name}: {refused}")
+    assert not wrong
+    delayed = await _delay_beside_bombs(house)
+    assert delayed < 5.0 * PATIENCE  # 22 s and more where one compiler served all in their order
+
+
+async def _delay_beside_bombs(house: GrammarHouse) -> float:
+    """Return how long another client's small schemas take while 40 bombs wait, at the most."""
+    bombs = [asyncio.create_task(refusal(house, asked(bomb(number)), 1)) for number in range(40)]
+    await asyncio.sleep(0.5)
+    longest = 0.0
+    for number in range(5):
+        began = time.monotonic()
+        small = "json", f'{{"type": "object", "properties": {{"a{number}": {{"type": "integer"}}}}}}'
+        assert await refusal(house, asked(small), 2) is None
+        longest = max(longest, time.monotonic() - began)
+    assert sum(one.done() for one in bombs) < len(bombs), "the bombs were over: nothing was shown"
+    for one in bombs:
+        one.cancel()
+    await asyncio.gather(*bombs, return_exceptions=True)
+    return longest
+
+
+async def test_a_grammar_that_other_fields_leave_nothing_of_is_refused(house: GrammarHouse) -> None:
+    letters = _letters()
+    yes_no: Grammar = ("choice", ["yes", "no"])
+    cases: dict[str, tuple[SamplingParams, bool]] = {
+        "allowed elsewhere": (asked(yes_no, allowed_token_ids=[letters["a"], EOS]), False),
+        "its second letter is not allowed": (
+            asked(("choice", ["ab"]), allowed_token_ids=[letters["a"], EOS]),
+            False,
+        ),
+        "it may not end": (asked(("choice", ["ab"]), allowed_token_ids=[letters["a"], letters["b"]]), False),
+        "it ends before min_tokens": (asked(yes_no, min_tokens=10), False),
+        "it can be longer than min_tokens": (asked(("regex", "[a-z]+"), min_tokens=10), True),
+        "letters are allowed": (asked(yes_no, allowed_token_ids=[*letters.values(), EOS]), True),
+    }
+    for name, (params, well) in cases.items():
+        refused = await refusal(house, params)
+        assert (refused is None) == well, f"{name}: {refused}"
+        assert refused is None or refused.code == Failed.CODE_INVALID
+
+
+def _letters() -> dict[str, int]:
+    """Return the tokens of a to z: the tokenizer's first ones are the alphabet of bytes, sorted."""
+    from tokenizers import pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return {letter: alphabet.index(letter) for letter in string.ascii_lowercase}
+
+
+async def test_what_nobody_waits_for_any_more_is_ended_and_what_was_refused_is_remembered(
+    house: GrammarHouse,
+) -> None:
+    gone = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(3)]
+    async with asyncio.timeout(10 * PATIENCE):
+        while not any(trial.runs for trial in house._trials.values()):  # noqa: ASYNC110 (a poll)
+            await asyncio.sleep(0.01)
+        for one in gone:
+            one.cancel()
+        while house._trials:  # noqa: ASYNC110 (a poll)
+            await asyncio.sleep(0.01)
+    bad = asked(EMPTY["a rule that is itself"])
+    assert await refusal(house, bad)
+    tried = house._number
+    assert await refusal(house, bad)
+    assert house._number == tried  # not tried again
+
+
+async def test_too_many_of_one_client_are_turned_away_and_another_client_is_not(
+    house: GrammarHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(houses, "_MOST_OF_PARTY", 2)
+    waiting = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(2)]
+    await asyncio.sleep(0)
+    refused = await refusal(house, asked(bomb(3)))
+    assert refused is not None
+    assert refused.code == Failed.CODE_FULL
+    assert await refusal(house, asked(HONEST["a date"]), party=2) is None
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_after_the_helper_died_another_one_is_started(
+    house: GrammarHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(houses, "_RESTART_S", 0.0)
+    waiting = asyncio.create_task(refusal(house, asked(bomb(0))))
+    async with asyncio.timeout(10 * PATIENCE):
+        while not any(trial.runs for trial in house._trials.values()):  # noqa: ASYNC110 (a poll)
+            await asyncio.sleep(0.01)
+        for pid in _helpers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        refused = await waiting
+    assert refused is not None
+    assert refused.code == Failed.CODE_FULL
+    async with asyncio.timeout(60 * PATIENCE):
+        assert await refusal(house, asked(("regex", "after the death"))) is None
+
+
+def _helpers() -> list[int]:
+    """Return the helpers of this process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            title = (folder / "cmdline").read_bytes().decode(errors="replace")
+            if title.startswith(f"baton: grammars of process {os.getpid()}"):
+                found.append(int(folder.name))
+    return found

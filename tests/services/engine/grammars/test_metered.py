@@ -1,0 +1,69 @@
+"""A grammar that becomes costly while it runs ends its own request, and an honest one is never touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import xgrammar
+from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+
+from baton.services.engine.grammars import metered
+from baton.services.engine.grammars.metered import Metered, problem_of
+
+# Bytes, and runs of one letter, as real vocabularies have them; the last one ends.
+VOCABULARY = [bytes([number]) for number in range(256)] + [b"a" * length for length in range(2, 200)] + [b""]
+EOS = len(VOCABULARY) - 1
+
+
+@pytest.fixture(scope="module")
+def compiler() -> xgrammar.GrammarCompiler:
+    info = xgrammar.TokenizerInfo(VOCABULARY, stop_token_ids=[EOS])
+    return xgrammar.GrammarCompiler(info, max_threads=1)
+
+
+def grammar(compiler: xgrammar.GrammarCompiler, regex: str) -> Metered:
+    compiled = compiler.compile_regex(regex)
+    matcher = xgrammar.GrammarMatcher(compiled)
+    return Metered(XgrammarGrammar(vocab_size=len(VOCABULARY), matcher=matcher, ctx=compiled))
+
+
+def run(one: Metered, token: int, steps: int) -> int:
+    """Step as an engine does, with drafts; return the number of tokens that were taken."""
+    bitmask = xgrammar.allocate_token_bitmask(1, len(VOCABULARY))
+    for step in range(steps):
+        one.validate_tokens([token, token])
+        one.fill_bitmask(bitmask, 0)
+        if not one.accept_tokens("", [token]):
+            return step
+    return steps
+
+
+def test_a_costly_grammar_ends_its_request_with_words(
+    compiler: xgrammar.GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metered, "BURST_S", 0.05)
+    monkeypatch.setattr(metered, "TOKEN_S", 0.0005)
+    bomb, honest = grammar(compiler, "(a{1,1000}){1,1000}"), grammar(compiler, "a*")
+    long = VOCABULARY.index(b"a" * 150)
+    assert run(bomb, long, 60) < 60
+    assert "too costly" in bomb.problem
+    assert not bomb.is_terminated()  # or the engine would take its tokens without asking
+    assert run(honest, long, 60) == 60
+    assert not honest.problem
+
+
+def test_a_token_that_is_not_allowed_is_told_in_words(compiler: xgrammar.GrammarCompiler) -> None:
+    one = grammar(compiler, "aab")
+    assert run(one, ord("a"), 3) == 2
+    assert "after 2 tokens" in one.problem
+
+    class Asked:
+        grammar: Any = one
+
+    class Request:
+        structured_output_request = Asked()
+
+    assert problem_of(Request()) == one.problem
+    Request.structured_output_request = None  # type: ignore[assignment]
+    assert problem_of(Request()) == ""

@@ -1,0 +1,112 @@
+"""A router bounds the size of each grammar, and parses none: that is left to the workers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm.config import StructuredOutputsConfig
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from baton.services.engine.grammars.backends import native_checks
+from baton.services.router.vllm.grammar_checks import MAX_GRAMMAR_BYTES, leave_to_workers, size_problem
+from baton.services.router.vllm.request_limits import grammar_bytes
+from harness.deployment import MODEL
+
+LARGE = "x" * (MAX_GRAMMAR_BYTES + 1)
+SCHEMA = {"type": "object", "description": LARGE}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.fixture
+def router() -> Iterator[None]:
+    """Be a router's process, for a while."""
+    before = [(module, name, getattr(module, name)) for module, name in native_checks()]
+    leave_to_workers()
+    yield
+    for module, name, function in before:
+        setattr(module, name, function)
+
+
+class Model:
+    is_diffusion = False
+
+
+@functools.cache
+def _tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+def verify(**asked: Any) -> StructuredOutputsParams:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**asked))
+    params._validate_structured_outputs(Model(), StructuredOutputsConfig(), _tokenizer())
+    assert params.structured_outputs is not None
+    return params.structured_outputs
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "Hi"}], **fields)
+
+
+@pytest.mark.parametrize(
+    ("request_", "counts"),
+    [
+        (chat(tools=[TOOL], tool_choice="required"), True),
+        (chat(tools=[TOOL], tool_choice=NAMED), True),
+        (chat(tools=[TOOL]), False),  # a part of the prompt alone
+        (chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}), True),
+        (chat(structured_outputs={"regex": LARGE}), True),
+        (
+            ResponsesRequest(
+                input="Hi", text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+            ),
+            True,
+        ),
+    ],
+)
+def test_each_way_to_a_grammar_is_counted(request_: Any, counts: bool) -> None:
+    assert (grammar_bytes(request_) > MAX_GRAMMAR_BYTES) == counts
+
+
+@pytest.mark.parametrize("field", ["json", "regex", "grammar", "structural_tag"])
+def test_what_a_request_ends_in_is_counted(field: str) -> None:
+    for value, refused in ((LARGE, True), ("x", False)):
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(**{field: value}))
+        assert bool(size_problem(params)) == refused
+    assert size_problem(SamplingParams()) == ""
+
+
+@pytest.mark.usefixtures("router")
+def test_nothing_is_parsed() -> None:
+    links: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["n"]}
+        for n in range(2000)
+    }
+    links["d2000"] = {"type": "integer", "multipleOf": 3}
+    fatal = {"$ref": "#/$defs/d0", "$defs": links}  # a segmentation fault where guidance parses it
+    assert verify(json=fatal)._backend == "guidance"
+    assert verify(grammar="root ::= nothing")._backend == "xgrammar"
+
+
+@pytest.mark.usefixtures("router")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"regex": "a\x00"},
+        {"json": "{"},
+        {"json": '{"a":' * 100 + "1" + "}" * 100},
+        {"choice": []},
+        {"grammar": " "},
+    ],
+)
+def test_the_form_is_checked(asked: dict[str, Any]) -> None:
+    with pytest.raises(VLLMValidationError):
+        verify(**asked)
