@@ -3,8 +3,8 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses `take_reports`, `resume`, `loads`, `wake_on_loads`, `step_failed`, `compatibility_hash`, `facts`, `staged`,
-`kv_addresses` and `try_handoff`.
+uses `take_reports`, `resume`, `loads`, `wake_on_loads`, `step_failed`, `compatibility_hash`, `facts`,
+`staged`, `kv_addresses` and `try_handoff`.
 
 Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
 (vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups,

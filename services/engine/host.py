@@ -36,7 +36,7 @@ from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
-from baton.services.engine.errors import EngineFailed, RequestRefused
+from baton.services.engine.errors import RankLost, RequestRefused
 from baton.services.engine.patches import draft_length, failed_step, first_drafts, giving_way, step_times
 
 logger = logging.getLogger(__name__)
@@ -327,7 +327,7 @@ class EngineHost:
             outputs, step.executed = engine.step_fn()
             step.outputs = outputs or {}
             engine.post_step(step.executed)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (raised again where it cannot be recovered from)
             self._recover(error, step)
         self._step_began, step.seconds = 0.0, time.monotonic() - began
         step.times = step_times.take()
@@ -368,7 +368,7 @@ class EngineHost:
         """Return the requests that ran as the engine broke; None where that is not known."""
         try:
             return self._failed_step.holding() if self._failed_step is not None else None
-        except Exception as error:  # whatever state it is in
+        except Exception as error:  # noqa: BLE001 (whatever state it is in)
             logger.warning("which requests ran as the engine failed is not known: %s", error)
             return None
 
@@ -431,4 +431,4 @@ def _look() -> None:
 
 
 def _rank_lost() -> None:
-    raise EngineFailed("the process of a tensor-parallel rank died")
+    raise RankLost("the process of a tensor-parallel rank died")

@@ -19,6 +19,7 @@ from typing import cast
 import setproctitle
 
 from baton.errors import BatonError
+from baton.services.leave import ENGINE_FAILED
 
 PR_SET_PDEATHSIG = 1
 _fork = multiprocessing.get_context("fork")
@@ -45,6 +46,11 @@ class Child:
     def left(self) -> bool:
         """Whether it exited in good order, because it was drained."""
         return self.process.exitcode == 0
+
+    @property
+    def engine_failed(self) -> bool:
+        """Whether it ended as its engine failed while it served: a request can do that."""
+        return self.process.exitcode == ENGINE_FAILED
 
     def how_it_ended(self) -> str:
         """Return the end of a process that has ended: `status 1` or `signal SIGKILL`."""

@@ -55,6 +55,7 @@ class Failure:
     trouble: Trouble
     worker_id: str
     message: str
+    engine_goes_on: bool = False  # of ENGINE: without the requests of the step that failed
 
     @property
     def decode_side_is_fine(self) -> bool:
@@ -69,6 +70,47 @@ class Failure:
         harm, and is retried until its deadline. Nor does a prefix that did not come.
         """
         return self.trouble not in (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX)
+
+
+# Workers that a request may lose in a row, without progress, until it is tried alone, and given up there.
+LOSSES_BESIDE, LOSSES_IN_ALL = 2, 3
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """What is held against a request: engines failed under it, or workers were lost.
+
+    A suspect is tried alone. An engine that fails under it then convicts it. Of two that are poison only
+    together each passes a short trial, so one under which a second engine fails beside others runs alone to
+    its end. A worker that is lost says little about a request: it takes several in a row.
+    """
+
+    suspect: bool = False
+    failures: int = 0  # of engines, beside others
+    losses: int = 0  # of workers in a row, without progress
+    convicted: bool = False
+
+    @property
+    def to_its_end(self) -> bool:
+        """Whether it must not run beside others any more."""
+        return self.failures > 1
+
+    def note(self, failure: Failure, *, alone: bool, progress: bool) -> None:
+        """Take note of an attempt that failed. alone: nobody else was in the engine."""
+        if progress:
+            self.losses = 0
+        if failure.trouble is Trouble.ENGINE:
+            self.convicted = alone
+            self.suspect = True
+            self.failures += not alone
+        elif failure.trouble is Trouble.LOST:
+            self.losses += 1
+            self.suspect = self.suspect or self.losses >= LOSSES_BESIDE
+            self.convicted = alone and self.losses >= LOSSES_IN_ALL
+
+    def passed(self) -> None:
+        """Take note that it has passed its trial."""
+        self.suspect, self.losses = self.to_its_end, 0
 
 
 def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -> RecoveryStep:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,8 @@ class RunningAttempt:
     traceparent: str = ""  # of its request, for log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # requests.Prepared of services/engine, once it is built
+    alone: bool = False  # while it runs, no other is in the engine
+    more_alone: bool = False  # its router has another one to be tried alone
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -70,6 +72,7 @@ class Attempts:
     """All attempts of this worker."""
 
     def __init__(self) -> None:
+        self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # of each that is live no more
         self._live: dict[str, RunningAttempt] = {}  # by internal id
         self._of_request: dict[str, RunningAttempt] = {}
         self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # until when, mark
@@ -129,6 +132,7 @@ class Attempts:
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
             self._remember(attempt)
+        self.on_end(attempt)
 
     def _remember(self, ended: RunningAttempt) -> None:
         now = time.monotonic()

@@ -11,13 +11,14 @@ What says that the device or the process is in an unknown state is not recovered
 
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, batch_queue, scheduler,
 request_block_hasher, model_executor.driver_worker.worker.model_runner, log_error_detail, which dumps the
-step's requests with their content), vllm.v1.core.sched.scheduler.Scheduler (schedule, finish_requests, requests,
-waiting, kv_holding_waiting, running, policy, finished_req_ids, defer_block_free, sched_step_seq,
+step's requests with their content), vllm.v1.core.sched.scheduler.Scheduler (schedule, finish_requests,
+requests, waiting, kv_holding_waiting, running, policy, finished_req_ids, defer_block_free, sched_step_seq,
 processed_step_seq, _drain_deferred_frees, kv_cache_manager.{get_block_ids, evict_blocks}), RequestStatus,
 request_queue.create_request_queue, SchedulerOutput (num_scheduled_tokens, finished_req_ids), of
 vllm.v1.worker.gpu_model_runner.GPUModelRunner input_batch (req_id_to_index, batch_update_builder.reset,
-remove_request, condense, refresh_metadata, max_num_reqs, logitsprocs, thinking_budget_state_holder), execute_model_state, kv_connector_output,
-_draft_token_ids, _draft_token_req_ids; of V2's GPUModelRunner execute_model_state; BatchUpdate (removed: indices),
+remove_request, condense, refresh_metadata, max_num_reqs, logitsprocs, thinking_budget_state_holder),
+execute_model_state, kv_connector_output, _draft_token_ids, _draft_token_req_ids; of V2's GPUModelRunner
+execute_model_state; vllm.v1.sample.logits_processor.BatchUpdate (removed: indices),
 vllm.v1.request.Request, vllm.v1.engine.EngineCoreRequest.
 """
 
@@ -200,7 +201,11 @@ class FailedStep:
             prompt_token_ids=[1, 1],
             mm_features=None,
             sampling_params=SamplingParams(
-                temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False, skip_reading_prefix_cache=True
+                temperature=0.0,
+                max_tokens=2,
+                ignore_eos=True,
+                detokenize=False,
+                skip_reading_prefix_cache=True,
             ),
             pooling_params=None,
             arrival_time=time.time(),

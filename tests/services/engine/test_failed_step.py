@@ -72,7 +72,7 @@ def run(engine: Engine) -> Failures:
         try:
             if not engine.step():
                 return found
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (as the host)
             found.seen.append(str(error))
             found.ended.append(engine.core.failed.recover(error))
             engine.connector.take_reports()
@@ -172,9 +172,7 @@ def test_handoffs_under_way_end_well(engine: EngineProcess, source: EngineProces
     assert engine.call(generate, f"later-{where}", prompt, TOKENS) == expected
 
 
-def load_and_save(
-    engine: Engine, name: str, prompt: list[int], manifest: Manifest, where: str
-) -> Failures:
+def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manifest, where: str) -> Failures:
     """Fail a step in which one request's load begins and another one's prompt is saved."""
     engine.add(name, prompt, TOKENS, load_params(1, manifest))
     poison(engine, f"saves-{where}", prompt_of(f"saves-{where}", 100), dose("alone", where), save_params(1))

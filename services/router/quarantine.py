@@ -1,0 +1,80 @@
+"""Where suspects wait: requests under which an engine failed are tried alone, one at a time.
+
+The one whose trial is shortest goes first, of equal ones the first that came. All of a router's are tried on
+one worker as long as that lasts, so that few others are disturbed: the one whose engine failed, if it goes
+on, as it is empty then. Nobody waits here longer than its own deadline, which its relay keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import time
+from collections.abc import AsyncIterator
+
+from baton.protos import scheduler_pb2
+
+# Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
+# others: a step that computes the prompt, and one or more that decode, with drafts.
+TRIAL_TOKENS = 4
+SIZE_STEP = 512  # tokens to compute; those of one size go in the order in which they came
+KEPT_S = 30.0  # for which the worker of the last trial is the next one's
+
+_Turn = tuple[int, int, asyncio.Future[None]]
+
+
+class Quarantine:
+    """The suspects of one router. For one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Turn] = []  # a heap
+        self._numbers = itertools.count()
+        self._busy = False
+        self._worker: scheduler_pb2.Worker | None = None
+        self._until = 0.0  # time.monotonic
+
+    @property
+    def more(self) -> bool:
+        """Whether another suspect waits."""
+        return bool(self._waiting)
+
+    @property
+    def worker(self) -> scheduler_pb2.Worker | None:
+        """The worker on which suspects are tried at present, if any."""
+        return self._worker if time.monotonic() < self._until else None
+
+    def use(self, worker: scheduler_pb2.Worker) -> None:
+        """Try suspects on this worker for a while."""
+        self._worker, self._until = worker, time.monotonic() + KEPT_S
+
+    def avoid(self, worker_id: str) -> None:
+        """Try no suspect on this worker, unless a placement says so."""
+        if self._worker is not None and self._worker.worker_id == worker_id:
+            self._worker = None
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tokens: int) -> AsyncIterator[None]:
+        """Wait until nobody else is tried; `tokens` must be computed first."""
+        loop = asyncio.get_running_loop()
+        turn = tokens // SIZE_STEP, next(self._numbers), loop.create_future()
+        heapq.heappush(self._waiting, turn)
+        loop.call_soon(self._next)  # those that fail with it join in the same round of the loop
+        try:
+            await turn[2]
+            yield
+        finally:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+                heapq.heapify(self._waiting)
+            else:
+                self._busy = False
+                loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        if self._waiting and not self._busy:
+            self._busy = True
+            _, _, begins = heapq.heappop(self._waiting)
+            if not begins.done():
+                begins.set_result(None)
