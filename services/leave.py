@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-
 # Of a worker whose engine failed while it served. Requests do that: who restarts it should not count it as a
 # fault of the worker's. (EX_SOFTWARE of sysexits.h)
 ENGINE_FAILED = 70

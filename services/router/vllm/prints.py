@@ -1,7 +1,7 @@
 """What an encoded request asks for, as a digest; and its shape for the log.
 
-Leans on: vllm.v1.engine.EngineCoreRequest (request_id, arrival_time, client_index, cache_salt, priority,
-sampling_params), vllm.sampling_params.SamplingParams.seed.
+Leans on: vllm.v1.engine.EngineCoreRequest (request_id, external_req_id, trace_headers, arrival_time,
+client_index, cache_salt, priority, sampling_params), vllm.sampling_params.SamplingParams.seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def digest(engine_request: bytes) -> bytes:
     request.request_id = ""
     request.arrival_time = 0.0
     request.client_index = request.priority = 0
-    request.cache_salt = None
+    request.cache_salt = request.external_req_id = request.trace_headers = None
     if request.sampling_params is not None:
         request.sampling_params.seed = None
     return hashlib.sha256(wire.encode_request(request)).digest()
