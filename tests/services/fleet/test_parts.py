@@ -102,6 +102,12 @@ def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
     assert not prefill.deaths
 
 
+def printed(part: Part) -> str:
+    assert part.child is not None
+    assert part.child.log is not None
+    return part.child.log.read_text()[part.child.log_from :]
+
+
 def break_engine(fleet: Fleet, part: Part) -> None:
     """Have a worker's process end as one does whose engine failed."""
     fleet.end(part, lambda pid: os.kill(pid, signal.SIGUSR1))
@@ -121,10 +127,7 @@ def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
     worker = fleet.add("mixed-0", Kind.WORKER, engine)
     fleet.add("router", Kind.ROUTER)
     for _ in range(6):
-        assert worker.child is not None
-        log = worker.child.log
-        assert log is not None
-        eventually(lambda: "shape" in log.read_text()[worker.child.log_from :], 10, "it can be ended")
+        eventually(lambda: "shape" in printed(worker), 10, "it can be ended")
         break_engine(fleet, worker)
     assert not worker.given_up
     assert not worker.deaths
