@@ -29,7 +29,13 @@ def _fields(params: Any) -> Iterable[str]:
     default = type(params)()
     for name in type(params).__struct_fields__:
         value = getattr(params, name)
-        if name.startswith("_") or name in _QUIET or value is None or value == getattr(default, name):
+        if (
+            name.startswith("_")
+            or name in _QUIET
+            or value is None
+            or value is False
+            or value == getattr(default, name)
+        ):
             continue
         yield f"{name} ({_measure(value)})"
 

@@ -180,7 +180,7 @@ class Relay:
                 state.failures = self._retries = 0
                 self._give_up = time.monotonic() + self._replace_wait_s
             state.failures += failure.counts
-            state.suspicion.note(failure, alone=alone, progress=generated >= PROGRESS_TOKENS)
+            state.suspicion.note(failure, alone=alone, generated=generated)
             self._retries += 1
             self._last_failure = failure.message
             await self._recover(failure)

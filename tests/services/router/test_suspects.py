@@ -210,7 +210,7 @@ def test_what_is_held_against_a_request(
         if failure is None:
             suspicion.passed()
         else:
-            suspicion.note(Failure(failure[0], "w", "it failed"), alone=failure[1], progress=False)
+            suspicion.note(Failure(failure[0], "w", "it failed"), alone=failure[1], generated=0)
     assert (suspicion.suspect, suspicion.to_its_end, suspicion.convicted) == (
         suspect,
         to_its_end,
@@ -221,8 +221,18 @@ def test_what_is_held_against_a_request(
 def test_progress_between_two_losses_clears_a_request() -> None:
     suspicion = Suspicion()
     for _ in range(5):
-        suspicion.note(Failure(Trouble.LOST, "w", "it died"), alone=False, progress=True)
+        suspicion.note(Failure(Trouble.LOST, "w", "it died"), alone=False, generated=2)
     assert not suspicion.suspect
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None:
+    """Else one who sends many requests that break steps would have all others run alone to their ends."""
+    suspicion = Suspicion()
+    for _ in range(3):
+        suspicion.note(Failure(Trouble.ENGINE, "w", "it failed", goes_on), alone=False, generated=40)
+        suspicion.passed()
+    assert suspicion.to_its_end == (not goes_on)
 
 
 def encoded(name: str = "q", prompt: list[int] = PROMPT, **params: object) -> bytes:
