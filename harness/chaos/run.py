@@ -99,9 +99,11 @@ async def _with_requests(
         await asyncio.to_thread(serves, site)
         known = await questions(site.url(site.routers[0]), plan.every)
         await _idle(site)
-        async with Load(site, known, plan.clients, f"{seed} {plan.name}", long=plan.long) as load:
-            async with poisoners(site, plan.poison, f"{seed} {plan.name}") as poison:
-                broken = await _break(site, plan, seed, seconds, load, outcome, say)
+        async with (
+            Load(site, known, plan.clients, f"{seed} {plan.name}", long=plan.long) as load,
+            poisoners(site, plan.poison, f"{seed} {plan.name}") as poison,
+        ):
+            broken = await _break(site, plan, seed, seconds, load, outcome, say)
         outcome.poison, outcome.engines_failed = dict(poison.answers), site.engines_failed
         outcome.unmet += poison.judge()
         outcome.stages = dict(broken.census)

@@ -20,6 +20,7 @@ from baton.services.router.chronicle import Chronicle
 from baton.services.router.convicts import Convicts
 from baton.services.router.errors import (
     AttemptsExhausted,
+    Convicted,
     EngineBroken,
     NotAdmitted,
     Overloaded,
@@ -111,7 +112,11 @@ class Relay:
 
     def start(self) -> None:
         """Enter the journal, and go on in a task. Raises NotAdmitted without room there, and Convicted."""
-        self._convicts.check(self.state.engine_request)
+        try:
+            self._convicts.check(self.state.engine_request)
+        except Convicted:
+            self._metrics.suspect("refused")
+            raise
         self._journal.enter(self.state)
         self._counts.arrived(self.state)
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
@@ -247,6 +252,7 @@ class Relay:
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
         if state.suspicion.convicted:
+            self._metrics.suspect("convicted")
             self._convicts.add(state.request_id, state.engine_request, failure.message)
             raise EngineBroken(
                 f"an engine failed under this request, which ran there alone: {failure.message}"
@@ -396,6 +402,7 @@ class Relay:
             failure = await leg.run(None)
         if failure is not None or state.over or self._finish_if_complete():
             return failure
+        self._metrics.suspect("passed")
         state.suspicion.passed()
         state.failures = self._retries = 0
         self._give_up = time.monotonic() + self._replace_wait_s
