@@ -96,7 +96,7 @@ DEADLY = Kind("fatal", _fatal, BROKEN)
 
 @dataclass
 class Poisoners:
-    """What was sent and answered."""
+    """The poison of one run: its clients, and the answers that they got."""
 
     site: Site
     seed: str

@@ -79,7 +79,7 @@ class RouterMetrics:
         )
         self._suspects = Counter(
             "baton_router_suspects_total",
-            "Requests tried alone: passed, convicted (an engine failed under them), or refused at the door later",
+            "Requests tried alone: passed, convicted, or refused at the door later",
             ["end"],
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""Where suspects wait: requests under which an engine failed are tried alone, one at a time.
+"""The suspects of a router: requests under which an engine failed are tried alone, one at a time.
 
 The one whose trial is shortest goes first, of equal ones the first that came. All of a router's are tried on
 one worker as long as that lasts, so that few others are disturbed: the one whose engine failed, if it goes

@@ -80,7 +80,7 @@ FORGET_TOKENS = 32
 
 @dataclass(slots=True)
 class Suspicion:
-    """What is held against a request: engines failed under it, or workers were lost.
+    """The case against a request: engines failed under it, or workers were lost.
 
     A suspect is tried alone. An engine that fails under it then convicts it. Of two that are poison only
     together each passes a short trial, so one under which a second engine fails beside others runs alone to
