@@ -20,6 +20,7 @@ from baton.protos import scheduler_pb2
 # others: a step that computes the prompt, and one or more that decode, with drafts.
 TRIAL_TOKENS = 4
 SIZE_STEP = 512  # tokens to compute; those of one size go in the order in which they came
+STEP_COSTS = 16  # a token to generate, in tokens to compute
 KEPT_S = 30.0  # for which the worker of the last trial is the next one's
 
 _Turn = tuple[int, int, asyncio.Future[None]]
@@ -55,10 +56,10 @@ class Quarantine:
             self._worker = None
 
     @contextlib.asynccontextmanager
-    async def turn(self, tokens: int) -> AsyncIterator[None]:
-        """Wait until nobody else is tried; `tokens` must be computed first."""
+    async def turn(self, computes: int, generates: int) -> AsyncIterator[None]:
+        """Wait until nobody else is tried. computes, generates: tokens of this one's trial."""
         loop = asyncio.get_running_loop()
-        turn = tokens // SIZE_STEP, next(self._numbers), loop.create_future()
+        turn = (computes + STEP_COSTS * generates) // SIZE_STEP, next(self._numbers), loop.create_future()
         heapq.heappush(self._waiting, turn)
         loop.call_soon(self._next)  # those that fail with it join in the same round of the loop
         try:

@@ -393,9 +393,9 @@ class Relay:
         Return None where it has, with another placement, and when the request is over.
         """
         state = self.state
-        async with self._quarantine.turn(state.tokens_to_prefill):
+        tokens = state.tokens_to_generate if state.suspicion.to_its_end else TRIAL_TOKENS
+        async with self._quarantine.turn(state.tokens_to_prefill, tokens):
             await self._place_trial()
-            tokens = state.tokens_to_generate if state.suspicion.to_its_end else TRIAL_TOKENS
             more = self._quarantine.more
             phase = worker_pb2.PHASE_DECODE
             leg = Leg(self, self._sink, self.placement, phase, alone_tokens=tokens, more_alone=more)

@@ -70,8 +70,8 @@ class FailedStep:
         """Remember from now on what the last steps scheduled."""
         self._engine = engine
         self._connector = engine.scheduler.get_kv_connector()
-        # As many as may be on their way at a time, and the one that is scheduled.
-        self._outputs: deque[Any] = deque(maxlen=1 + getattr(engine, "batch_queue_size", 1))
+        waiting = engine.batch_queue_size if engine.batch_queue is not None else 0
+        self._outputs: deque[Any] = deque(maxlen=1 + waiting)  # of the steps that are on their way
         self._numbers = itertools.count()
         replace(engine.scheduler, "schedule", self._noting, ("throttle_prefills",))
         engine.log_error_detail = _without_details

@@ -177,13 +177,13 @@ async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) 
 async def test_the_shortest_trial_goes_first() -> None:
     quarantine, order = Quarantine(), []
 
-    async def one(name: str, tokens: int) -> None:
-        async with quarantine.turn(tokens):
+    async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
+        async with quarantine.turn(computes, generates):
             order.append((name, quarantine.more))
             await asyncio.sleep(0)
 
-    await asyncio.gather(one("long", 5000), one("a", 100), one("b", 60), one("middle", 700))
-    assert order == [("a", True), ("b", True), ("middle", True), ("long", False)]
+    await asyncio.gather(one("end", 50, 900), one("long", 5000), one("a", 100), one("b", 60))
+    assert order == [("a", True), ("b", True), ("long", True), ("end", False)]
 
 
 @pytest.mark.parametrize(
