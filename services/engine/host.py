@@ -38,6 +38,7 @@ from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, in
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import RankLost, RequestRefused
 from baton.services.engine.patches import draft_length, failed_step, first_drafts, giving_way, step_times
+from baton.services.errors import describe
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class EngineStep:
     yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by classes, in this step
     blocks: Change | None = None  # what the prefix cache gained and lost
     failed: Sequence[str] = ()  # requests that ended with it, as it raised `problem`
-    problem: Exception | None = None
+    problem: str = ""
 
     @property
     def matters(self) -> bool:
@@ -359,7 +360,8 @@ class EngineHost:
         """Go on after a step that raised `error`, without its requests. Raises it where that cannot be."""
         if self._failed_step is None:
             raise error
-        step.failed, step.problem = self._failed_step.recover(error), error
+        step.failed = self._failed_step.recover(error)
+        step.problem = f"a step of the engine failed: {describe(error)}"
         self._unseen.difference_update(step.failed)
         if self._giving_way is not None:
             self._giving_way.step_failed()

@@ -15,6 +15,9 @@ import time
 from collections.abc import AsyncIterator
 
 from baton.protos import scheduler_pb2
+from baton.scheduler.client import Placement
+from baton.services.router.recovery import Failure, Trouble
+from baton.services.router.state import RequestState
 
 # Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
 # others: a step that computes the prompt, and one or more that decode, with drafts.
@@ -41,19 +44,34 @@ class Quarantine:
         """Whether another suspect waits."""
         return bool(self._waiting)
 
-    @property
-    def worker(self) -> scheduler_pb2.Worker | None:
-        """The worker on which suspects are tried at present, if any."""
-        return self._worker if time.monotonic() < self._until else None
+    def worker_for(self, placement: Placement, state: RequestState) -> scheduler_pb2.Worker | None:
+        """Return the worker on which suspects are tried at present, if it can take this one.
+
+        Without a placement there it must have the request's weights and adapter.
+        """
+        worker = self._worker
+        if worker is None or time.monotonic() > self._until:
+            return None
+        if any(one is not None and one.worker_id == worker.worker_id for one in _workers(placement)):
+            return worker
+        alike = worker.model_fingerprint == placement.decode.model_fingerprint
+        return worker if alike and state.adapter is None else None
 
     def use(self, worker: scheduler_pb2.Worker) -> None:
         """Try suspects on this worker for a while."""
         self._worker, self._until = worker, time.monotonic() + KEPT_S
 
-    def avoid(self, worker_id: str) -> None:
-        """Try no suspect on this worker, unless a placement says so."""
-        if self._worker is not None and self._worker.worker_id == worker_id:
+    def note(self, failure: Failure, placement: Placement, state: RequestState) -> None:
+        """Choose where a suspect is tried, by the failure of its last attempt."""
+        if failure.engine_goes_on:
+            for worker in _workers(placement):
+                if worker is not None and worker.worker_id == failure.worker_id:
+                    self.use(worker)
+            return
+        if self._worker is not None and self._worker.worker_id == failure.worker_id:
             self._worker = None
+        if failure.trouble not in (Trouble.REFUSED, Trouble.STALE):
+            state.excluded.add(failure.worker_id)
 
     @contextlib.asynccontextmanager
     async def turn(self, computes: int, generates: int) -> AsyncIterator[None]:
@@ -79,3 +97,7 @@ class Quarantine:
             _, _, begins = heapq.heappop(self._waiting)
             if not begins.done():
                 begins.set_result(None)
+
+
+def _workers(placement: Placement) -> tuple[scheduler_pb2.Worker | None, ...]:
+    return placement.prefill, placement.decode

@@ -258,7 +258,8 @@ class Relay:
                 f"an engine failed under this request, which ran there alone: {failure.message}"
             )
         if state.suspicion.suspect:
-            self._expect_trial(failure)
+            self._abort_workers()
+            self._quarantine.note(failure, self.placement, state)
             return
         step = next_step(
             failure,
@@ -348,23 +349,11 @@ class Relay:
     def _report(self, outcome: str) -> None:
         self._placements.finished(self.state, self.placement.attempt, outcome)
 
-    def _expect_trial(self, failure: Failure) -> None:
-        """Leave the workers of an attempt that failed. The next one is alone."""
-        self._abort_workers()
-        workers = (self.placement.prefill, self.placement.decode)
-        if failure.engine_goes_on:
-            for worker in workers:
-                if worker is not None and worker.worker_id == failure.worker_id:
-                    self._quarantine.use(worker)
-            return
-        self._quarantine.avoid(failure.worker_id)
-        if failure.trouble not in (Trouble.REFUSED, Trouble.STALE):
-            self.state.excluded.add(failure.worker_id)
-
     async def _place_trial(self) -> None:
         """Leave `self._placement` as one on a single worker, on which this request is tried alone."""
-        state, worker = self.state, self._quarantine.worker
-        if worker is not None and self._pool.opened(worker.worker_id) is not None and self._may_use(worker):
+        state = self.state
+        worker = self._quarantine.worker_for(self.placement, state)
+        if worker is not None and self._pool.opened(worker.worker_id) is not None:
             state.epoch += 1  # a worker takes none twice; what is booked stays
             await asyncio.sleep(backoff_s(self._retries))
         else:
@@ -375,15 +364,6 @@ class Relay:
         self._quarantine.use(worker)
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
         state.goes_alone(worker)
-
-    def _may_use(self, worker: scheduler_pb2.Worker) -> bool:
-        """Tell whether a worker that no placement named has the request's weights, and its adapter."""
-        placed = self.placement
-        if any(
-            one is not None and one.worker_id == worker.worker_id for one in (placed.prefill, placed.decode)
-        ):
-            return True
-        return self.state.adapter is None and worker.model_fingerprint == placed.decode.model_fingerprint
 
     # -- phases
 

@@ -120,8 +120,7 @@ class Dispatcher:
 
         Return their number.
         """
-        live = self._attempts.all()
-        self._move_on(live, "this worker drained, its time was up")
+        self._move_on(live := self._attempts.all(), "this worker drained, its time was up")
         return len(live)
 
     def _move_on(self, attempts: list[RunningAttempt], why: str = "a request is tried alone here") -> None:
@@ -322,8 +321,7 @@ class Dispatcher:
         for saved in saves.values():
             self._release(saved.manifest)
             self._refuse(saved, replies)
-        for internal_id in step.failed:
-            self._on_step_failed(internal_id, step.problem, replies)
+        self._on_step_failed(step, replies)
         for internal_id, blocks in step.shared.items():
             if (attempt := self._attempts.live(internal_id)) is not None:
                 shared = Shared(request_id=attempt.request_id, epoch=attempt.epoch, blocks=blocks)
@@ -333,16 +331,12 @@ class Dispatcher:
             if session is not None:
                 session.send(reply)
 
-    def _on_step_failed(
-        self, internal_id: str, problem: Exception | None, replies: dict[int, RunReply]
-    ) -> None:
-        attempt = self._attempts.live(internal_id)
-        if attempt is None or problem is None:
-            return
-        self._end(attempt)
-        failed = failure_of(attempt, Failed.CODE_ENGINE, f"a step of the engine failed: {describe(problem)}")
-        failed.engine_goes_on = True
-        reply_to(replies, attempt.session).failed.append(failed)
+    def _on_step_failed(self, step: EngineStep, replies: dict[int, RunReply]) -> None:
+        for attempt in filter(None, map(self._attempts.live, step.failed)):
+            self._end(attempt)
+            failed = failure_of(attempt, Failed.CODE_ENGINE, step.problem)
+            failed.engine_goes_on = True
+            reply_to(replies, attempt.session).failed.append(failed)
 
     def _on_begun(self, begun: Begun, replies: dict[int, RunReply]) -> None:
         attempt = self._attempts.live(begun.request_id)

@@ -91,7 +91,8 @@ class WorkerMetrics:
         """Count a step; called after each that had work or outputs."""
         self._running.set(step.load.running)
         self._waiting.set(step.load.waiting)
-        self._steps_failed.inc(bool(step.failed))
+        if step.failed:
+            self._steps_failed.inc()
         if self._num_blocks:
             self._kv_usage.set(1 - step.load.free_blocks / self._num_blocks)
         if step.executed:
