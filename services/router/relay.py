@@ -375,6 +375,7 @@ class Relay:
         state = self.state
         tokens = state.tokens_to_generate if state.suspicion.to_its_end else TRIAL_TOKENS
         async with self._quarantine.turn(state.tokens_to_prefill, tokens):
+            self._give_up = time.monotonic() + self._replace_wait_s  # its turn may have been long to come
             await self._place_trial()
             more = self._quarantine.more
             phase = worker_pb2.PHASE_DECODE
