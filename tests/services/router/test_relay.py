@@ -578,7 +578,7 @@ async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
 async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
     """Its stream broke, but the scheduler still gets its heartbeats, and there is no other worker."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
-    mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_ENGINE))
+    mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_STALE))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     assert [list(start.output_token_ids) for start in mixed.seen.starts] == [[], answer(PROMPT, 3)]
     await cluster.settled()
@@ -699,7 +699,7 @@ async def test_a_request_that_is_not_placed_leaves_the_journal(cluster: Cluster)
 
 async def test_usage_is_of_all_attempts(cluster: Cluster) -> None:
     *_, first, second = await cluster.pair(decode=2, step_s=0.002)
-    first.faults = second.faults = deque([Fault(PHASE_DECODE, 5, failed=Failed.CODE_ENGINE)])
+    first.faults = second.faults = deque([Fault(PHASE_DECODE, 5, failed=Failed.CODE_STALE)])
     for worker in (first, second):
         worker.speculative_method = "mtp"
         worker.drafts = RequestSpecDecodeMetrics(num_spec_tokens=2, histogram=[4, 3, 2], num_draft_tokens=18)
