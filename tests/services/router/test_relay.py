@@ -1005,7 +1005,7 @@ async def test_a_worker_that_failed_a_request_is_asked_again_where_the_others_ar
     await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
     lost = {start.request_id for start in fails.seen.starts}
     fails.faults.clear()
-    fails.go_on(Fault(PHASE_DECODE, failed=Failed.CODE_ENGINE))
+    fails.go_on(Fault(PHASE_DECODE, failed=Failed.CODE_STALE))
     for name in (*lost, held[-1]):
         right(await cluster.answer(name), [0], 8)
     assert {start.request_id for start in fails.seen.starts[len(lost) :]} == {*lost, held[-1]}
