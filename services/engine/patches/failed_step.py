@@ -57,7 +57,8 @@ def is_fatal(error: BaseException | None) -> bool:
             error, MemoryError | EngineFailed | HandoffError | torch.AcceleratorError | torch.OutOfMemoryError
         ):
             return True
-        if any(word in str(error).lower() for word in _STICKY):
+        # The device's errors are RuntimeErrors; others may quote what a client wrote.
+        if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _STICKY):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -217,3 +217,4 @@ def test_what_sticks_is_not_recovered_from(error: Exception) -> None:
     assert is_fatal(error)
     assert is_fatal(wrapped)
     assert not is_fatal(ValueError("shape mismatch"))
+    assert not is_fatal(ValueError("the grammar 'out of memory' has no rule"))
