@@ -239,7 +239,7 @@ plan(
         "requests that break engines, alone or in pairs, by the dozen among honest ones; workers die as well",
         seconds=90.0,
         clients=8,
-        poison=3,
+        poison=6,
     )
 )
 plan(

@@ -59,14 +59,14 @@ class Convicts:
 
     def check(self, engine_request: bytes) -> None:
         """Raise Convicted for a request that is refused. Costs nothing while none is."""
+        if not self._until:
+            return
         now = self._clock()
         while self._until:
             oldest = next(iter(self._until))
             if self._until[oldest] > now:
                 break
             del self._until[oldest]
-        if not self._until:
-            return
         until = self._until.get(self._digest(engine_request))
         if until is not None:
             raise Convicted(
