@@ -131,6 +131,32 @@ def test_its_requests_end_and_later_ones_are_answered_right(
     assert engine.call(settled, before) == before
 
 
+def test_a_request_that_is_half_in_the_batch_leaves_it(engine: EngineProcess, source: EngineProcess) -> None:
+    """The sampler's masks are filled as a request joins the batch, by then with a row of its own."""
+    before = engine.call(blocks)
+    prompts = {f"half-{number}": prompt_of(f"half-{number}", 60) for number in range(3)}
+    expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
+    found, whole = engine.call(half, prompts)
+    assert ["out of bounds" in seen for seen in found.seen] == [True]
+    assert whole == [next(iter(prompts))], "it ended in the step before"
+    for name, prompt in prompts.items():
+        assert engine.call(generate, f"{name}-again", prompt, TOKENS) == expected[name]
+    assert engine.call(settled, before) == before
+
+
+def half(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[str]]:
+    """Have a request join the batch, and fail there, in the step in which another one has left it."""
+    first, *others = prompts
+    answer = engine.add(first, prompts[first], TOKENS)
+    for name in others:
+        engine.add(name, prompts[name], 3 * TOKENS)
+    engine.run(lambda: answer.finish_reason is not None)
+    engine.add("half-poison", prompt_of("half-poison", 30), TOKENS)
+    engine.core.scheduler.requests["half-poison"].sampling_params.allowed_token_ids = [10**6]
+    found = run(engine)
+    return found, [name for name in prompts if engine.answers[name].finish_reason is not None]
+
+
 def test_who_only_waits_stays(engine: EngineProcess, source: EngineProcess) -> None:
     names = [f"waits-{number}" for number in range(6)]
     prompts = {name: prompt_of(name, 400) for name in names}  # some steps each
