@@ -16,10 +16,11 @@ requests, waiting, kv_holding_waiting, running, policy, finished_req_ids, defer_
 processed_step_seq, _drain_deferred_frees, kv_cache_manager.{get_block_ids, evict_blocks}), RequestStatus,
 request_queue.create_request_queue, SchedulerOutput (num_scheduled_tokens, finished_req_ids), of
 vllm.v1.worker.gpu_model_runner.GPUModelRunner input_batch (req_id_to_index, batch_update_builder.reset,
-remove_request, _req_ids, req_output_token_ids, spec_token_ids, refresh_metadata, max_num_reqs, logitsprocs, thinking_budget_state_holder),
-execute_model_state, kv_connector_output, _draft_token_ids, _draft_token_req_ids; of V2's GPUModelRunner
-execute_model_state; vllm.v1.sample.logits_processor.BatchUpdate (removed: indices),
-vllm.v1.request.Request, vllm.v1.engine.EngineCoreRequest.
+remove_request, _req_ids, req_output_token_ids, spec_token_ids, prev_sampled_token_ids, prev_req_id_to_index,
+refresh_metadata, max_num_reqs, logitsprocs, thinking_budget_state_holder), execute_model_state,
+kv_connector_output, _draft_token_ids, _draft_token_req_ids; of V2's GPUModelRunner execute_model_state;
+vllm.v1.sample.logits_processor.BatchUpdate (removed: indices), vllm.v1.request.Request,
+vllm.v1.engine.EngineCoreRequest.
 """
 
 from __future__ import annotations
@@ -254,6 +255,7 @@ def _clear_runner(runner: Any) -> None:
     # As condense() does for an empty batch, which may not know of rows that this step had removed.
     for rows in (batch._req_ids, batch.req_output_token_ids, batch.spec_token_ids):
         rows.clear()
+    batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None
     batch.refresh_metadata()
     _clear_processors(batch)
 
