@@ -243,6 +243,13 @@ def _alone(scheduler: Any) -> Iterator[None]:
 
 def _clear_runner(runner: Any) -> None:
     """Empty the model runner's batch. What it knows of requests goes when it hears that they ended."""
+    import torch
+
+    with torch.inference_mode():  # in which its tensors were made
+        _empty(runner)
+
+
+def _empty(runner: Any) -> None:
     runner.execute_model_state = None
     if not hasattr(runner, "input_batch"):
         return  # V2 keeps no batch from step to step
