@@ -355,7 +355,7 @@ class SchedulerSide:
             self._add_load(loaded)
 
     def lost(self, results: Iterable[StepResults]) -> None:
-        """Take over what the ranks did in the last steps and could not tell; drop the saves that they did not do.
+        """Take over what the ranks did in the last steps and could not tell; drop saves that they did not do.
 
         The requests of these steps have ended, as a step failed.
         """
