@@ -58,6 +58,7 @@ class Fault:
     loaded: bool = False  # except that its KV cache is loaded,
     crosses: bool = False  # and but for a token, or a LOAD's failure, on its way when the next Start was sent
     hang: bool = False  # the worker sends no further message; its connections stay
+    goes_on: bool = False  # the engine that `failed` under the request
 
 
 @dataclass
@@ -311,7 +312,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reason = None  # also of a prefill that was cut after its token: the request goes on elsewhere
         if ends:
             reason = FinishReason.STOP
-        elif one.generated >= one.max_tokens:
+        elif one.generated >= one.max_tokens or one.generated_here == start.alone_tokens > 0:
             reason = FinishReason.LENGTH
         outputs.append(
             EngineCoreOutput(
@@ -381,6 +382,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             code=code,
             message="the test wants it",
             phase=start.phase,
+            engine_goes_on=one.fault is not None and one.fault.goes_on,
         )
 
     def _fail(

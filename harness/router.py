@@ -23,12 +23,14 @@ from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.chronicle import Chronicle
+from baton.services.router.convicts import Convicts
 from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.pairs import Pairs
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
 from baton.services.router.relay import RelayParts
+from baton.services.router.vllm import prints
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.waiting import WaitingRoom
@@ -161,6 +163,7 @@ class Cluster:
             self.journal,
             pairs=Pairs(pairs_clock),
             chronicle=self.chronicle,
+            convicts=Convicts(prints.digest, prints.shape),
         )
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed

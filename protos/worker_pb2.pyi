@@ -45,7 +45,7 @@ class HelloReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., identity: _Optional[_Union[_scheduler_pb2.WorkerIdentity, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent", "prefix_tokens", "service", "draft_token_ids", "party")
+    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent", "prefix_tokens", "service", "draft_token_ids", "alone_tokens", "more_alone", "party")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,8 @@ class Start(_message.Message):
     PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ALONE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MORE_ALONE_FIELD_NUMBER: _ClassVar[int]
     PARTY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
@@ -67,8 +69,10 @@ class Start(_message.Message):
     prefix_tokens: int
     service: ServiceClass
     draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    alone_tokens: int
+    more_alone: bool
     party: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., party: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ...) -> None: ...
 
 class ServiceClass(_message.Message):
     __slots__ = ("priority", "patience_ms", "share", "itl_s", "preemptible", "ttft_s")
@@ -179,7 +183,7 @@ class Admitted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., blocks_pulled: _Optional[int] = ..., wait_ms: _Optional[float] = ..., move_ms: _Optional[float] = ..., check_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., early_bytes: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("request_id", "epoch", "code", "message", "phase")
+    __slots__ = ("request_id", "epoch", "code", "message", "phase", "engine_goes_on")
     class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CODE_UNSPECIFIED: _ClassVar[Failed.Code]
@@ -203,12 +207,14 @@ class Failed(_message.Message):
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_GOES_ON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     code: Failed.Code
     message: str
     phase: Phase
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
+    engine_goes_on: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_goes_on: _Optional[bool] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
     __slots__ = ("role", "fence")

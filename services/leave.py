@@ -13,6 +13,10 @@ from typing import NoReturn
 from baton import signals
 from baton.services import printing
 
+# Of a worker whose engine failed while it served. Requests do that: who restarts it should not count it as a
+# fault of the worker's. (EX_SOFTWARE of sysexits.h)
+ENGINE_FAILED = 70
+
 
 def leave(status: int) -> NoReturn:
     """Flush the logs and exit at once, without the interpreter's shutdown.

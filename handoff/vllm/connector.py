@@ -3,8 +3,8 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses `take_reports`, `resume`, `loads`, `wake_on_loads`, `compatibility_hash`, `facts`, `staged`,
-`kv_addresses` and `try_handoff`.
+uses `take_reports`, `resume`, `loads`, `wake_on_loads`, `step_failed`, `compatibility_hash`, `facts`,
+`staged`, `kv_addresses` and `try_handoff`.
 
 Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
 (vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups,
@@ -15,7 +15,7 @@ KVTransferConfig.kv_connector_extra_config; further symbols in the modules besid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from vllm.distributed import get_tensor_model_parallel_rank
@@ -116,6 +116,19 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def resume(self, request_id: str, epoch: int, manifest: Manifest) -> None:
         """Let an early load end: its prompt and manifest are complete, and its request has a first token."""
         self._scheduler_side.resume(request_id, epoch, manifest)
+
+    def step_failed(self, end_requests: Callable[[], None], known: Container[str]) -> None:
+        """Take back a step that raised, where the one rank is in this process.
+
+        end_requests: ends those that had a part in it, at vLLM's scheduler; known: the ids of all that this
+        one has, which the call changes. Their loads and saves end in the next step, as others do.
+        """
+        rank = get_kv_transfer_group()
+        rank.clear_connector_metadata()
+        results = rank._worker_side.step_failed(self._scheduler_side.ordered)
+        end_requests()
+        self._scheduler_side.lost(results)
+        rank._worker_side.tell_again(known)
 
     # ---- scheduler's side
 

@@ -104,6 +104,7 @@ class SchedulerSide:
         self._saving: dict[Key, _Save] = {}
         self._loading: dict[Key, _Load] = {}
         self._jobs = StepJobs()
+        self.ordered = StepJobs()  # the last step's
         self._begun: list[Begun] = []
         self._saved: list[Saved] = []
         self._loaded: list[Loaded] = []
@@ -268,8 +269,8 @@ class SchedulerSide:
                 continue
             tables = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
             self._save(prompt, tables, end)
-        jobs, self._jobs = self._jobs, StepJobs()
-        return jobs
+        self.ordered, self._jobs = self._jobs, StepJobs()
+        return self.ordered
 
     def _has_more(self, prompt: _Prompt, end: int) -> bool:
         """Tell whether a step that ends before the prompt does leaves records that can travel."""
@@ -352,6 +353,23 @@ class SchedulerSide:
             self._add_save(saved)
         for loaded in results.loads:
             self._add_load(loaded)
+
+    def lost(self, results: Iterable[StepResults]) -> None:
+        """Take over what the ranks did in the last steps and could not tell; drop saves that they did not do.
+
+        The requests of these steps have ended, as a step failed.
+        """
+        for one in results:
+            self._room.hear(one.staging)
+            for saved in one.saves:
+                if not saved.begun:
+                    self._add_save(saved)
+            for loaded in one.loads:
+                if (loaded.request_id, loaded.epoch) in self._loading:
+                    self._add_load(loaded)
+        for job in self.ordered.saves:
+            if job.key in self._saving:
+                self._drop(job.key)
 
     def close(self) -> None:
         """Close connections to other workers. Idempotent."""

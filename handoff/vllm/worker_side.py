@@ -13,7 +13,8 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.security.identity import Identity
 
 logger = logging.getLogger(__name__)
+
+STEPS_KEPT = 3  # of their results: as many as vLLM has on their way at a time, and one more
 
 
 class WorkerSide:
@@ -105,6 +108,10 @@ class WorkerSide:
         )
         self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
+        self._jobs: StepJobs | None = None  # the last step's
+        # Of the last steps, which a step that failed may have kept from the scheduler's side.
+        self._told: deque[tuple[StepResults, KVConnectorTransferResults]] = deque(maxlen=STEPS_KEPT)
+        self._untold: tuple[KVConnectorTransferResults, ...] = ()
         self._reported_room = (0, 0)
         # Segments have names: they would outlive a process that forgot to shut down.
         atexit.register(self.close)
@@ -162,7 +169,7 @@ class WorkerSide:
 
     def begin_step(self, jobs: StepJobs) -> None:
         """Start the step's loads before its forward pass, which hides them."""
-        self._results = StepResults()
+        self._results, self._jobs = StepResults(), jobs
         self._saver.drop(jobs.drops)
         self._saver.backlog.leave(jobs.ended)
         self.loader.cancel(jobs.cancels)
@@ -180,11 +187,40 @@ class WorkerSide:
         """Return the loads that ended, failed ones in both sets, and the saves whose blocks may be freed."""
         loads = self.loader.take_finished()
         self._results.loads += loads
-        return KVConnectorTransferResults(
+        found = KVConnectorTransferResults(
             finished_sending={request_id for request_id, _ in self._saver.backlog.copied()},
             finished_recving={load.request_id for load in loads},
             failed_recving={load.request_id for load in loads if load.problem is not None},
         )
+        untold, self._untold = self._untold, ()
+        for one in untold:
+            found.finished_sending |= one.finished_sending
+            found.finished_recving |= one.finished_recving
+            found.failed_recving |= one.failed_recving
+        self._told.append((self._results, found))
+        return found
+
+    def step_failed(self, jobs: StepJobs) -> list[StepResults]:
+        """Begin what the failed step had not begun of its `jobs`; return the results of the last steps."""
+        if self._jobs is not jobs:
+            self.withhold(jobs)
+            self.begin_step(jobs)
+        results = [one for one, _ in self._told]
+        if all(one is not self._results for one in results):
+            results.append(self._results)
+        return results
+
+    def tell_again(self, known: Container[str]) -> None:
+        """Have the ends of transfers reported again, of those requests that the scheduler still has."""
+        self._untold = tuple(
+            KVConnectorTransferResults(
+                finished_sending={name for name in one.finished_sending if name in known},
+                finished_recving={name for name in one.finished_recving if name in known},
+                failed_recving={name for name in one.failed_recving if name in known},
+            )
+            for _, one in self._told
+        )
+        self._told.clear()
 
     def results(self, jobs: StepJobs) -> StepResults | None:
         """Return this step's results, to which a save may still be added; None if there are none."""

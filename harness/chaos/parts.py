@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
+
+from harness.poison import FOLDER
 
 WORKER_KINDS = ("prefill", "decode", "mixed")
 
 
-def run(kind: str, settings: dict[str, Any]) -> None:
-    """Run a scheduler, a router or a worker until it ends."""
+def run(kind: str, settings: dict[str, Any], poison: bool = False) -> None:
+    """Run a scheduler, a router or a worker until it ends. poison: with the plug-in of harness/poison."""
+    if poison:
+        sys.path.insert(0, str(FOLDER))
     from baton.services.config import Settings, load
 
     loaded = load(settings, tree=Settings)

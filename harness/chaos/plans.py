@@ -49,6 +49,7 @@ class Plan:
     stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
     hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same
     every: int = 2  # one in so many prompts is used: each needs its long answer beforehand
+    poison: int = 0  # clients whose requests break engines' steps (poisoners.py)
     long: bool = False  # all answers are streams of the greatest length
     least: dict[str, int] = field(default_factory=dict)  # figures that the plan has to reach: Outcome.meet
     most: dict[str, int] = field(default_factory=dict)  # and others that it must not pass
@@ -228,6 +229,17 @@ plan(
         clients=12,
         long=True,
         least={"refused": 1},
+    )
+)
+plan(
+    Plan(
+        "poison",
+        Shape(2, 2, speculation=MTP, poison=True),
+        ("kill-prefill", "kill-decode"),
+        "requests that break engines, alone or in pairs, by the dozen among honest ones; workers die as well",
+        seconds=90.0,
+        clients=8,
+        poison=6,
     )
 )
 plan(

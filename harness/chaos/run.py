@@ -18,6 +18,7 @@ from harness.chaos.outcome import ADDED_S, Leaks, Outcome, Span, leaks
 from harness.chaos.placed import Left, Placed
 from harness.chaos.placing import Placing
 from harness.chaos.plans import Event, Plan
+from harness.chaos.poisoners import poisoners
 from harness.chaos.site import LOOK_S, Site
 from harness.chaos.supervised import SupervisedSite
 
@@ -98,8 +99,13 @@ async def _with_requests(
         await asyncio.to_thread(serves, site)
         known = await questions(site.url(site.routers[0]), plan.every)
         await _idle(site)
-        async with Load(site, known, plan.clients, f"{seed} {plan.name}", long=plan.long) as load:
+        async with (
+            Load(site, known, plan.clients, f"{seed} {plan.name}", long=plan.long) as load,
+            poisoners(site, plan.poison, f"{seed} {plan.name}") as poison,
+        ):
             broken = await _break(site, plan, seed, seconds, load, outcome, say)
+        outcome.poison, outcome.engines_failed = dict(poison.answers), site.engines_failed
+        outcome.unmet += poison.judge()
         outcome.stages = dict(broken.census)
         ended = time.monotonic()
         expected = [load.expected(answer) for answer in load.over]

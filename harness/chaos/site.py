@@ -24,6 +24,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
 from baton.services.config import SchedulerSettings
 from baton.services.fleet import devices
+from baton.services.leave import ENGINE_FAILED
 from harness import zygote
 from harness.chaos.parts import WORKER_KINDS
 from harness.chaos.proxy import Proxy
@@ -58,6 +59,7 @@ class Shape:
     staging_mib: int = 128
     slots: int = ENGINE["max_num_seqs"]  # of each engine's batch
     queue_factor: float = SchedulerSettings().max_queue_factor
+    poison: bool = False  # engines break under marked requests (harness/poison)
     supervised: bool = False  # by `baton up`, which starts all parts and mends them: supervised.py
 
     @property
@@ -110,7 +112,14 @@ class Part:
             settings = {**settings, "worker": own}
         self.pid = (
             zygote.shared()
-            .start(self.name, "harness.chaos.parts:run", self.site.folder, kind=self.kind, settings=settings)
+            .start(
+                self.name,
+                "harness.chaos.parts:run",
+                self.site.folder,
+                kind=self.kind,
+                settings=settings,
+                poison=self.site.shape.poison,
+            )
             .pid
         )
         self.site.pids.add(self.pid)
@@ -182,6 +191,7 @@ class Site:
         self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended unexpectedly
+        self.engines_failed = 0  # processes that ended as their engine failed, where that is expected
         self.uncovered: list[tuple[float, float]] = []  # times without a worker; time.monotonic
         self._uncovered_since = 0.0  # 0: there is a worker
         self.description: pb.Description | None = None  # the last from a scheduler
@@ -489,6 +499,12 @@ class Site:
         wanted = {part.pid: part for part in self.parts if part.wanted and part.pid}
         for pid, code in zygote.shared().ended(list(wanted)).items():
             part = wanted[pid]
+            if self.shape.poison and code == ENGINE_FAILED:
+                self.engines_failed += 1
+                part.gone()
+                part.start()
+                self.restarts[part.kind] += 1
+                continue
             self.crashes.append(f"{part.worker_id} ended by itself with {code}")
             part.gone()
             if len(self.crashes) > MOST_CRASHES:

@@ -3,6 +3,7 @@
 ServiceError
 └── EngineError
     ├── EngineFailed       the engine broke while it ran: the process ends
+    │   └── RankLost       one of its processes has ended
     └── RequestRefused     a Start is not taken; carries the code of the protocol's Failed
 """
 
@@ -18,6 +19,10 @@ class EngineError(ServiceError):
 
 class EngineFailed(EngineError):
     """The engine raised while it ran; what it held is lost, and the router starts it again elsewhere."""
+
+
+class RankLost(EngineFailed):
+    """A process of the engine's has ended: killed, out of memory, or by a fault of its own."""
 
 
 class RequestRefused(EngineError):

@@ -21,7 +21,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -36,9 +36,10 @@ from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
-from baton.services.engine.errors import EngineFailed, RequestRefused
+from baton.services.engine.errors import EngineFailed, RankLost, RequestRefused
 from baton.services.engine.grammars.engine import EngineGrammars
-from baton.services.engine.patches import draft_length, first_drafts, giving_way, step_times
+from baton.services.engine.patches import draft_length, failed_step, first_drafts, giving_way, step_times
+from baton.services.errors import describe
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class EngineStep:
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
     yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by classes, in this step
     blocks: Change | None = None  # what the prefix cache gained and lost
+    failed: Sequence[str] = ()  # requests that ended with it, as it raised `problem`
+    problem: str = ""
 
     @property
     def matters(self) -> bool:
@@ -91,6 +94,7 @@ class EngineStep:
             or self.saved
             or self.loaded
             or self.blocks
+            or self.failed
             or any(o.outputs for o in self.outputs.values())
         )
 
@@ -104,8 +108,11 @@ class Listener(Protocol):
     def on_refused(self, internal_id: str, error: Exception) -> None:
         """Take note that the engine refuses this request; it holds nothing of it."""
 
-    def on_failure(self, error: BaseException) -> None:
-        """Take note, once, that the engine broke; nothing comes after it."""
+    def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
+        """Take note, once, that the engine broke; nothing comes after it.
+
+        running: the requests that it may be the fault of; None for all
+        """
 
 
 class EngineHost:
@@ -126,6 +133,7 @@ class EngineHost:
         self._draft_length: draft_length.DraftLengthSeam | None = None
         self._first_drafts: first_drafts.FirstDrafts | None = None
         self._giving_way: giving_way.GivingWay | None = None
+        self._failed_step: failed_step.FailedStep | None = None
         self._cache_events: cache_events.CacheEvents | None = None
         self._load = EngineLoad()
         self._block_share = 1.0  # EngineInfo's
@@ -235,6 +243,7 @@ class EngineHost:
             self._first_drafts = first_drafts.install(self._engine, spec)
             self._giving_way = giving_way.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
+            self._failed_step = failed_step.install(self._engine)  # last: it sees what others made of a step
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
@@ -245,8 +254,8 @@ class EngineHost:
             self._step_until_stopped()
         except BaseException as error:
             logger.critical("the engine failed", exc_info=error)
-            failure = error
-            self._tell(lambda listener: listener.on_failure(failure))
+            failure, running = error, self._holding()
+            self._tell(lambda listener: listener.on_failure(failure, running))
             return
         # Not EngineCore.shutdown: it also collects a gigabyte of garbage, for 1.4 s, in a process that ends.
         self._engine.model_executor.shutdown()
@@ -318,10 +327,14 @@ class EngineHost:
 
     def _step(self, engine: Any) -> bool:
         began = self._step_began = time.monotonic()
-        outputs, executed = engine.step_fn()
-        engine.post_step(executed)
-        self._step_began = 0.0
-        step = EngineStep(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
+        step = EngineStep()
+        try:
+            outputs, step.executed = engine.step_fn()
+            step.outputs = outputs or {}
+            engine.post_step(step.executed)
+        except Exception as error:  # noqa: BLE001 (raised again where it cannot be recovered from)
+            self._recover(error, step)
+        self._step_began, step.seconds = 0.0, time.monotonic() - began
         step.times = step_times.take()
         _take_stats(step)
         _count_work(step)
@@ -345,7 +358,25 @@ class EngineHost:
         if step.matters or step.load != self._load:
             self._load = step.load
             self._tell(lambda listener: listener.on_step(step))
-        return bool(executed or step.loaded)  # what was loaded can run in the next step
+        return bool(step.executed or step.loaded)  # what was loaded can run in the next step
+
+    def _recover(self, error: Exception, step: EngineStep) -> None:
+        """Go on after a step that raised `error`, without its requests. Raises it where that cannot be."""
+        if self._failed_step is None:
+            raise error
+        step.failed = self._failed_step.recover(error)
+        step.problem = f"a step of the engine failed: {describe(error)}"
+        self._unseen.difference_update(step.failed)
+        if self._giving_way is not None:
+            self._giving_way.step_failed()
+
+    def _holding(self) -> set[str] | None:
+        """Return the requests that ran as the engine broke; None where that is not known."""
+        try:
+            return self._failed_step.holding() if self._failed_step is not None else None
+        except Exception as error:  # noqa: BLE001 (whatever state it is in)
+            logger.warning("which requests ran as the engine failed is not known: %s", error)
+            return None
 
     def _shared(self, step: EngineStep) -> dict[str, int]:
         """Return the KV blocks, held by others too, of each request that began to decode in this step."""
@@ -406,4 +437,4 @@ def _look() -> None:
 
 
 def _rank_lost() -> None:
-    raise EngineFailed("the process of a tensor-parallel rank died")
+    raise RankLost("the process of a tensor-parallel rank died")

@@ -123,11 +123,13 @@ def end_of_prefill(
     goes on; where the token really ended it (a stop, the client's max_tokens), the output stays as it is,
     and gets the reason that an uncut run would have given. drafts: proposed to follow the token
     """
-    if output.finish_reason != FinishReason.LENGTH or not prepared.saves:
+    if output.finish_reason != FinishReason.LENGTH or not (prepared.saves or prepared.cut):
         return None
     if requests.really_ended(prepared, max_model_len):
         output.finish_reason, output.stop_reason = requests.finish_of(prepared.request)
         return None
+    if prepared.cut:
+        return None  # its router sees by the number of tokens that the request goes on
     output.finish_reason = None
     output.stop_reason = None
     output.spec_decode_metrics = None

@@ -28,7 +28,15 @@ from vllm.v1.request import Request
 
 from baton.handoff.params import LoadParams, load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, ServiceClass, Start
+from baton.protos.worker_pb2 import (
+    PHASE_DECODE,
+    PHASE_LOAD,
+    PHASE_PREFILL,
+    PHASE_SAVE,
+    Failed,
+    ServiceClass,
+    Start,
+)
 from baton.scheduler.types import attempt_id, prefix_id
 from baton.services.decode.step_share import Standing
 from baton.services.engine import step_checks, wire
@@ -70,6 +78,7 @@ class Prepared:
     max_tokens: int
     saves: bool  # its KV is wanted elsewhere after the prefill
     vocabulary: int  # EngineLimits'
+    cut: bool = False  # it is tried alone, and ends after some tokens
 
 
 def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
@@ -81,6 +90,8 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     RequestRefused(INVALID) for what cannot be run here.
     """
     core = _decode(start)
+    if start.alone_tokens and (start.phase != PHASE_DECODE or start.HasField("manifest")):
+        raise _invalid("what is tried alone computes its prompt itself: a DECODE without a manifest")
     generated = list(start.output_token_ids)
     _check(core, generated, limits)
     if start.phase == PHASE_LOAD:
@@ -116,6 +127,8 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     saves = cut and max_tokens > len(generated) + 1
     if cut:
         request.max_tokens = len(generated) + 1
+    if start.alone_tokens:
+        request.max_tokens = min(max_tokens, len(generated) + start.alone_tokens)
     load = _load(start) if brings else None
     if prefills and saves:
         first_drafts.want(request)
@@ -125,7 +138,8 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
         request.kv_transfer_params = save_params(start.epoch, cached=not prefills, prefix=load)
     else:
         request.kv_transfer_params = load
-    return Prepared(start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary)
+    ends_early = start.alone_tokens > 0
+    return Prepared(start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary, ends_early)
 
 
 def _standing(service: ServiceClass) -> Standing:
@@ -161,7 +175,7 @@ def _drafts(start: Start, vocabulary: int) -> list[int]:
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
-    """Return whether a PREFILL, which was cut at its one token, would have ended there anyway.
+    """Return whether a request that was cut, as a PREFILL at its one token, would have ended there anyway.
 
     vLLM's own check runs again with the client's max_tokens. True leaves the reason in the request.
     """

@@ -48,6 +48,7 @@ class Patience:
     window_s: float = 600.0  # older deaths do not count
     backoff_s: float = 1.0  # before the second restart; the first is immediate
     growth: float = 4.0
+    most_s: float = 30.0  # before the restart of a worker whose engine failed, however often that was
 
     def before_restart_s(self, number: int) -> float:
         """Return the pause, in seconds, before restart `number` of a window, counted from 1."""
@@ -73,6 +74,7 @@ class Part:
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
     failed_starts: int = 0  # in a row: the machine had no room for another process
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
+    engine_failures: list[float] = field(default_factory=list)  # the same; never a reason to give it up
     leaves_by: float | None = None  # time.monotonic; told to end, and killed then
 
     @property
@@ -258,6 +260,9 @@ class Parts:
             self._start(part)
             return
         part.ready = part.kind is Kind.WATCHER
+        if child.engine_failed and part.kind is Kind.WORKER and part.proven:
+            self._engine_failed(part, child, now)
+            return
         part.deaths = [at for at in part.deaths if at > now - self.patience.window_s] + [now]
         number, most = len(part.deaths), self.patience.restarts
         if number > most:
@@ -272,6 +277,15 @@ class Parts:
             f"died ({child.how_it_ended()}{why and f': {why}'}); {again}, "
             f"{number} of {most} within {self.patience.window}",
         )
+
+    def _engine_failed(self, part: Part, child: Child, now: float) -> None:
+        """Restart a worker whose engine failed. It may be a request's fault, so this uses up no restart."""
+        since = now - self.patience.window_s
+        part.engine_failures = [at for at in part.engine_failures if at > since] + [now]
+        pause_s = min(self.patience.before_restart_s(len(part.engine_failures)), self.patience.most_s)
+        part.restart_at = now + pause_s
+        again = f"restarting in {pause_s:g} s" if pause_s else "restarting"
+        self.say(part.name, f"its engine failed: {child.last_error()[:LAST_WORDS]}; {again}")
 
     def _do_without(self, part: Part, child: Child, why: str) -> None:
         """Say that a part was given up. Raises StartError where the others cannot serve without it."""

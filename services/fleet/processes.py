@@ -21,6 +21,7 @@ import setproctitle
 from baton.errors import BatonError
 from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
+from baton.services.leave import ENGINE_FAILED
 from baton.services.printing import complain
 
 PR_SET_PDEATHSIG = 1
@@ -50,6 +51,11 @@ class Child:
     def left(self) -> bool:
         """Whether it exited in good order, because it was drained."""
         return self.process.exitcode == 0
+
+    @property
+    def engine_failed(self) -> bool:
+        """Whether it ended as its engine failed while it served: a request can do that."""
+        return self.process.exitcode == ENGINE_FAILED
 
     def how_it_ended(self) -> str:
         """Return the end of a process that has ended: `status 1` or `signal SIGKILL`."""

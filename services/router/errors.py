@@ -4,6 +4,8 @@ ServiceError
 ├── RequestFailed         has an HTTP status and a Retry-After
 │   ├── NotAdmitted       no placement: no room in time, no workers, no scheduler, or too large for all
 │   ├── AttemptsExhausted every allowed attempt failed
+│   ├── EngineBroken      an engine failed under the request, which ran alone
+│   ├── Convicted         the same request has broken an engine a short while ago
 │   ├── TimedOut          longer than router.request_timeout_s, or than its client allowed
 │   ├── Overloaded        too many connections, or bytes of requests, at once
 │   ├── TooLarge          a body above the limit
@@ -44,6 +46,7 @@ class RequestFailed(ServiceError):
     kind = ""
     code = ""
     param: str | None = None
+    final = False  # clients of OpenAI's and Anthropic's are told not to try again by themselves
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         message = shortened(message)
@@ -87,6 +90,25 @@ class NotAdmitted(RequestFailed):
 
 class AttemptsExhausted(RequestFailed):
     """Workers failed under the request, and no further attempt is possible."""
+
+
+class EngineBroken(RequestFailed):
+    """An engine failed under the request while nobody else was in it: it would do so again."""
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    kind, code = "server_error", "engine_failed"
+    final = True
+
+
+class Convicted(RequestFailed):
+    """The same request was answered with EngineBroken a short while ago.
+
+    Not a 5xx: loops that try again after those are what it is there for.
+    """
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    kind, code = "invalid_request_error", "engine_failed"
+    final = True
 
 
 class TimedOut(RequestFailed):

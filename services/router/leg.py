@@ -82,8 +82,17 @@ class Leg:
     """
 
     def __init__(
-        self, host: LegHost, sink: OutputSink, placement: Placement, phase: worker_pb2.Phase
+        self,
+        host: LegHost,
+        sink: OutputSink,
+        placement: Placement,
+        phase: worker_pb2.Phase,
+        *,
+        alone_tokens: int = 0,
+        more_alone: bool = False,
     ) -> None:
+        """alone_tokens, more_alone: Start's."""
+        self._alone = alone_tokens, more_alone
         self._host = host
         self._sink = sink
         self._state = host.state
@@ -159,6 +168,8 @@ class Leg:
             traceparent=self._state.trace.traceparent,
             service=_service(self._state.service),
             party=self._state.party.number,
+            alone_tokens=self._alone[0],
+            more_alone=self._alone[1],
         )
 
     def _lost_early(self) -> bool:
@@ -244,7 +255,8 @@ class Leg:
         """End the leg: the worker has failed the request."""
         if self._lost_early() or failed.phase == worker_pb2.PHASE_LOAD:
             return  # all of it comes with the DECODE, which may have crossed with this
-        self._end(self._failure(_TROUBLE.get(failed.code, Trouble.ENGINE), failed.message))
+        trouble = _TROUBLE.get(failed.code, Trouble.ENGINE)
+        self._end(self._failure(trouble, failed.message, engine_goes_on=failed.engine_goes_on))
 
     def on_lost(self, message: str) -> None:
         """End the leg: its stream has ended."""
@@ -292,15 +304,19 @@ class Leg:
         """Take the engine's last output: the request's end, a prefill's token, or the engine's failure."""
         state = self._state
         reason = str(output.finish_reason)
-        prefills = self._phase == worker_pb2.PHASE_PREFILL
-        if reason in _ENGINE_ENDED_IT or (prefills and reason == "length" and not state.complete):
+        prefills, alone = self._phase == worker_pb2.PHASE_PREFILL, self._alone[0] > 0
+        cut = (prefills or alone) and reason == "length" and not state.complete
+        if reason in _ENGINE_ENDED_IT or cut:
             output.finish_reason = None
             output.stop_reason = None
             if output.new_token_ids:
                 pass_on = self._hold if self._holds else self._sink.deliver
                 pass_on(output)
             if reason in _ENGINE_ENDED_IT:
-                self._end(self._failure(Trouble.ENGINE, f"its engine ended the request ({reason})"))
+                message = f"its engine ended the request ({reason})"
+                self._end(self._failure(Trouble.ENGINE, message, engine_goes_on=True))
+            elif alone:
+                self._end(None)
             return
         state.outcome = reason
         if prefills and self._stream is not None:
@@ -315,13 +331,13 @@ class Leg:
         if decodes:
             self._state.method = method
 
-    def _failure(self, trouble: Trouble, message: str) -> Failure:
+    def _failure(self, trouble: Trouble, message: str, *, engine_goes_on: bool = False) -> Failure:
         worker = self._worker.worker_id
         if self._phase == worker_pb2.PHASE_PREFILL and trouble in _NOT_LOADED:
             trouble = Trouble.PREFIX
         # A KV cache that cannot be loaded came from the prefill worker: that one's copy is lost or wrong.
         blamed = self._kv_source if trouble in (*_NOT_LOADED, Trouble.PREFIX) else worker
-        return Failure(trouble, blamed, f"worker {worker}: {message}")
+        return Failure(trouble, blamed, f"worker {worker}: {message}", engine_goes_on)
 
     def _end(self, failure: Failure | None) -> None:
         if not self._done.done():

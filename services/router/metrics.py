@@ -77,6 +77,12 @@ class RouterMetrics:
                 registry=registry,
             )
         )
+        self._suspects = Counter(
+            "baton_router_suspects_total",
+            "Requests tried alone: passed, convicted, or refused at the door later",
+            ["end"],
+            registry=registry,
+        )
         self._recomputed = Counter(
             "baton_router_recomputed_prompts_total",
             "Prompts recomputed on the decode worker because no KV cache arrived",
@@ -290,6 +296,10 @@ class RouterMetrics:
     def pair_avoided(self) -> None:
         """Count a placement that is changed, as its two workers do not reach each other."""
         self._pairs_avoided.inc()
+
+    def suspect(self, end: str) -> None:
+        """Count a request that passed its trial, is convicted, or is refused as the same one was."""
+        self._suspects.labels(end).inc()
 
     def recomputed(self) -> None:
         """Count a prompt that is recomputed on the decode worker."""

@@ -55,6 +55,7 @@ class Failure:
     trouble: Trouble
     worker_id: str
     message: str
+    engine_goes_on: bool = False  # of ENGINE: without the requests of the step that failed
 
     @property
     def decode_side_is_fine(self) -> bool:
@@ -69,6 +70,55 @@ class Failure:
         harm, and is retried until its deadline. Nor does a prefix that did not come.
         """
         return self.trouble not in (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX)
+
+
+# Workers that a request may lose in a row, without progress, until it is tried alone, and given up there.
+LOSSES_BESIDE, LOSSES_IN_ALL = 2, 3
+# Tokens that a request generates beside others until a failure that its engine survived is forgotten.
+FORGET_TOKENS = 32
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """The case against a request: engines failed under it, or workers were lost.
+
+    A suspect is tried alone. An engine that fails under it then convicts it. Of two that are poison only
+    together each passes a short trial, so one under which a second engine fails beside others runs alone to
+    its end. A failure that its engine survived is forgotten with progress: it cost little, and somebody who
+    has many different requests that break steps must not have all others run alone. A worker that is lost
+    says little about a request: it takes several in a row.
+    """
+
+    suspect: bool = False
+    ends: int = 0  # of engines that did not go on, beside others
+    failures: int = 0  # of engines that went on, beside others, since the last progress
+    losses: int = 0  # of workers in a row, without progress
+    convicted: bool = False
+
+    @property
+    def to_its_end(self) -> bool:
+        """Whether it must not run beside others any more."""
+        return self.ends + self.failures > 1
+
+    def note(self, failure: Failure, *, alone: bool, generated: int) -> None:
+        """Take note of an attempt that failed, after so many tokens. alone: nobody else was in the engine."""
+        if generated >= PROGRESS_TOKENS:
+            self.losses = 0
+        if generated >= FORGET_TOKENS and not alone:
+            self.failures = 0
+        if failure.trouble is Trouble.ENGINE:
+            self.convicted = alone
+            self.suspect = True
+            self.failures += not alone and failure.engine_goes_on
+            self.ends += not alone and not failure.engine_goes_on
+        elif failure.trouble is Trouble.LOST:
+            self.losses += 1
+            self.suspect = self.suspect or self.losses >= LOSSES_BESIDE
+            self.convicted = alone and self.losses >= LOSSES_IN_ALL
+
+    def passed(self) -> None:
+        """Take note that it has passed its trial."""
+        self.suspect, self.losses = self.to_its_end, 0
 
 
 def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -> RecoveryStep:

@@ -17,8 +17,11 @@ from baton.scheduler.client import Placement
 from baton.services import logs
 from baton.services.classes import ServiceClass
 from baton.services.router.chronicle import Chronicle
+from baton.services.router.convicts import Convicts
 from baton.services.router.errors import (
     AttemptsExhausted,
+    Convicted,
+    EngineBroken,
     NotAdmitted,
     Overloaded,
     RequestFailed,
@@ -35,6 +38,7 @@ from baton.services.router.pairs import Pairs
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
 from baton.services.router.prefix import Prefixes
+from baton.services.router.quarantine import TRIAL_TOKENS, Quarantine
 from baton.services.router.recovery import (
     PROGRESS_TOKENS,
     SHORT_PROMPT_TOKENS,
@@ -69,6 +73,8 @@ class RelayParts:
     counts: RouterCounts = field(default_factory=RouterCounts)
     pairs: Pairs = field(default_factory=Pairs)
     chronicle: Chronicle = field(default_factory=Chronicle)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    convicts: Convicts = field(default_factory=Convicts)
 
 
 class Relay:
@@ -89,6 +95,8 @@ class Relay:
         self._journal = parts.journal
         self._waiting = parts.waiting
         self._pairs = parts.pairs
+        self._quarantine = parts.quarantine
+        self._convicts = parts.convicts
         self._prefixes = Prefixes(state, parts.pool, parts.pairs, parts.metrics)
         self._max_attempts = parts.max_attempts
         self._replace_wait_s = parts.replace_wait_s
@@ -103,7 +111,12 @@ class Relay:
         self._admitted = False
 
     def start(self) -> None:
-        """Enter the journal, and go on in a task. Raises NotAdmitted when the journal has no room."""
+        """Enter the journal, and go on in a task. Raises NotAdmitted without room there, and Convicted."""
+        try:
+            self._convicts.check(self.state.engine_request)
+        except Convicted:
+            self._metrics.suspect("refused")
+            raise
         self._journal.enter(self.state)
         self._counts.arrived(self.state)
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
@@ -153,10 +166,12 @@ class Relay:
     async def _until_over(self) -> None:
         state = self.state
         while True:
-            before = len(state.tokens)
-            failure = await self._attempt()
+            before, alone = len(state.tokens), state.suspicion.suspect
+            failure = await (self._attempt_alone() if alone else self._attempt())
             if failure is None:
-                return
+                if state.over:
+                    return
+                continue
             state.failed(failure)
             self._metrics.retried(failure.trouble.value, failure.worker_id)
             if failure.trouble is Trouble.SOURCE:
@@ -170,6 +185,7 @@ class Relay:
                 state.failures = self._retries = 0
                 self._give_up = time.monotonic() + self._replace_wait_s
             state.failures += failure.counts
+            state.suspicion.note(failure, alone=alone, generated=generated)
             self._retries += 1
             self._last_failure = failure.message
             await self._recover(failure)
@@ -235,6 +251,16 @@ class Relay:
         state = self.state
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
+        if state.suspicion.convicted:
+            self._metrics.suspect("convicted")
+            self._convicts.add(state.request_id, state.engine_request, failure.message)
+            raise EngineBroken(
+                f"an engine failed under this request, which ran there alone: {failure.message}"
+            )
+        if state.suspicion.suspect:
+            self._abort_workers()
+            self._quarantine.note(failure, self.placement, state)
+            return
         step = next_step(
             failure,
             failures_left=self._max_attempts - state.failures,
@@ -323,7 +349,46 @@ class Relay:
     def _report(self, outcome: str) -> None:
         self._placements.finished(self.state, self.placement.attempt, outcome)
 
+    async def _place_trial(self) -> None:
+        """Leave `self._placement` as one on a single worker, on which this request is tried alone."""
+        state = self.state
+        worker = self._quarantine.worker_for(self.placement, state)
+        if worker is not None and self._pool.opened(worker.worker_id) is not None:
+            state.epoch += 1  # a worker takes none twice; what is booked stays
+            await asyncio.sleep(backoff_s(self._retries))
+        else:
+            await self._place_again()
+            worker = self.placement.decode
+            if self.placement.prefill is not None:
+                self._placements.prefilled(self.placement.attempt)  # nothing is: another may have the room
+        self._quarantine.use(worker)
+        self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
+        state.goes_alone(worker)
+
     # -- phases
+
+    async def _attempt_alone(self) -> Failure | None:
+        """Run the request with nobody beside it, until it has passed its trial.
+
+        Return None where it has, with another placement, and when the request is over.
+        """
+        state = self.state
+        tokens = state.tokens_to_generate if state.suspicion.to_its_end else TRIAL_TOKENS
+        async with self._quarantine.turn(state.tokens_to_prefill, tokens):
+            self._give_up = time.monotonic() + self._replace_wait_s  # its turn may have been long to come
+            await self._place_trial()
+            more = self._quarantine.more
+            phase = worker_pb2.PHASE_DECODE
+            leg = Leg(self, self._sink, self.placement, phase, alone_tokens=tokens, more_alone=more)
+            failure = await leg.run(None)
+        if failure is not None or state.over or self._finish_if_complete():
+            return failure
+        self._metrics.suspect("passed")
+        state.suspicion.passed()
+        state.failures = self._retries = 0
+        self._give_up = time.monotonic() + self._replace_wait_s
+        await self._place_again()
+        return None
 
     async def _attempt(self) -> Failure | None:
         """Run the placement. Return None when the request is over."""

@@ -25,12 +25,13 @@ from baton.services.engine.step_checks import StepLimits
 from baton.services.models import Model
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
+from baton.services.router.convicts import Convicts
 from baton.services.router.journal import Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
 from baton.services.router.relay import RelayParts
-from baton.services.router.vllm import frontend
+from baton.services.router.vllm import frontend, prints
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.vllm.metrics import EngineMetrics
 from baton.services.router.waiting import WaitingRoom
@@ -103,6 +104,7 @@ async def served(
             router.replace_wait_s,
             shared.journal,
             chronicle=shared.chronicle,
+            convicts=Convicts(prints.digest, prints.shape),
         )
         cluster.tell(lambda: parts.counts.message(waiting))
         limits = RelayLimits(

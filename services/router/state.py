@@ -9,11 +9,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baton.protos import scheduler_pb2
 from baton.scheduler.client import Placement
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.types import Adapter
 from baton.services.classes import STANDARD, ServiceClass
-from baton.services.router.recovery import Failure
+from baton.services.router.recovery import Failure, Suspicion
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
 
@@ -73,6 +74,7 @@ class RequestState:
     epoch: int = 0
     attempts: int = 0  # placements tried
     failures: int = 0  # attempts in a row that a worker had begun, and lost without much progress
+    suspicion: Suspicion = field(default_factory=Suspicion)
     excluded: set[str] = field(default_factory=set)  # workers that failed it
     prefill_workers: list[str] = field(default_factory=list)  # that were given the prompt, each once
     decode_workers: list[str] = field(default_factory=list)  # that were given the decode, each once
@@ -189,6 +191,16 @@ class RequestState:
         if not timings.first_token:
             timings.prefiller = timings.decoder
         self._goes_on("recomputed", timings.recomputed, timings.decoder)
+
+    def goes_alone(self, worker: scheduler_pb2.Worker) -> None:
+        """Note that the attempt goes on, alone on a worker."""
+        timings = self.timings
+        timings.recomputed = time.monotonic()
+        timings.ended = 0.0
+        timings.decoder = process_of(worker)
+        if not timings.first_token:
+            timings.prefiller = timings.decoder
+        self._goes_on("alone", timings.recomputed, timings.decoder)
 
     def _goes_on(self, how: str, at: float, process: Process) -> None:
         cause = {"worker": process.instance, "tokens": self.tokens_to_prefill}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,8 @@ class RunningAttempt:
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # requests.Prepared of services/engine, once it is built
     grammar: asyncio.Task[None] | None = None  # compiles its grammar, and then submits it
+    alone: bool = False  # while it runs, no other is in the engine
+    more_alone: bool = False  # its router has another one to be tried alone
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -72,6 +74,7 @@ class Attempts:
     """All attempts of this worker."""
 
     def __init__(self) -> None:
+        self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # of each that is live no more
         self._live: dict[str, RunningAttempt] = {}  # by internal id
         self._of_request: dict[str, RunningAttempt] = {}
         self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # until when, mark
@@ -133,6 +136,7 @@ class Attempts:
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
             self._remember(attempt)
+        self.on_end(attempt)
 
     def _remember(self, ended: RunningAttempt) -> None:
         now = time.monotonic()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from baton.handoff.channels import HandoffClient
@@ -36,11 +37,12 @@ from baton.services.engine.host import EngineHost, EngineLoad, EngineStep
 from baton.services.engine.requests import EngineLimits, Prepared
 from baton.services.errors import describe
 from baton.services.roles import Role
-from baton.services.trace_context import trace_id_of
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.grammars import Grammars
+from baton.services.worker.isolation import Isolation
 from baton.services.worker.metrics import WorkerMetrics
+from baton.services.worker.replies import failure_of, names_of, reply_to
 from baton.services.worker.session import RouterSession
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ class Dispatcher:
         self._metrics = metrics
         self._drafting = drafting
         self._attempts = Attempts()
+        self._isolation = Isolation(self._attempts, self._move_on)
+        self._attempts.on_end = self._isolation.ended
         self._sessions: dict[int, RouterSession] = {}
         self._next_session = 1  # 0 is vLLM's client index for requests of no client
         self._handoffs = HandoffClient()
@@ -120,12 +124,15 @@ class Dispatcher:
 
         Return their number.
         """
-        live = self._attempts.all()
-        for attempt in live:
-            self._end(attempt)
-            self._fail(attempt, Failed.CODE_DRAINING, "this worker drained, its time was up")
-        self._host.abort([attempt.internal_id for attempt in live])
+        self._move_on(live := self._attempts.all(), "this worker drained, its time was up")
         return len(live)
+
+    def _move_on(self, attempts: list[RunningAttempt], why: str = "a request is tried alone here") -> None:
+        """Fail requests, to be run elsewhere."""
+        for attempt in attempts:
+            self._end(attempt)
+            self._fail(attempt, Failed.CODE_DRAINING, why)
+        self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
         """End every router's stream."""
@@ -152,6 +159,7 @@ class Dispatcher:
         for task in self._compiling:
             task.cancel()
         self._grammars.close()
+        self._isolation.close()
         self._handoffs.close()
 
     # Called by a router's stream.
@@ -188,6 +196,8 @@ class Dispatcher:
             session.number,
             loads=start.HasField("manifest"),
             traceparent=start.traceparent,
+            alone=start.alone_tokens > 0,
+            more_alone=start.more_alone,
         )
         if loading is not None and start.phase == PHASE_DECODE:
             self._end(loading)
@@ -226,7 +236,8 @@ class Dispatcher:
             self._host.abort([attempt.internal_id])
             self._fail(attempt, refused.code, str(refused))
             return
-        self._host.resume(attempt.internal_id, attempt.epoch, give_tokens)
+        resume = partial(self._host.resume, attempt.internal_id, attempt.epoch, give_tokens)
+        self._isolation.then(attempt, resume)
 
     def _admit(self, attempt: RunningAttempt, start: Start) -> None:
         if self._closed_because or self._limits is None:
@@ -244,9 +255,13 @@ class Dispatcher:
             saved = self._attempts.take_saved(attempt.request_id)
             if saved is not None:
                 self._release(saved.manifest)
-        prepared = attempt.prepared = self._prepare(attempt, start, self._limits)
+        attempt.prepared = self._prepare(attempt, start, self._limits)
+        self._isolation.enter(attempt, lambda: self._submit(attempt, start.party))
+
+    def _submit(self, attempt: RunningAttempt, party: int) -> None:
+        prepared = attempt.prepared
         if prepared.request.use_structured_output:
-            attempt.grammar = self._spawn(self._submit_with_grammar(attempt, start.party))
+            attempt.grammar = self._spawn(self._submit_with_grammar(attempt, party))
         else:
             self._host.submit(prepared.request)
 
@@ -257,7 +272,7 @@ class Dispatcher:
             raise
         except Exception as error:
             # A request that vLLM cannot build must not take the stream, and all others on it, with it.
-            logger.exception("request %s cannot be built", start.request_id, extra=_names(attempt))
+            logger.exception("request %s cannot be built", start.request_id, extra=names_of(attempt))
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
 
     async def _submit_with_grammar(self, attempt: RunningAttempt, party: int) -> None:
@@ -269,7 +284,9 @@ class Dispatcher:
         except Exception as error:  # whatever a grammar's compiler raises: its request would wait for ever
             if not isinstance(error, ValueError):
                 logger.exception(
-                    "the grammar of request %s cannot be compiled", attempt.request_id, extra=_names(attempt)
+                    "the grammar of request %s cannot be compiled",
+                    attempt.request_id,
+                    extra=names_of(attempt),
                 )
             problem = RequestRefused(Failed.CODE_INVALID, describe(error))
         attempt.grammar = None
@@ -310,16 +327,24 @@ class Dispatcher:
                 *first, last = outputs.encode(batch, kept)
                 for piece in first:
                     self._send(number, RunReply(engine_outputs=piece))
-                _reply(replies, number).engine_outputs = last
+                reply_to(replies, number).engine_outputs = last
         for saved in saves.values():
             self._release(saved.manifest)
             self._refuse(saved, replies)
+        self._on_step_failed(step, replies)
         for internal_id, blocks in step.shared.items():
             if (attempt := self._attempts.live(internal_id)) is not None:
                 shared = Shared(request_id=attempt.request_id, epoch=attempt.epoch, blocks=blocks)
-                _reply(replies, attempt.session).shared.append(shared)
+                reply_to(replies, attempt.session).shared.append(shared)
         for number, reply in replies.items():
             self._send(number, reply)
+
+    def _on_step_failed(self, step: EngineStep, replies: dict[int, RunReply]) -> None:
+        for attempt in filter(None, map(self._attempts.live, step.failed)):
+            self._end(attempt)
+            failed = failure_of(attempt, Failed.CODE_ENGINE, step.problem)
+            failed.engine_goes_on = True
+            reply_to(replies, attempt.session).failed.append(failed)
 
     def _on_begun(self, begun: Begun, replies: dict[int, RunReply]) -> None:
         attempt = self._attempts.live(begun.request_id)
@@ -327,14 +352,14 @@ class Dispatcher:
             return  # the engine has heard that it is aborted, and drops what was saved
         self._attempts.saved(attempt, begun.manifest)  # its lease may end before the prompt does
         message = BegunMessage(request_id=attempt.request_id, epoch=attempt.epoch, manifest=begun.manifest)
-        _reply(replies, attempt.session).begun.append(message)
+        reply_to(replies, attempt.session).begun.append(message)
 
     def _on_loaded(self, loaded: Loaded, replies: dict[int, RunReply]) -> None:
         attempt = self._attempts.live(loaded.request_id)
         if attempt is None:
             return
         self._metrics.on_loaded(loaded)
-        reply = _reply(replies, attempt.session)
+        reply = reply_to(replies, attempt.session)
         attempt.loads = False
         if loaded.problem is None:
             reply.admitted.append(outputs.admitted(attempt.prepared, loaded))
@@ -346,7 +371,7 @@ class Dispatcher:
             # Not where it was only too slow: the next one may be smaller.
             cut = isinstance(loaded.problem.to_error(), TransportFailed | NoCommonTransport)
             code = Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF
-            reply.failed.append(_failed(attempt, code, str(loaded.problem)))
+            reply.failed.append(failure_of(attempt, code, str(loaded.problem)))
 
     def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
         """Refuse a prompt that was not begun: there is no room for its KV, or it was to be here already."""
@@ -358,7 +383,7 @@ class Dispatcher:
         lacks = isinstance(saved.problem.to_error(), NotCached)
         code = Failed.CODE_HANDOFF if lacks else Failed.CODE_FULL
         self._metrics.on_refused(code)
-        _reply(replies, attempt.session).failed.append(_failed(attempt, code, str(saved.problem)))
+        reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, str(saved.problem)))
 
     def _on_output(
         self,
@@ -378,17 +403,23 @@ class Dispatcher:
                 f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "
                 f"has room for {outputs.REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
             )
-            _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_INVALID, message))
+            reply_to(replies, attempt.session).failed.append(
+                failure_of(attempt, Failed.CODE_INVALID, message)
+            )
             return False
         if attempt.loads and outputs.is_error(output):
             self._attempts.end(attempt)
             message = "the KV cache could not be loaded"
-            _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_HANDOFF, message))
+            reply_to(replies, attempt.session).failed.append(
+                failure_of(attempt, Failed.CODE_HANDOFF, message)
+            )
             return False
         if problem := outputs.grammar_problem(output, attempt.prepared):
             self._end(attempt)
             self._metrics.on_refused(Failed.CODE_INVALID)
-            _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_INVALID, problem))
+            reply_to(replies, attempt.session).failed.append(
+                failure_of(attempt, Failed.CODE_INVALID, problem)
+            )
             return False
         saved = saves.get(output.request_id)
         if not outputs.finish(output, attempt.prepared):
@@ -396,7 +427,7 @@ class Dispatcher:
         proposed = drafts.get(output.request_id, ())
         ended = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len, proposed)
         if ended is not None:
-            _reply(replies, attempt.session).saved.append(ended)
+            reply_to(replies, attempt.session).saved.append(ended)
             if ended.HasField("manifest"):
                 del saves[attempt.internal_id]
                 self._attempts.saved(attempt, ended.manifest)
@@ -417,17 +448,21 @@ class Dispatcher:
         self._metrics.on_refused(code)
         self._fail(attempt, code, message)
 
-    def on_failure(self, error: BaseException) -> None:
-        """Tell every router that the engine is lost."""
-        self._closed_because = "this worker's engine failed"
+    def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
+        """Tell every router that the engine is lost, and whose requests had a part in it."""
+        why = self._closed_because = "this worker's engine failed"
         for attempt in self._attempts.all():
+            waited = self._isolation.waits(attempt)
+            if not waited and (running is None or attempt.internal_id in running):
+                self._fail(attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}")
+            else:
+                self._fail(attempt, Failed.CODE_DRAINING, why)
             self._attempts.end(attempt)
-            self._fail(attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}")
         if not self.failed.done():
             self.failed.set_result(error)
 
     def _fail(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        self._send(attempt.session, RunReply(failed=[_failed(attempt, code, message)]))
+        self._send(attempt.session, RunReply(failed=[failure_of(attempt, code, message)]))
 
     def _send(self, number: int, reply: RunReply) -> None:
         session = self._sessions.get(number)
@@ -443,18 +478,3 @@ class Dispatcher:
     def _release(self, manifest: Manifest | None) -> None:
         if manifest is not None:
             self._handoffs.release_soon(manifest)
-
-
-def _reply(replies: dict[int, RunReply], session: int) -> RunReply:
-    return replies.setdefault(session, RunReply())
-
-
-def _names(attempt: RunningAttempt) -> dict[str, str]:
-    """Return the names of a request for a log line."""
-    return {"request_id": attempt.request_id, "trace_id": trace_id_of(attempt.traceparent)}
-
-
-def _failed(attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
-    return Failed(
-        request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message, phase=attempt.phase
-    )

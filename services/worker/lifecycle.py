@@ -17,13 +17,13 @@ from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.adapters import read_adapters
 from baton.services.engine.args import check_model, check_version, from_hub
-from baton.services.engine.errors import EngineFailed
+from baton.services.engine.errors import EngineFailed, RankLost
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.grammars.helper import fork_helper
 from baton.services.engine.grammars.house import GrammarHouse
 from baton.services.errors import StartError
 from baton.services.imports import import_all
-from baton.services.leave import leave
+from baton.services.leave import ENGINE_FAILED, leave
 from baton.services.printing import complain
 
 logger = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ def run_worker(settings: Settings, role: str) -> None:
     """Be a worker of `role` until a signal, an operator or a failure ends it.
 
     Raises ConfigError, StartError, PeerRefused or SecurityError, each one line, when it cannot start. Else it
-    ends the process: with 1 and a line on stderr when the engine broke. SIGTERM and SIGINT drain; a second
-    one ends it at once.
+    ends the process: with a line on stderr, and ENGINE_FAILED, when the engine broke (1 when it lost a rank).
+    SIGTERM and SIGINT drain; a second one ends it at once.
     """
     from baton.services.worker.node import Node
 
@@ -93,5 +93,5 @@ def run_worker(settings: Settings, role: str) -> None:
     except EngineFailed as error:
         # An exit in order would wait for its threads and its ranks, which may wait for ever.
         complain(f"baton: error: {error}")
-        status = 1
+        status = 1 if isinstance(error.__cause__, RankLost) else ENGINE_FAILED
     leave(status)

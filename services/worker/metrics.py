@@ -69,6 +69,9 @@ class WorkerMetrics:
         self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded.", ("transport",))
         self._load_failed = counter("handoffs_load_failed", "Handoffs that could not be loaded.", ("error",))
         self._bytes = counter("handoff_bytes", "Bytes pulled.", ("transport",))
+        self._steps_failed = counter(
+            "engine_steps_failed", "Steps that raised, after which the engine went on without their requests."
+        )
         self._step = histogram("engine_step_seconds", "Time of an engine step with work.")
         phases = histogram(
             "engine_step_phase_seconds", "Time of the parts of an engine step with work.", ("phase",)
@@ -88,6 +91,8 @@ class WorkerMetrics:
         """Count a step; called after each that had work or outputs."""
         self._running.set(step.load.running)
         self._waiting.set(step.load.waiting)
+        if step.failed:
+            self._steps_failed.inc()
         if self._num_blocks:
             self._kv_usage.set(1 - step.load.free_blocks / self._num_blocks)
         if step.executed:

@@ -120,6 +120,10 @@ class GivingWay:
             held=not step.new or any(one.request_id in step.rows for one in step.held),
         )
 
+    def step_failed(self) -> None:
+        """Forget the last step: it raised."""
+        self._step, self._tokens = None, 0
+
     def take_counts(self) -> Yielded:
         """Return what was counted since the last call."""
         counts, self._counts = self._counts, Yielded()

@@ -399,6 +399,18 @@ OBJECTS = (
         until="vLLM's scheduler orders what runs by priority, and bounds what the lower ones get of a step",
     ),
     ObjectPatch(
+        file="services/engine/patches/failed_step.py",
+        why="vLLM ends an engine whose step raises, whichever request it was about. Between steps the host "
+        "clears what such a step left behind and goes on; to know what it had scheduled, the loaded engine's "
+        "schedule is wrapped. vLLM's report of the step, which prints what requests hold, is left out.",
+        symbols=(
+            "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+            "vllm.v1.engine.core:EngineCore.log_error_detail",
+        ),
+        processes=CORE,
+        until="vLLM fails the requests of a step that raises, and goes on",
+    ),
+    ObjectPatch(
         file="services/router/vllm/frontend.py",
         why="vLLM's front end gets our client of the workers instead of starting an engine: AsyncLLM takes "
         "no client as a parameter, so the name of its factory is replaced during one constructor call.",

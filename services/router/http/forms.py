@@ -76,6 +76,8 @@ def error_response(error: RequestFailed, *, anthropics: bool = False) -> tuple[M
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.status is HTTPStatus.SERVICE_UNAVAILABLE or error.retry_after_s:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if error.final:
+        headers.append((b"x-should-retry", b"false"))
     start = {"type": "http.response.start", "status": error.status.value, "headers": headers}
     return start, {"type": "http.response.body", "body": body, "more_body": False}
 

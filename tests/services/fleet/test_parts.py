@@ -20,6 +20,7 @@ import pytest
 from baton.services.errors import StartError
 from baton.services.fleet.parts import Kind, Part, Parts, Patience
 from baton.services.fleet.watch import Seen
+from baton.services.leave import ENGINE_FAILED
 from harness.support import eventually
 
 QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
@@ -101,6 +102,57 @@ def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
     assert fleet.said[-1] == "decode-0: ready: here"
     assert not fleet.parts.waiting_for
     assert not prefill.deaths
+
+
+def printed(part: Part) -> str:
+    assert part.child is not None
+    assert part.child.log is not None
+    return part.child.log.read_text()[part.child.log_from :]
+
+
+def break_engine(fleet: Fleet, part: Part) -> None:
+    """Have a worker's process end as one does whose engine failed."""
+    fleet.end(part, lambda pid: os.kill(pid, signal.SIGUSR1))
+    fleet.see(part)
+
+
+def engine() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(ENGINE_FAILED))
+    os.write(1, b"baton: error: the engine failed: ValueError: shape mismatch\n")
+    while True:
+        signal.pause()
+
+
+def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
+    """A request may do that, again and again: the deployment must not end of it."""
+    fleet.add("scheduler", Kind.SCHEDULER)
+    worker = fleet.add("mixed-0", Kind.WORKER, engine)
+    fleet.add("router", Kind.ROUTER)
+    for _ in range(6):
+        eventually(lambda: "shape" in printed(worker), 10, "it can be ended")
+        break_engine(fleet, worker)
+    assert not worker.given_up
+    assert not worker.deaths
+    said = [line for line in fleet.said if "engine failed" in line]
+    assert said[0] == "mixed-0: its engine failed: the engine failed: ValueError: shape mismatch; restarting"
+    assert said[1].endswith("; restarting in 0.05 s")
+    assert said[2].endswith("; restarting in 0.1 s")
+    fleet.kill(worker)
+    fleet.kill(worker)
+    assert not worker.given_up, "all of its restarts were left"
+
+
+def test_the_pause_after_an_engine_that_fails_is_bounded() -> None:
+    patience = Patience()
+    pauses = [min(patience.before_restart_s(number), patience.most_s) for number in range(1, 12)]
+    assert pauses[0] == 0
+    assert max(pauses) == pauses[-1] == patience.most_s == 30
+
+
+def test_a_worker_whose_engine_never_served_ends_the_start(fleet: Fleet) -> None:
+    worker = fleet.parts.add("mixed-0", Kind.WORKER, lambda: os._exit(ENGINE_FAILED))
+    with pytest.raises(StartError, match="mixed-0 could not start"):
+        fleet.end(worker, lambda _: None)
 
 
 def test_the_others_go_on_serving_while_they_can(fleet: Fleet) -> None:

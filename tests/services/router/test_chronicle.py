@@ -89,7 +89,7 @@ async def test_a_prompt_that_is_recomputed(cluster: Cluster) -> None:
 
 async def test_a_worker_lost_before_the_first_token(cluster: Cluster) -> None:
     dying, *_ = await cluster.pair(prefill=1, step_s=0.005)
-    dying.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_ENGINE))
+    dying.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STALE))
     await cluster.members.add(FakeWorker("p1", pb.ROLE_PREFILL, step_s=0.005))
     await cluster.send("r0", PROMPT)
     await cluster.send("r1", PROMPT)

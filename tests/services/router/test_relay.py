@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
@@ -179,10 +178,7 @@ async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) ->
         Fault(PHASE_PREFILL, die=True),
         Fault(PHASE_PREFILL, failed=Failed.CODE_FULL),
         Fault(PHASE_PREFILL, failed=Failed.CODE_DRAINING),
-        Fault(PHASE_PREFILL, failed=Failed.CODE_ENGINE),
         Fault(PHASE_PREFILL, failed=Failed.CODE_STALE),
-        Fault(PHASE_PREFILL, end_with=FinishReason.ERROR),
-        Fault(PHASE_PREFILL, end_with=FinishReason.ABORT),
     ],
     ids=str,
 )
@@ -416,13 +412,11 @@ async def test_the_last_attempt_computes_on_the_spot(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-@pytest.mark.parametrize("how", ["die", "engine", "abort", "drain"])
+@pytest.mark.parametrize("how", ["die", "drain"])
 async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how: str) -> None:
     *_, first, second = await cluster.pair(decode=2, step_s=0.002)
     fault = {
         "die": Fault(PHASE_DECODE, after, die=True),
-        "engine": Fault(PHASE_DECODE, after, failed=Failed.CODE_ENGINE),
-        "abort": Fault(PHASE_DECODE, after, end_with=FinishReason.ABORT),
         "drain": Fault(PHASE_DECODE, after, failed=Failed.CODE_DRAINING),
     }[how]
     first.faults = second.faults = deque([fault])
@@ -584,7 +578,7 @@ async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
 async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
     """Its stream broke, but the scheduler still gets its heartbeats, and there is no other worker."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
-    mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_ENGINE))
+    mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_STALE))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     assert [list(start.output_token_ids) for start in mixed.seen.starts] == [[], answer(PROMPT, 3)]
     await cluster.settled()
@@ -705,7 +699,7 @@ async def test_a_request_that_is_not_placed_leaves_the_journal(cluster: Cluster)
 
 async def test_usage_is_of_all_attempts(cluster: Cluster) -> None:
     *_, first, second = await cluster.pair(decode=2, step_s=0.002)
-    first.faults = second.faults = deque([Fault(PHASE_DECODE, 5, failed=Failed.CODE_ENGINE)])
+    first.faults = second.faults = deque([Fault(PHASE_DECODE, 5, failed=Failed.CODE_STALE)])
     for worker in (first, second):
         worker.speculative_method = "mtp"
         worker.drafts = RequestSpecDecodeMetrics(num_spec_tokens=2, histogram=[4, 3, 2], num_draft_tokens=18)
@@ -724,7 +718,7 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
     cluster.remake(max_attempts=2)
     workers = await cluster.pair(prefill=1, decode=3)
     for worker in workers[1:]:
-        worker.faults.append(Fault(PHASE_DECODE, 0, failed=Failed.CODE_ENGINE))
+        worker.faults.append(Fault(PHASE_DECODE, 0, failed=Failed.CODE_STALE))
     got = await cluster.ask(PROMPT, 20)
     assert "2 workers of at most 2 failed under the request (router.max_attempts)" in str(got.error)
     assert got.tokens == answer(PROMPT, len(got.tokens))
@@ -733,7 +727,7 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
 
 async def test_an_answer_that_gets_on_outlives_more_workers(cluster: Cluster) -> None:
     cluster.remake(max_attempts=2)
-    faults = deque(Fault(PHASE_DECODE, 2, failed=Failed.CODE_ENGINE) for _ in range(5))
+    faults = deque(Fault(PHASE_DECODE, 2, failed=Failed.CODE_STALE) for _ in range(5))
     for worker in await cluster.pair(decode=2):
         worker.faults = faults
     right(await cluster.ask(PROMPT, 200), PROMPT, 200)
@@ -1011,7 +1005,7 @@ async def test_a_worker_that_failed_a_request_is_asked_again_where_the_others_ar
     await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
     lost = {start.request_id for start in fails.seen.starts}
     fails.faults.clear()
-    fails.go_on(Fault(PHASE_DECODE, failed=Failed.CODE_ENGINE))
+    fails.go_on(Fault(PHASE_DECODE, failed=Failed.CODE_STALE))
     for name in (*lost, held[-1]):
         right(await cluster.answer(name), [0], 8)
     assert {start.request_id for start in fails.seen.starts[len(lost) :]} == {*lost, held[-1]}

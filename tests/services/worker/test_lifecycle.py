@@ -12,6 +12,7 @@ import psutil
 from baton.protos import scheduler_pb2
 from baton.protos import worker_pb2 as pb
 from baton.scheduler.client import SchedulerClient
+from baton.services.leave import ENGINE_FAILED
 from harness import breaking
 from harness.support import PATIENCE, eventually, free_port
 from harness.workers import START_TIMEOUT_S, Fleet, Worker
@@ -172,7 +173,7 @@ async def test_an_engine_that_hangs_is_a_failed_one(workers: Fleet) -> None:
         assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_ENGINE
         assert f"longer than {STALL_S:g} s" in got.failed.message
-    assert worker.ended() == 1
+    assert worker.ended() == ENGINE_FAILED
     assert "engine failed" in worker.error
     eventually(lambda: not any(rank.is_running() for rank in ranks), 10, "its ranks are gone, too")
 
@@ -218,7 +219,7 @@ async def test_told_to_end_while_it_loads(workers: Fleet) -> None:
     assert worker.name not in await registered(workers)
 
 
-async def test_a_broken_engine_fails_its_requests_and_ends_the_process(workers: Fleet) -> None:
+async def test_a_step_that_raises_fails_its_requests_and_the_worker_goes_on(workers: Fleet) -> None:
     worker = workers.started("decode", engine=breaking.ENGINE)
     async with connected(worker.address) as stream:
         await stream.start(request("innocent", prompt(30), max_tokens=3900), DECODE)
@@ -228,8 +229,12 @@ async def test_a_broken_engine_fails_its_requests_and_ends_the_process(workers: 
             got = await stream.end(name)
             assert got.failed is not None
             assert got.failed.code == pb.Failed.CODE_ENGINE
-    assert worker.ended() == 1
-    assert "the engine failed" in worker.error
+            assert got.failed.engine_goes_on
+        await stream.start(request("later", prompt(30), max_tokens=20), DECODE)
+        assert len((await stream.end("later")).tokens) == 20
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0
+    assert "in the step that failed: poison#1: prompt of 30 tokens" in worker.text
 
 
 def test_another_model_is_refused_in_seconds(workers: Fleet, mixed: Worker) -> None:

@@ -66,6 +66,7 @@ def test_every_patch_is_in_it() -> None:
         "draft_length",
         "first_drafts",
         "giving_way",
+        "failed_step",
         "awaited_loads",
     } == set(patches)
 

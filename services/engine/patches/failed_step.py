@@ -1,0 +1,288 @@
+"""Goes on after a step that raised: its requests fail, and the engine serves the others.
+
+vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler
+does not expect, a grammar's matcher. Here, with one rank, what the step left behind is cleared: every request
+that holds anything of the engine ends, its blocks leave the prefix cache (those of this step were perhaps
+never written), the KV connector's work of the step is begun or dropped and reported, and the model runner's
+batch is emptied. Requests that only wait stay. Then the engine answers a request of its own: one that
+cannot do that any more is broken, and ends as before.
+
+What says that the device or the process is in an unknown state is not recovered from: a CUDA error sticks.
+
+Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, batch_queue, scheduler,
+request_block_hasher, model_executor.driver_worker.worker.model_runner, log_error_detail, which dumps the
+step's requests with their content), vllm.v1.core.sched.scheduler.Scheduler (schedule, finish_requests,
+requests, waiting, kv_holding_waiting, running, policy, finished_req_ids, defer_block_free, sched_step_seq,
+processed_step_seq, _drain_deferred_frees, kv_cache_manager.{get_block_ids, evict_blocks}), RequestStatus,
+request_queue.create_request_queue, SchedulerOutput (num_scheduled_tokens, finished_req_ids), of
+vllm.v1.worker.gpu_model_runner.GPUModelRunner input_batch (req_id_to_index, batch_update_builder.reset,
+remove_request, _req_ids, req_output_token_ids, spec_token_ids, prev_sampled_token_ids, prev_req_id_to_index,
+refresh_metadata, max_num_reqs, logitsprocs, thinking_budget_state_holder), execute_model_state,
+kv_connector_output, _draft_token_ids, _draft_token_req_ids; of V2's GPUModelRunner execute_model_state;
+vllm.v1.sample.logits_processor.BatchUpdate (removed: indices), vllm.v1.request.Request,
+vllm.v1.engine.EngineCoreRequest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from baton.handoff.errors import HandoffError
+from baton.services.engine.errors import EngineFailed
+from baton.services.engine.patches.replace import replace
+from baton.services.engine.shapes import shape_of
+
+logger = logging.getLogger(__name__)
+
+# The steps and seconds within which an engine answers its own request, of two tokens.
+PROBE_STEPS, PROBE_S = 64, 30.0
+SHAPES = 16  # of the requests of a failed step, in the log
+_STICKY = (
+    *("cuda error", "cuda runtime", "cublas", "cudnn", "nccl", "hip error", "device-side assert"),
+    *("out of memory", "illegal memory access", "accelerator"),
+)
+
+
+def is_fatal(error: BaseException | None) -> bool:
+    """Tell whether an exception leaves the device, or the process, in a state that nobody knows."""
+    import torch
+
+    while error is not None:
+        if not isinstance(error, Exception) or isinstance(
+            error, MemoryError | EngineFailed | HandoffError | torch.AcceleratorError | torch.OutOfMemoryError
+        ):
+            return True
+        # The device's errors are RuntimeErrors; others may quote what a client wrote.
+        if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _STICKY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class FailedStep:
+    """The seam in a loaded engine. For the engine's thread."""
+
+    def __init__(self, engine: Any) -> None:
+        """Remember from now on what the last steps scheduled."""
+        self._engine = engine
+        self._connector = engine.scheduler.get_kv_connector()
+        waiting = engine.batch_queue_size if engine.batch_queue is not None else 0
+        self._outputs: deque[Any] = deque(maxlen=1 + waiting)  # of the steps that are on their way
+        self._numbers = itertools.count()
+        replace(engine.scheduler, "schedule", self._noting, ("throttle_prefills",))
+        engine.log_error_detail = _without_details
+
+    def recover(self, error: Exception) -> list[str]:
+        """Clear what a step that raised left behind; return the requests that end with it.
+
+        Raises `error` where the engine cannot go on, and whatever the recovery itself raises.
+        """
+        if is_fatal(error):
+            raise error
+        began = time.monotonic()
+        touched = self._touched()
+        if not touched:
+            raise error  # no request's fault
+        self._log(error, touched)
+        engine, scheduler = self._engine, self._engine.scheduler
+        self._wait_for_steps()
+        blocks = {
+            block
+            for name in touched
+            if name in scheduler.requests
+            for group in scheduler.kv_cache_manager.get_block_ids(name)
+            for block in group
+        }
+        scheduler.kv_cache_manager.evict_blocks(blocks)
+        if self._connector is not None:
+            self._connector.step_failed(lambda: self._end(touched), scheduler.requests)
+        else:
+            self._end(touched)
+        for output in self._outputs:
+            scheduler.finished_req_ids |= output.finished_req_ids  # the runner may not have heard
+        if scheduler.defer_block_free:
+            scheduler.processed_step_seq = scheduler.sched_step_seq
+            scheduler._drain_deferred_frees()
+        _clear_runner(engine.model_executor.driver_worker.worker.model_runner)
+        self._outputs.clear()
+        self._probe()
+        self._outputs.clear()
+        logger.warning(
+            "the engine goes on after %.0f ms, without %d requests",
+            1e3 * (time.monotonic() - began),
+            len(touched),
+        )
+        return touched
+
+    def holding(self) -> set[str]:
+        """Return the requests that have run, or hold something of the engine: not those that only wait."""
+        return set(self._touched())
+
+    def _noting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(throttle_prefills: bool = False) -> Any:
+            output = schedule(throttle_prefills)
+            self._outputs.append(output)
+            return output
+
+        return noting
+
+    def _touched(self) -> list[str]:
+        """Return all requests but those that wait and never began; where there are only such, all."""
+        from vllm.v1.request import RequestStatus
+
+        scheduler = self._engine.scheduler
+        untouched = {
+            one.request_id
+            for one in scheduler.waiting
+            if one.status != RequestStatus.PREEMPTED and not one.num_computed_tokens
+        }
+        known = {
+            name
+            for name, one in scheduler.requests.items()
+            if name not in untouched and not one.is_finished()
+        }
+        # A step that raised late has ended some of its requests, and their last outputs are lost.
+        known.update(name for output in self._outputs for name in output.num_scheduled_tokens)
+        return sorted(known) or sorted(untouched)
+
+    def _log(self, error: Exception, touched: Sequence[str]) -> None:
+        logger.error("a step of the engine failed, with %d requests", len(touched), exc_info=error)
+        requests = self._engine.scheduler.requests
+        for name in touched[:SHAPES]:
+            if (request := requests.get(name)) is not None:
+                names = {"request_id": name.rpartition("#")[0]}
+                logger.error("in the step that failed: %s: %s", name, shape_of(request), extra=names)
+
+    def _wait_for_steps(self) -> None:
+        """Let steps end that are on their way (asynchronous scheduling): they still write to blocks."""
+        queue = self._engine.batch_queue
+        while queue:
+            future = queue.pop()[0]
+            try:
+                future.result()
+            except Exception as error:
+                if is_fatal(error):
+                    raise
+                logger.info("a step behind the one that failed: %s", error)
+
+    def _end(self, names: Sequence[str]) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self._engine.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+
+    def _probe(self) -> None:
+        """Have the engine answer a request of its own, with nobody else. Raises what that raises."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        request = self._own_request()
+        deadline = time.monotonic() + PROBE_S
+        with _alone(scheduler):
+            engine.add_request(request)
+            for _ in range(PROBE_STEPS):
+                _, executed = engine.step_fn()
+                engine.post_step(executed)
+                if request.is_finished() and not engine.batch_queue:
+                    break
+                if time.monotonic() > deadline:
+                    break
+        if request.num_output_tokens < 2:
+            raise EngineFailed("it does not answer after a step that failed")
+
+    def _own_request(self) -> Any:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+        from vllm.v1.request import Request
+
+        made = EngineCoreRequest(
+            request_id=f"baton-probe-{next(self._numbers)}",
+            prompt_token_ids=[1, 1],
+            mm_features=None,
+            sampling_params=SamplingParams(
+                temperature=0.0,
+                max_tokens=2,
+                ignore_eos=True,
+                detokenize=False,
+                skip_reading_prefix_cache=True,
+            ),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        return Request.from_engine_core_request(made, self._engine.request_block_hasher)
+
+
+@contextlib.contextmanager
+def _without_details(scheduler_output: Any) -> Iterator[None]:
+    """Take the place of vLLM's report of a step, which prints what its requests hold."""
+    del scheduler_output
+    yield
+
+
+@contextlib.contextmanager
+def _alone(scheduler: Any) -> Iterator[None]:
+    """Keep those that wait out of the steps within."""
+    from vllm.v1.core.sched.request_queue import create_request_queue
+
+    waiting, holding = scheduler.waiting, scheduler.kv_holding_waiting
+    scheduler.waiting = create_request_queue(scheduler.policy)
+    scheduler.kv_holding_waiting = create_request_queue(scheduler.policy)
+    try:
+        yield
+    finally:
+        for one in scheduler.waiting:
+            waiting.add_request(one)
+        scheduler.waiting, scheduler.kv_holding_waiting = waiting, holding
+
+
+def _clear_runner(runner: Any) -> None:
+    """Empty the model runner's batch. What it knows of requests goes when it hears that they ended."""
+    import torch
+
+    with torch.inference_mode():  # in which its tensors were made
+        _empty(runner)
+
+
+def _empty(runner: Any) -> None:
+    runner.execute_model_state = None
+    if not hasattr(runner, "input_batch"):
+        return  # V2 keeps no batch from step to step
+    runner.kv_connector_output = None
+    runner._draft_token_ids = runner._draft_token_req_ids = None
+    batch = runner.input_batch
+    batch.batch_update_builder.reset()
+    for name in list(batch.req_id_to_index):
+        batch.remove_request(name)
+    # As condense() does for an empty batch, which may not know of rows that this step had removed.
+    for rows in (batch._req_ids, batch.req_output_token_ids, batch.spec_token_ids):
+        rows.clear()
+    batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None
+    batch.refresh_metadata()
+    _clear_processors(batch)
+
+
+def _clear_processors(batch: Any) -> None:
+    """Have all rows of the processors of logits forgotten: they may not have heard of the last moves."""
+    from vllm.v1.sample.logits_processor import BatchUpdate
+
+    update = BatchUpdate(batch_size=0, removed=range(batch.max_num_reqs), added=(), moved=())
+    if batch.thinking_budget_state_holder is not None:
+        batch.thinking_budget_state_holder.sync_batch(update)
+    for one in batch.logitsprocs.all:
+        one.update_state(update)
+
+
+def install(engine: Any) -> FailedStep | None:
+    """Go on after steps that fail from now on; None where the engine has several ranks.
+
+    Those are processes of their own, and what each of them has done of a step is not known here.
+    """
+    if engine.vllm_config.parallel_config.world_size > 1:
+        return None
+    return FailedStep(engine)

@@ -1,0 +1,76 @@
+"""Requests that made an engine fail alone: refused at the door for a while, before any worker sees them.
+
+The table is one router process's own, and empty after its restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from baton.services.router.errors import Convicted
+
+log = logging.getLogger(__name__)
+
+LIMIT = 1024  # the oldest go first
+KEPT_S = 600.0
+
+
+def _digest(engine_request: bytes) -> bytes:
+    return hashlib.sha256(engine_request).digest()
+
+
+class Convicts:
+    """Digests of requests that are not to be tried again."""
+
+    def __init__(
+        self,
+        digest: Callable[[bytes], bytes] = _digest,
+        shape: Callable[[bytes], str] = lambda _: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin with none. digest: equal for requests that ask for the same; shape: for the log."""
+        self._digest = digest
+        self._shape = shape
+        self._clock = clock
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, request_id: str, engine_request: bytes, why: str) -> None:
+        """Refuse this request for a while."""
+        shape = self._shape(engine_request)
+        log.error(
+            "request %s failed an engine alone: %s; %s",
+            request_id,
+            why,
+            shape,
+            extra={"request_id": request_id},
+        )
+        digest = self._digest(engine_request)
+        self._until[digest] = self._clock() + KEPT_S
+        self._until.move_to_end(digest)
+        while len(self._until) > LIMIT:
+            self._until.popitem(last=False)
+
+    def check(self, engine_request: bytes) -> None:
+        """Raise Convicted for a request that is refused. Costs nothing while none is."""
+        if not self._until:
+            return
+        now = self._clock()
+        while self._until:
+            oldest = next(iter(self._until))
+            if self._until[oldest] > now:
+                break
+            del self._until[oldest]
+        until = self._until.get(self._digest(engine_request))
+        if until is not None:
+            raise Convicted(
+                "the same request made an engine fail a short while ago, alone: it is not tried again for "
+                f"{until - now:.0f} s; change the request, or ask the operator to look into the router's log",
+                retry_after_s=until - now,
+            )

@@ -1,0 +1,103 @@
+"""The suspects of a router: requests under which an engine failed are tried alone, one at a time.
+
+The one whose trial is shortest goes first, of equal ones the first that came. All of a router's are tried on
+one worker as long as that lasts, so that few others are disturbed: the one whose engine failed, if it goes
+on, as it is empty then. Nobody waits here longer than its own deadline, which its relay keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import time
+from collections.abc import AsyncIterator
+
+from baton.protos import scheduler_pb2
+from baton.scheduler.client import Placement
+from baton.services.router.recovery import Failure, Trouble
+from baton.services.router.state import RequestState
+
+# Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
+# others: a step that computes the prompt, and one or more that decode, with drafts.
+TRIAL_TOKENS = 4
+SIZE_STEP = 512  # tokens to compute; those of one size go in the order in which they came
+STEP_COSTS = 16  # a token to generate, in tokens to compute
+KEPT_S = 30.0  # for which the worker of the last trial is the next one's
+
+_Turn = tuple[int, int, asyncio.Future[None]]
+
+
+class Quarantine:
+    """The suspects of one router. For one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Turn] = []  # a heap
+        self._numbers = itertools.count()
+        self._busy = False
+        self._worker: scheduler_pb2.Worker | None = None
+        self._until = 0.0  # time.monotonic
+
+    @property
+    def more(self) -> bool:
+        """Whether another suspect waits."""
+        return bool(self._waiting)
+
+    def worker_for(self, placement: Placement, state: RequestState) -> scheduler_pb2.Worker | None:
+        """Return the worker on which suspects are tried at present, if it can take this one.
+
+        Without a placement there it must have the request's weights and adapter.
+        """
+        worker = self._worker
+        if worker is None or time.monotonic() > self._until:
+            return None
+        if any(one is not None and one.worker_id == worker.worker_id for one in _workers(placement)):
+            return worker
+        alike = worker.model_fingerprint == placement.decode.model_fingerprint
+        return worker if alike and state.adapter is None else None
+
+    def use(self, worker: scheduler_pb2.Worker) -> None:
+        """Try suspects on this worker for a while."""
+        self._worker, self._until = worker, time.monotonic() + KEPT_S
+
+    def note(self, failure: Failure, placement: Placement, state: RequestState) -> None:
+        """Choose where a suspect is tried, by the failure of its last attempt."""
+        if failure.engine_goes_on:
+            for worker in _workers(placement):
+                if worker is not None and worker.worker_id == failure.worker_id:
+                    self.use(worker)
+            return
+        if self._worker is not None and self._worker.worker_id == failure.worker_id:
+            self._worker = None
+        if failure.trouble not in (Trouble.REFUSED, Trouble.STALE):
+            state.excluded.add(failure.worker_id)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, computes: int, generates: int) -> AsyncIterator[None]:
+        """Wait until nobody else is tried. computes, generates: tokens of this one's trial."""
+        loop = asyncio.get_running_loop()
+        turn = (computes + STEP_COSTS * generates) // SIZE_STEP, next(self._numbers), loop.create_future()
+        heapq.heappush(self._waiting, turn)
+        loop.call_soon(self._next)  # those that fail with it join in the same round of the loop
+        try:
+            await turn[2]
+            yield
+        finally:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+                heapq.heapify(self._waiting)
+            else:
+                self._busy = False
+                loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        if self._waiting and not self._busy:
+            self._busy = True
+            _, _, begins = heapq.heappop(self._waiting)
+            if not begins.done():
+                begins.set_result(None)
+
+
+def _workers(placement: Placement) -> tuple[scheduler_pb2.Worker | None, ...]:
+    return placement.prefill, placement.decode

@@ -1,0 +1,32 @@
+"""The digest of an encoded request, equal for all that ask for the same; and its shape for the log.
+
+Leans on: vllm.v1.engine.EngineCoreRequest (request_id, external_req_id, trace_headers, arrival_time,
+client_index, cache_salt, priority, sampling_params), vllm.sampling_params.SamplingParams.seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from baton.services.engine import wire
+from baton.services.engine.shapes import shape_of
+
+
+def digest(engine_request: bytes) -> bytes:
+    """Return the same for all requests with this prompt and these parameters, whoever sends them, and when.
+
+    A seed does not count: it differs between the sequences of one request.
+    """
+    request = wire.decode_request(engine_request)
+    request.request_id = ""
+    request.arrival_time = 0.0
+    request.client_index = request.priority = 0
+    request.cache_salt = request.external_req_id = request.trace_headers = None
+    if request.sampling_params is not None:
+        request.sampling_params.seed = None
+    return hashlib.sha256(wire.encode_request(request)).digest()
+
+
+def shape(engine_request: bytes) -> str:
+    """Return which fields a request sets, and how long they are."""
+    return shape_of(wire.decode_request(engine_request))

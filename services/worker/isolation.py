@@ -1,0 +1,148 @@
+"""Requests that are tried alone: while one of them runs, no other is in the engine.
+
+A router asks for it where an engine failed under a request. It begins when the engine is empty: what runs
+gets `GRACE_S` to end, and is moved on to other workers then, as at a drain's end. What comes meanwhile is
+held, in order, and submitted afterwards. Requests that are tried alone go one after the other, of whichever
+router. Others are held for `TURN_S` at most: a request that takes longer is sent back to its router, to be
+tried again later, and before the engine is emptied again the others have as much time as they were held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from baton.services.worker.attempts import Attempts, RunningAttempt
+
+logger = logging.getLogger(__name__)
+
+# All in seconds.
+GRACE_S = 1.0
+TURN_S = 5.0  # from the moment at which others are held
+LINGER_S = 0.25  # for the next request of a router that has more of them
+LEAST_REST_S = 0.25
+
+Begin = Callable[[], None]
+
+
+class Isolation:
+    """The door between a worker's attempts and its engine. For the event loop's thread.
+
+    Invariant: while `_now` is set, no other live attempt was given to the engine.
+    """
+
+    def __init__(self, attempts: Attempts, move_on: Callable[[list[RunningAttempt]], None]) -> None:
+        """Let all in. move_on: fails attempts, to be run elsewhere, and has the engine drop them."""
+        self._attempts = attempts
+        self._move_on = move_on
+        self._alone: OrderedDict[str, tuple[RunningAttempt, Begin]] = OrderedDict()  # who waits for it
+        self._held: OrderedDict[str, list[Begin]] = OrderedDict()
+        self._now: RunningAttempt | None = None
+        self._holds = False
+        self._since = 0.0  # time.monotonic: others are held
+        self._rests_until = 0.0  # time.monotonic
+        self._lingers_until = 0.0  # time.monotonic
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(self, attempt: RunningAttempt, begin: Begin) -> None:
+        """Call `begin`, which gives a live attempt to the engine: now, or when it may."""
+        if attempt.alone:
+            self._alone[attempt.internal_id] = attempt, begin
+            self._look()
+        elif self._holds:
+            self._held[attempt.internal_id] = [begin]
+        else:
+            begin()
+
+    def then(self, attempt: RunningAttempt, step: Begin) -> None:
+        """Call `step`, which has to follow the attempt's begin."""
+        if (steps := self._held.get(attempt.internal_id)) is not None:
+            steps.append(step)
+        else:
+            step()
+
+    def waits(self, attempt: RunningAttempt) -> bool:
+        """Tell whether an attempt was not given to the engine yet."""
+        return attempt.internal_id in self._held or attempt.internal_id in self._alone
+
+    def ended(self, attempt: RunningAttempt) -> None:
+        """Note that an attempt is live no more."""
+        if not (self._holds or self._alone):
+            return
+        self._held.pop(attempt.internal_id, None)
+        self._alone.pop(attempt.internal_id, None)
+        if attempt is self._now:
+            self._now = None
+            self._lingers_until = time.monotonic() + LINGER_S if attempt.more_alone else 0.0
+        asyncio.get_running_loop().call_soon(self._look)  # many may end at once
+
+    def _look(self) -> None:
+        """Do what is due."""
+        now = time.monotonic()
+        if self._now is not None:
+            self._watch(self._now, now)
+        elif self._holds and now >= self._since + GRACE_S + TURN_S:
+            self._release(now)
+        elif self._alone:
+            self._make_way(now)
+        elif self._holds:
+            if now < self._lingers_until:
+                self._look_at(self._lingers_until)
+            else:
+                self._release(now)
+
+    def _make_way(self, now: float) -> None:
+        inside = self._inside()
+        if not self._holds:
+            if inside and now < self._rests_until:
+                self._look_at(self._rests_until)
+                return
+            self._holds, self._since = True, now
+        if inside and now < self._since + GRACE_S:
+            self._look_at(self._since + GRACE_S)
+            return
+        if inside:
+            logger.info("%d requests are moved on: one is to be tried alone", len(inside))
+            self._move_on(inside)
+        _, (attempt, begin) = self._alone.popitem(last=False)
+        self._now = attempt
+        self._watch(attempt, now)
+        begin()
+
+    def _watch(self, attempt: RunningAttempt, now: float) -> None:
+        """Send the one that runs alone back when its turn is over, if anybody waits for that."""
+        ends = self._since + GRACE_S + TURN_S
+        if now < ends:
+            self._look_at(ends)
+        elif self._held or self._alone:
+            self._move_on([attempt])
+        else:
+            self._look_at(now + LEAST_REST_S)
+
+    def _release(self, now: float) -> None:
+        """Let in what was held."""
+        self._holds, self._lingers_until = False, 0.0
+        self._rests_until = now + max(LEAST_REST_S, now - self._since)
+        held, self._held = self._held, OrderedDict()
+        for steps in held.values():
+            for step in steps:
+                step()
+        if self._alone:
+            self._look_at(self._rests_until)
+
+    def _inside(self) -> list[RunningAttempt]:
+        return [one for one in self._attempts.all() if not self.waits(one)]
+
+    def _look_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, when - time.monotonic()), self._look)
+
+    def close(self) -> None:
+        """Stop. Nothing may be called after it."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,109 @@
+"""Requests that break an engine's step, among streams: they fail alone, and the deployment serves on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
+from harness.poison import FOLDER, dose
+from harness.support import CALL_S, eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+STREAMS, TOKENS = 8, 160
+FAILED = "its engine failed"  # as `baton up` says it
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with deployment(tmp_path_factory.mktemp("poison"), path=FOLDER) as one:
+        yield one.up()
+
+
+def body(number: int, **more: Any) -> dict[str, Any]:
+    prompt = [100 + number, *range(20, 60)]
+    given = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    return {"model": MODEL_NAME, "return_token_ids": True, **given, **more}
+
+
+async def _ask(http: aiohttp.ClientSession, asked: dict[str, Any]) -> tuple[int, Any]:
+    """Return the status, and the answer's tokens, or the error's text."""
+    async with http.post("/v1/completions", json=asked) as response:
+        got = await response.json()
+        if response.status != 200:
+            return response.status, got["error"]["message"]
+        return 200, got["choices"][0]["token_ids"]
+
+
+def ask(one: Deployment, bodies: Sequence[dict[str, Any]], delay_s: float = 0.0) -> list[tuple[int, Any]]:
+    """Send all at once; those with a dose a moment later."""
+
+    async def run() -> list[tuple[int, Any]]:
+        timeout = aiohttp.ClientTimeout(total=4 * CALL_S)
+        async with aiohttp.ClientSession(one.url, timeout=timeout) as http:
+
+            async def send(asked: dict[str, Any]) -> tuple[int, Any]:
+                if "vllm_xargs" in asked:
+                    await asyncio.sleep(delay_s)
+                return await _ask(http, asked)
+
+            return list(await asyncio.gather(*(send(asked) for asked in bodies)))
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def expected(one: Deployment) -> list[tuple[int, Any]]:
+    found = [ask(one, [body(number)])[0] for number in range(STREAMS)]
+    assert {status for status, _ in found} == {200}
+    return found
+
+
+def said(one: Deployment) -> str:
+    return one.processes["up"].text
+
+
+def test_streams_go_on_beside_requests_that_break_steps(
+    one: Deployment, expected: list[tuple[int, Any]]
+) -> None:
+    eventually(lambda: idle(one), CALL_S, "all is idle")
+    workers, blocks = [one.worker(role)["identity"]["worker_id"] for role in ("prefill", "decode")], None
+    blocks = free_blocks(one)
+    doses = [dose("alone", where, after) for where, after in (("sample", 0), ("sample", 9), ("update", 5))]
+    single = [body(50 + number, vllm_xargs=one) for number, one in enumerate(doses)]
+    pair = [body(70 + number, vllm_xargs=dose("pair", "sample", 3)) for number in range(2)]
+    found = ask(one, [*map(body, range(STREAMS)), *single, *pair], delay_s=0.3)
+    assert found[:STREAMS] == expected, "token for token as alone"
+    for status, text in found[STREAMS : STREAMS + len(single)]:
+        assert status == 500
+        assert "which ran there alone" in text
+        assert "the poison acts in" in text
+    assert [status for status, _ in found[STREAMS + len(single) :]] == [200, 200], "poison only together"
+    for status, text in ask(one, single):
+        assert status == 422
+        assert "made an engine fail a short while ago" in text
+    assert [one.worker(role)["identity"]["worker_id"] for role in ("prefill", "decode")] == workers
+    assert "restarting" not in said(one)
+    eventually(lambda: idle(one) and free_blocks(one) == blocks, CALL_S, "all that was held is free")
+
+
+def test_a_request_that_ends_processes_takes_two_and_uses_up_no_restart(
+    one: Deployment, expected: list[tuple[int, Any]]
+) -> None:
+    before = said(one).count(FAILED)
+    fatal = body(90, vllm_xargs=dose("sticky", "sample", 3))
+    found = ask(one, [*map(body, range(STREAMS)), fatal], delay_s=0.3)
+    assert found[:STREAMS] == expected
+    status, text = found[-1]
+    assert status == 500
+    assert "CUDA error" in text
+    assert 1 <= said(one).count(FAILED) - before <= 2
+    assert "within 10 min" not in said(one), "no restart is counted"
+    both = ("prefill", "decode")
+    eventually(lambda: all(one.workers(role) for role in both), 2 * CALL_S, "both workers are back")
+    assert ask(one, [body(0)]) == expected[:1]

@@ -1,0 +1,246 @@
+"""A step that raises, in real engines: its requests end, the others are answered as if it had not been."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.handoff.params import load_params, save_params
+from baton.protos.handoff_pb2 import Manifest
+from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill
+from harness.poison import baton_poison, dose
+from tests.handoff import checkpoints
+
+pytestmark = pytest.mark.timeout(240)  # engines start within the first test
+
+PLACES = ["schedule", "execute", "forward", "sample", "draft", "update", "post"]
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.eagle(tmp_path_factory.mktemp("checkpoints") / "eagle")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, drafter: Path) -> Iterator[EngineProcess]:
+    options = Options(model, "fails", drafter=drafter, prepare=baton_poison.register)
+    with EngineProcess(options) as process:
+        process.call(install)
+        yield process
+
+
+@pytest.fixture(scope="module")
+def source(model: Path, drafter: Path) -> Iterator[EngineProcess]:
+    """An engine that saves KV for the other, and answers without fail."""
+    with EngineProcess(Options(model, "source", cores="1", drafter=drafter)) as process:
+        yield process
+
+
+def prompt_of(name: str, length: int = 150) -> list[int]:
+    return random.Random(name).choices(range(2, checkpoints.VOCAB), k=length)
+
+
+@dataclass
+class Failures:
+    ended: list[list[str]]
+    seen: list[str]
+
+
+def install(engine: Engine) -> None:
+    from baton.services.engine.patches import failed_step
+
+    engine.core.failed = failed_step.install(engine.core)
+
+
+def run(engine: Engine) -> Failures:
+    """Step until idle, and go on after steps that fail, as the worker's host does."""
+    found = Failures([], [])
+    deadline = time.monotonic() + CALL_S / 2
+    while time.monotonic() < deadline:
+        try:
+            if not engine.step():
+                return found
+        except Exception as error:  # noqa: BLE001 (as the host)
+            found.seen.append(str(error))
+            found.ended.append(engine.core.failed.recover(error))
+            engine.connector.take_reports()
+    raise TimeoutError("the engine did not come to an end")
+
+
+def poison(engine: Engine, name: str, prompt: list[int], xargs: dict[str, str], params: Any = None) -> None:
+    engine.add(name, prompt, TOKENS, params)
+    engine.core.scheduler.requests[name].sampling_params.extra_args = xargs
+
+
+def among(
+    engine: Engine, prompts: dict[str, list[int]], xargs: Sequence[dict[str, str]]
+) -> tuple[Failures, list[str]]:
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, TOKENS)
+    for number, one in enumerate(xargs):
+        poison(engine, f"poison-{number}", prompt_of(f"poison-{number}", 70), one)
+    found = run(engine)
+    return found, [name for name in prompts if engine.answers[name].finish_reason is not None]
+
+
+def blocks(engine: Engine) -> tuple[int, int, int]:
+    """Free blocks, what is left of saves and loads, and staging that is taken."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    engine.run()
+    side = engine.connector._scheduler_side
+    staging = get_kv_transfer_group()._worker_side.staging
+    left = len(side._saving) + len(side._loading) + len(side._to_save) + len(side._to_load)
+    return engine.free_blocks, left, staging.capacity - staging.free_blocks
+
+
+def settled(engine: Engine, expected: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The same, once releases have arrived."""
+    deadline = time.monotonic() + 10
+    while (found := blocks(engine)) != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_its_requests_end_and_later_ones_are_answered_right(
+    engine: EngineProcess, source: EngineProcess, where: str
+) -> None:
+    before = engine.call(blocks)
+    prompts = {f"{where}-{number}": prompt_of(f"{where}-{number}") for number in range(4)}
+    expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
+    found, whole = engine.call(among, prompts, [dose("alone", where)])
+    assert [where in seen for seen in found.seen] == [True], "the poison acts once"
+    (ended,) = found.ended
+    assert "poison-0" in ended
+    assert set(prompts) <= {*whole, *ended}
+    for name, prompt in prompts.items():  # the prefix cache holds nothing wrong
+        assert engine.call(generate, f"{name}-again", prompt, TOKENS) == expected[name]
+    assert engine.call(settled, before) == before
+
+
+def test_a_request_that_is_half_in_the_batch_leaves_it(engine: EngineProcess, source: EngineProcess) -> None:
+    """The sampler's masks are filled as a request joins the batch, by then with a row of its own."""
+    before = engine.call(blocks)
+    prompts = {f"half-{number}": prompt_of(f"half-{number}", 60) for number in range(3)}
+    expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
+    found, whole = engine.call(half, prompts)
+    assert ["out of bounds" in seen for seen in found.seen] == [True]
+    assert whole == [next(iter(prompts))], "it ended in the step before"
+    for name, prompt in prompts.items():
+        assert engine.call(generate, f"{name}-again", prompt, TOKENS) == expected[name]
+    assert engine.call(settled, before) == before
+
+
+def half(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[str]]:
+    """Have a request join the batch, and fail there, in the step in which another one has left it."""
+    first, *others = prompts
+    answer = engine.add(first, prompts[first], TOKENS)
+    for name in others:
+        engine.add(name, prompts[name], 3 * TOKENS)
+    engine.run(lambda: answer.finish_reason is not None)
+    engine.add("half-poison", prompt_of("half-poison", 30), TOKENS)
+    engine.core.scheduler.requests["half-poison"].sampling_params.allowed_token_ids = [10**6]
+    found = run(engine)
+    return found, [name for name in prompts if engine.answers[name].finish_reason is not None]
+
+
+def test_who_only_waits_stays(engine: EngineProcess, source: EngineProcess) -> None:
+    names = [f"waits-{number}" for number in range(6)]
+    prompts = {name: prompt_of(name, 400) for name in names}  # some steps each
+    expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
+    found, whole = engine.call(first_then, prompts)
+    assert len(found.seen) == 1
+    assert whole, "those that had not begun are answered"
+    for name in whole:
+        assert engine.call(tokens_of, name) == expected[name]
+
+
+def first_then(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[str]]:
+    poison(engine, "poison-first", prompt_of("poison-first", 30), dose("alone"))
+    return among(engine, prompts, [])
+
+
+def tokens_of(engine: Engine, name: str) -> list[int]:
+    return engine.answers[name].tokens
+
+
+def test_two_that_are_poison_together(engine: EngineProcess) -> None:
+    found, _ = engine.call(among, {}, [dose("pair", after=3), dose("pair", after=3)])
+    assert found.ended == [["poison-0", "poison-1"]]
+
+
+@pytest.mark.parametrize("where", ["schedule", "execute", "sample", "update"])
+def test_handoffs_under_way_end_well(engine: EngineProcess, source: EngineProcess, where: str) -> None:
+    before = engine.call(blocks)
+    taken = source.call(blocks)
+    prompt = prompt_of(f"handed-{where}", 300)
+    expected = source.call(generate, f"alone-{where}", prompt, TOKENS)
+    saved = source.call(prefill, f"handed-{where}", prompt).saved
+    assert saved is not None
+    assert saved.manifest is not None
+    found = engine.call(load_and_save, f"handed-{where}", prompt, saved.manifest, where)
+    assert len(found.seen) == 1
+    assert engine.call(settled, before) == before, "blocks, loads, saves and staging are free again"
+    assert source.call(settled, taken) == taken, "what was saved for it is released"
+    assert engine.call(generate, f"later-{where}", prompt, TOKENS) == expected
+
+
+def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manifest, where: str) -> Failures:
+    """Fail a step in which one request's load begins and another one's prompt is saved."""
+    engine.add(name, prompt, TOKENS, load_params(1, manifest))
+    poison(engine, f"saves-{where}", prompt_of(f"saves-{where}", 100), dose("alone", where), save_params(1))
+    return run(engine)
+
+
+def test_an_engine_that_cannot_answer_ends(engine: EngineProcess) -> None:
+    assert engine.call(broken) == "the device is gone"
+
+
+def broken(engine: Engine) -> str:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("the device is gone")
+
+    sample = GPUModelRunner._sample
+    GPUModelRunner._sample = fail
+    try:
+        engine.add("meets-it", prompt_of("meets-it"), TOKENS)
+        run(engine)
+    except ValueError as error:
+        return str(error)
+    finally:
+        GPUModelRunner._sample = sample
+    return "it went on"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: device-side assert triggered"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: out of memory"),
+    ],
+)
+def test_what_sticks_is_not_recovered_from(error: Exception) -> None:
+    from baton.services.engine.patches.failed_step import is_fatal
+
+    wrapped = ValueError("around it")
+    wrapped.__cause__ = error
+    assert is_fatal(error)
+    assert is_fatal(wrapped)
+    assert not is_fatal(ValueError("shape mismatch"))
+    assert not is_fatal(ValueError("the grammar 'out of memory' has no rule"))

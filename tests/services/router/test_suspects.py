@@ -1,0 +1,283 @@
+"""Requests under which an engine failed, in a router: tried alone, one at a time, cleared or convicted."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncIterator
+
+import pytest
+from vllm.v1.engine import FinishReason
+
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
+from baton.services.engine import wire
+from baton.services.router import convicts, errors
+from baton.services.router.convicts import Convicts
+from baton.services.router.http.admission import error_response
+from baton.services.router.quarantine import TRIAL_TOKENS, Quarantine
+from baton.services.router.recovery import Failure, Suspicion, Trouble
+from baton.services.router.vllm import prints
+from harness.fake_worker import FakeWorker, Fault, answer, until
+from harness.router import Answer, Cluster, engine_request
+
+PROMPT = [5, 6, 7]
+ENGINE = Failed.CODE_ENGINE
+TOKENS = 20
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with Cluster() as cluster:
+        yield cluster
+
+
+def right(got: Answer, prompt: list[int], count: int = TOKENS) -> None:
+    assert got.error is None
+    assert got.tokens == answer(prompt, count)
+    assert got.reason == "length"
+
+
+def alone(*workers: FakeWorker) -> list[Start]:
+    """The attempts at which nobody else was to be in the engine."""
+    return [start for worker in workers for start in worker.seen.starts if start.alone_tokens]
+
+
+def convicted(got: Answer) -> None:
+    assert isinstance(got.error, Exception)
+    assert got.error.http_status == 500  # type: ignore[attr-defined]
+    assert re.search("failed under this request, which ran there alone: .*the test wants it", str(got.error))
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
+@pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
+@pytest.mark.parametrize("after", [0, 1])
+async def test_the_innocent_go_on_after_a_trial(
+    cluster: Cluster, goes_on: bool, phase: int, after: int
+) -> None:
+    workers = await cluster.pair(prefill=2, decode=2)
+    faults = deque([Fault(phase, after * (phase == PHASE_DECODE), failed=ENGINE, goes_on=goes_on)])
+    for worker in workers:
+        worker.faults = faults
+    right(await cluster.ask(PROMPT, TOKENS), PROMPT)
+    [trial] = alone(*workers)
+    assert (trial.phase, trial.HasField("manifest"), trial.alone_tokens) == (
+        PHASE_DECODE,
+        False,
+        TRIAL_TOKENS,
+    )
+    failed = next(one for one in workers if any(s.phase == phase and s.epoch == 1 for s in one.seen.starts))
+    assert (trial in failed.seen.starts) == goes_on, "the engine that failed is empty, if it goes on"
+    later = [start for one in workers for start in one.seen.starts if start.epoch > trial.epoch]
+    assert all(not start.alone_tokens for start in later)
+    assert len(later) == 2, "it goes on with a handoff, as any other"
+    await cluster.settled()
+
+
+async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) -> None:
+    workers = await cluster.pair(prefill=2, decode=2)
+    faults = deque([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3)
+    for worker in workers:
+        worker.faults = faults
+    convicted(await cluster.ask(PROMPT, TOKENS))
+    assert sum(len(worker.seen.starts) for worker in workers) == 2
+    await cluster.settled()
+
+
+async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None:
+    workers = await cluster.pair()
+    faults = deque([Fault(PHASE_PREFILL, failed=ENGINE, goes_on=True), Fault(PHASE_DECODE, failed=ENGINE)])
+    for worker in workers:
+        worker.faults = faults
+    convicted(await cluster.ask(PROMPT, TOKENS, seed=1))
+    starts = [len(worker.seen.starts) for worker in workers]
+    with pytest.raises(Exception, match="made an engine fail a short while ago") as refused:
+        await cluster.ask(PROMPT, TOKENS, seed=2)
+    assert refused.value.http_status == 422  # type: ignore[attr-defined]
+    assert [len(worker.seen.starts) for worker in workers] == starts, "no worker saw it"
+    right(await cluster.ask([*PROMPT, 8], TOKENS), [*PROMPT, 8])
+    right(await cluster.ask(PROMPT, TOKENS - 1), PROMPT, TOKENS - 1)
+
+
+async def test_who_is_in_a_second_failure_runs_alone_to_its_end(cluster: Cluster) -> None:
+    workers = await cluster.pair(decode=2)
+    faults = deque(Fault(PHASE_DECODE, 1, failed=ENGINE, goes_on=goes_on) for goes_on in (True, False))
+    beside = [deque(faults), faults]
+    workers[1].faults = workers[2].faults = beside[1]
+    await cluster.send("q", PROMPT, TOKENS)
+    # The trial between the two is of the first fault's kind: let it pass.
+    faults.insert(1, Fault(PHASE_DECODE, after_tokens=99))
+    right(await cluster.answer("q"), PROMPT)
+    first, second = alone(*workers)
+    assert sorted((first.alone_tokens, second.alone_tokens))[0] == TRIAL_TOKENS
+    last = max((first, second), key=lambda start: start.epoch)
+    assert last.alone_tokens == TOKENS - len(last.output_token_ids)
+
+
+async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(cluster: Cluster) -> None:
+    workers = await cluster.pair(decode=2)
+    for worker in workers:
+        worker.faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)])
+    workers[1].faults = workers[2].faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)] * 2)
+    got = await cluster.ask(PROMPT, TOKENS)
+    assert "which ran there alone" in str(got.error)
+    assert len(alone(*workers)) == 1
+
+
+async def test_two_lost_workers_make_a_suspect_and_a_third_ends_it(cluster: Cluster) -> None:
+    workers = await cluster.pair(decode=4)
+    for worker in workers:
+        worker.faults = deque([Fault(PHASE_DECODE, die=True)] * 2)
+    got = await cluster.ask(PROMPT, TOKENS)
+    assert "which ran there alone" in str(got.error)
+    assert len(alone(*workers)) == 1
+    assert sum(worker._server is None for worker in workers) == 3, "so many workers can one request take"
+
+
+async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
+    """All that were in the engine; the worker hears that more follow."""
+    prefill, decode = await cluster.pair(step_s=0.01)
+    names = [f"q{number}" for number in range(6)]
+    decode.faults = deque(Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True) for _ in names)
+    running: list[int] = []
+
+    def look() -> None:
+        tried = [one for one in decode._running.values() if one.start.alone_tokens]
+        running.append(len(tried))
+
+    decode.before_step = look
+    for number, name in enumerate(names):
+        await cluster.send(name, [*PROMPT, number], TOKENS)
+    for number, name in enumerate(names):
+        right(await cluster.answer(name), [*PROMPT, number])
+    assert max(running) == 1
+    trials = alone(decode)
+    assert sorted(start.request_id for start in trials) == names, "each once"
+    assert not trials[-1].more_alone
+    assert any(start.more_alone for start in trials)
+    assert not alone(prefill)
+    await cluster.settled()
+
+
+async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) -> None:
+    _, decode = await cluster.pair(step_s=0.01)
+    decode.faults = deque(
+        [Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True)] * 2 + [Fault(PHASE_DECODE, 0, silent=True)]
+    )
+    await cluster.send("a", PROMPT, TOKENS)
+    await cluster.send("b", [*PROMPT, 1], TOKENS)
+    await until(lambda: alone(decode), "one of them is tried")
+    first = alone(decode)[0].request_id
+    other = "b" if first == "a" else "a"
+    await cluster.client.abort_requests_async([first])
+    right(await cluster.answer(other), PROMPT if other == "a" else [*PROMPT, 1])
+    await cluster.settled()
+
+
+async def test_the_shortest_trial_goes_first() -> None:
+    quarantine, order = Quarantine(), []
+
+    async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
+        async with quarantine.turn(computes, generates):
+            order.append((name, quarantine.more))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(one("end", 50, 900), one("long", 5000), one("a", 100), one("b", 60))
+    assert order == [("a", True), ("b", True), ("long", True), ("end", False)]
+
+
+@pytest.mark.parametrize(
+    ("failures", "suspect", "to_its_end", "is_convicted"),
+    [
+        ([(Trouble.ENGINE, False)], True, False, False),
+        ([(Trouble.ENGINE, False), (Trouble.ENGINE, True)], True, False, True),
+        ([(Trouble.ENGINE, False), None, (Trouble.ENGINE, False)], True, True, False),
+        ([(Trouble.ENGINE, False), None], False, False, False),
+        ([(Trouble.LOST, False)], False, False, False),
+        ([(Trouble.LOST, False), (Trouble.LOST, False)], True, False, False),
+        ([(Trouble.LOST, False), (Trouble.LOST, False), (Trouble.LOST, True)], True, False, True),
+        ([(Trouble.LOST, False), (Trouble.REFUSED, False), (Trouble.LOST, False)], True, False, False),
+        ([(Trouble.ENGINE, False), (Trouble.LOST, True)], True, False, False),
+        ([(Trouble.ENGINE, False), (Trouble.REFUSED, True)], True, False, False),
+        ([(Trouble.HANDOFF, False), (Trouble.STALE, False)], False, False, False),
+    ],
+)
+def test_what_is_held_against_a_request(
+    failures: list[tuple[Trouble, bool] | None], suspect: bool, to_its_end: bool, is_convicted: bool
+) -> None:
+    suspicion = Suspicion()
+    for failure in failures:
+        if failure is None:
+            suspicion.passed()
+        else:
+            suspicion.note(Failure(failure[0], "w", "it failed"), alone=failure[1], generated=0)
+    assert (suspicion.suspect, suspicion.to_its_end, suspicion.convicted) == (
+        suspect,
+        to_its_end,
+        is_convicted,
+    )
+
+
+def test_progress_between_two_losses_clears_a_request() -> None:
+    suspicion = Suspicion()
+    for _ in range(5):
+        suspicion.note(Failure(Trouble.LOST, "w", "it died"), alone=False, generated=2)
+    assert not suspicion.suspect
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None:
+    """Else one who sends many requests that break steps would have all others run alone to their ends."""
+    suspicion = Suspicion()
+    for _ in range(3):
+        suspicion.note(Failure(Trouble.ENGINE, "w", "it failed", goes_on), alone=False, generated=40)
+        suspicion.passed()
+    assert suspicion.to_its_end == (not goes_on)
+
+
+def encoded(name: str = "q", prompt: list[int] = PROMPT, **params: object) -> bytes:
+    return wire.encode_request(engine_request(name, prompt, TOKENS, **params))
+
+
+def test_what_the_same_request_is() -> None:
+    one = prints.digest(encoded("a", seed=1))
+    assert prints.digest(encoded("b", seed=2)) == one
+    for other in (encoded(prompt=[1, 2]), encoded(temperature=0.5), encoded(logprobs=2), encoded(stop=["x"])):
+        assert prints.digest(other) != one
+
+
+def test_a_shape_tells_no_content() -> None:
+    shape = prints.shape(encoded(stop=["a secret"], logit_bias={7: 1.5}, temperature=0.5, logprobs=3))
+    assert "secret" not in shape
+    for word in ("prompt of 3 tokens", "stop (list of 1)", "logit_bias (dict of 1)", "temperature (0.5)"):
+        assert word in shape
+
+
+def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(convicts, "LIMIT", 3)
+    table = Convicts(clock=lambda: now)
+    for name in (b"a", b"b", b"c", b"d"):
+        table.add("q", name, "it failed")
+        now += 1
+    table.check(b"a")  # the oldest went
+    with pytest.raises(errors.Convicted) as refused:
+        table.check(b"b")
+    assert refused.value.retry_after_s == convicts.KEPT_S - 3
+    now += convicts.KEPT_S
+    for name in (b"b", b"c", b"d"):
+        table.check(name)
+    assert not len(table)
+
+
+def test_an_empty_table_digests_nothing() -> None:
+    def digest(_: bytes) -> bytes:
+        raise AssertionError("this costs time")
+
+    Convicts(digest).check(b"a")
+
+
+@pytest.mark.parametrize("error", [errors.EngineBroken("x"), errors.Convicted("x", retry_after_s=5)])
+def test_clients_are_told_not_to_try_again(error: errors.RequestFailed) -> None:
+    start, _ = error_response(error)
+    assert (b"x-should-retry", b"false") in start["headers"]

@@ -1,0 +1,289 @@
+"""A request that is tried alone: nobody else is in the engine while it is, and nobody is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Start
+from baton.services.engine.host import EngineStep
+from baton.services.roles import MIXED
+from baton.services.worker import isolation
+from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.metrics import WorkerMetrics
+from harness.fake_worker import until
+from tests.services.worker.test_dispatcher import GRAMMAR, INFO, Host, start
+
+
+class Engine(Host):
+    """Notes who is in it, and who was there beside one that was to be alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[str] = []
+        self.alone: set[str] = set()
+        self.resumed: list[str] = []
+
+    def submit(self, request: Any) -> None:
+        super().submit(request)
+        self.inside.append(request.request_id)
+        assert len(self.inside) == 1 or not self.alone & set(self.inside), self.inside
+
+    def abort(self, internal_ids: list[str]) -> None:
+        super().abort(internal_ids)
+        self.inside = [name for name in self.inside if name not in internal_ids]
+
+    def resume(self, internal_id: str, epoch: int, give_tokens: Any) -> None:
+        del epoch, give_tokens
+        assert internal_id in self.submitted
+        self.resumed.append(internal_id)
+
+
+class Worker:
+    """A dispatcher with one router's stream, and its engine."""
+
+    def __init__(self, max_requests: int = 8) -> None:
+        self.engine = Engine()
+        self.dispatcher = Dispatcher(MIXED, max_requests, cast(Any, self.engine), WorkerMetrics(), None)
+        self.dispatcher.open(INFO)
+        self.session = self.dispatcher.connect("router")
+
+    def start(
+        self, name: str, alone: int = 0, *, session: Any = None, more: bool = False, **given: Any
+    ) -> None:
+        message = start(name, **given)
+        message.alone_tokens, message.more_alone = alone, more
+        if alone:
+            self.engine.alone.add(f"{name}#{message.epoch}")
+        self.dispatcher.start(session or self.session, message)
+
+    def fail(self, name: str) -> None:
+        """Have a step fail with one request."""
+        self.engine.inside.remove(name)
+        self.dispatcher.on_step(EngineStep(failed=[name], problem="shape mismatch"))
+
+    def end(self, name: str) -> None:
+        """As its client would."""
+        self.dispatcher.abort([name.partition("#")[0]])
+
+    def failed(self) -> list[Failed]:
+        found = []
+        while not self.session._queue.empty():
+            found += list(self.session._queue.get_nowait().failed)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "GRACE_S", 0.1)
+    monkeypatch.setattr(isolation, "TURN_S", 0.4)
+    monkeypatch.setattr(isolation, "LINGER_S", 0.1)
+    monkeypatch.setattr(isolation, "LEAST_REST_S", 0.05)
+
+
+@pytest.fixture
+async def worker() -> Worker:
+    return Worker()
+
+
+async def inside(worker: Worker, *names: str) -> None:
+    await until(lambda: worker.engine.inside == list(names), f"{names} are in the engine")
+
+
+async def test_it_waits_until_the_engine_is_empty(worker: Worker) -> None:
+    worker.start("a")
+    worker.start("s", 4)
+    worker.start("b")
+    assert worker.engine.inside == ["a#1"]
+    worker.end("a#1")
+    await inside(worker, "s#1")
+    worker.end("s#1")
+    await inside(worker, "b#1")
+    assert worker.failed() == [], "the one that ended in time was not moved"
+
+
+async def test_who_does_not_end_in_time_is_moved_on(worker: Worker) -> None:
+    worker.start("a")
+    worker.start("l", phase=PHASE_PREFILL)
+    worker.start("s", 4)
+    await inside(worker, "s#1")
+    moved = worker.failed()
+    assert {(one.request_id, one.code) for one in moved} == {
+        ("a", Failed.CODE_DRAINING),
+        ("l", Failed.CODE_DRAINING),
+    }
+    worker.start("a", epoch=2)  # back again, as there is no other worker
+    worker.end("s#1")
+    await inside(worker, "a#2")
+
+
+async def test_two_go_one_after_the_other_and_before_what_is_held(worker: Worker) -> None:
+    other = worker.dispatcher.connect("another router")
+    worker.start("s", 4)
+    worker.start("a")
+    worker.start("t", 4, session=other)
+    assert worker.engine.inside == ["s#1"]
+    worker.end("s#1")
+    await inside(worker, "t#1")
+    worker.end("t#1")
+    await inside(worker, "a#1")
+
+
+async def test_what_is_held_waits_for_the_next_of_a_router_that_has_more(worker: Worker) -> None:
+    worker.start("s", 4, more=True)
+    worker.start("a")
+    worker.end("s#1")
+    await asyncio.sleep(0)
+    assert worker.engine.inside == []
+    worker.start("t", 4)
+    await inside(worker, "t#1")
+    worker.end("t#1")
+    await inside(worker, "a#1")
+
+
+async def test_a_router_that_sends_no_more_holds_nobody_for_long(worker: Worker) -> None:
+    worker.start("s", 4, more=True)
+    worker.start("a")
+    worker.end("s#1")
+    await inside(worker, "a#1")
+
+
+async def test_a_long_one_is_sent_back_when_its_turn_is_over(worker: Worker) -> None:
+    worker.start("s", 900)
+    worker.start("a")
+    await inside(worker, "a#1")
+    [failed] = worker.failed()
+    assert (failed.request_id, failed.code) == ("s", Failed.CODE_DRAINING)
+    worker.start("s", 900, epoch=2)
+    await asyncio.sleep(0)
+    assert worker.engine.inside == ["a#1"], "those that were held have as much time"
+    await inside(worker, "s#2")
+
+
+async def test_a_long_one_stays_while_nobody_waits(worker: Worker) -> None:
+    worker.start("s", 900)
+    await asyncio.sleep(0.6)
+    assert worker.engine.inside == ["s#1"]
+    worker.start("a")
+    await inside(worker, "a#1")
+
+
+async def test_the_step_that_fails_with_it_lets_the_others_in(worker: Worker) -> None:
+    worker.start("s", 4)
+    worker.start("a")
+    worker.fail("s#1")
+    await inside(worker, "a#1")
+    [failed] = worker.failed()
+    assert (failed.code, failed.engine_goes_on) == (Failed.CODE_ENGINE, True)
+    assert "shape mismatch" in failed.message
+
+
+async def test_those_that_wait_can_be_aborted(worker: Worker) -> None:
+    worker.start("a")
+    for name, alone in (("s", 4), ("t", 4), ("b", 0), ("c", 0)):
+        worker.start(name, alone)
+    worker.dispatcher.abort(["s", "b"])
+    await inside(worker, "t#1")
+    worker.end("t#1")
+    await inside(worker, "c#1")
+    assert {"s#1", "b#1"}.isdisjoint(worker.engine.submitted)
+    assert worker.dispatcher.requests == 1
+
+
+async def test_those_of_a_router_that_is_gone_leave(worker: Worker) -> None:
+    other = worker.dispatcher.connect("another router")
+    worker.start("s", 4)
+    worker.start("t", 4, session=other)
+    worker.start("b", session=other)
+    worker.start("c")
+    worker.dispatcher.disconnect(other)
+    worker.end("s#1")
+    await inside(worker, "c#1")
+    assert worker.dispatcher.requests == 1
+
+
+async def test_a_drain_ends_when_all_that_wait_have_run(worker: Worker) -> None:
+    worker.start("s", 4)
+    worker.start("a")
+    worker.dispatcher.drain()
+    worker.end("s#1")
+    await inside(worker, "a#1")
+    worker.end("a#1")
+    assert worker.dispatcher.idle
+
+
+async def test_a_drain_that_takes_too_long_hands_all_back(worker: Worker) -> None:
+    worker.start("s", 4)
+    worker.start("t", 4)
+    worker.start("a")
+    assert worker.dispatcher.abort_all() == 3
+    await asyncio.sleep(0)
+    assert worker.engine.inside == []
+    assert {one.code for one in worker.failed()} == {Failed.CODE_DRAINING}
+
+
+async def test_an_engine_that_breaks_under_it_is_not_the_fault_of_those_that_wait(worker: Worker) -> None:
+    worker.start("s", 4)
+    worker.start("a")
+    worker.start("t", 4)
+    worker.dispatcher.on_failure(RuntimeError("CUDA error"), {"s#1"})
+    codes = {one.request_id: one.code for one in worker.failed()}
+    assert codes == {"s": Failed.CODE_ENGINE, "a": Failed.CODE_DRAINING, "t": Failed.CODE_DRAINING}
+
+
+async def test_who_had_not_run_as_the_engine_broke_is_no_suspect(worker: Worker) -> None:
+    for name in "abc":
+        worker.start(name)
+    worker.dispatcher.on_failure(RuntimeError("CUDA error"), {"a#1"})
+    codes = {one.request_id: one.code for one in worker.failed()}
+    assert codes == {"a": Failed.CODE_ENGINE, "b": Failed.CODE_DRAINING, "c": Failed.CODE_DRAINING}
+
+
+async def test_held_ones_count_as_requests() -> None:
+    worker = Worker(max_requests=2)
+    worker.start("s", 4)
+    worker.start("a")
+    worker.start("b")
+    [failed] = worker.failed()
+    assert (failed.request_id, failed.code) == ("b", Failed.CODE_FULL)
+
+
+async def test_an_early_load_that_is_held_goes_on_after_its_begin(worker: Worker) -> None:
+    worker.start("s", 4)
+    load = start("a", phase=PHASE_LOAD)
+    load.manifest.CopyFrom(Manifest(request_id="a", epoch=1, num_tokens=20))
+    worker.dispatcher.start(worker.session, load)
+    decode = start("a", phase=PHASE_DECODE)
+    decode.manifest.CopyFrom(load.manifest)
+    decode.output_token_ids.append(5)
+    worker.dispatcher.start(worker.session, decode)
+    assert worker.engine.resumed == []
+    worker.end("s#1")
+    await until(lambda: worker.engine.resumed == ["a#1"], "it goes on")
+
+
+async def test_a_grammar_is_compiled_in_its_turn(worker: Worker) -> None:
+    worker.start("a")
+    worker.start("s", 4, **GRAMMAR)
+    worker.end("a#1")
+    await inside(worker, "s#1")
+
+
+@pytest.fixture(params=["a prefill", "with a manifest"])
+def wrong(request: pytest.FixtureRequest) -> Start:
+    message = start("s", phase=PHASE_PREFILL if request.param == "a prefill" else PHASE_DECODE)
+    if request.param != "a prefill":
+        message.manifest.CopyFrom(Manifest(request_id="s", epoch=1, num_tokens=20))
+    message.alone_tokens = 4
+    return message
+
+
+async def test_only_what_computes_its_own_prompt_is_tried_alone(worker: Worker, wrong: Start) -> None:
+    worker.dispatcher.start(worker.session, wrong)
+    [failed] = worker.failed()
+    assert failed.code == Failed.CODE_INVALID
+    worker.start("a")
+    assert worker.engine.inside == ["a#1"]
