@@ -40,7 +40,7 @@ GAP_S = 0.25  # beyond the longest of an idle router
 MEMORY_FACTOR, MEMORY_BYTES = 10, 64 << 20
 ANSWER_S = 120.0
 UNAVAILABLE = (503, 504)
-LONGEST_ERROR = 16 << 10  # bytes
+LONGEST_ERROR = 32 << 10  # bytes: 4,000 characters, escaped
 TRIES = 3  # of a body whose gap was too long: the machine may have stood still
 IDLE_EVERY, IDLE_S = 10, 0.5  # a window without a body after so many bodies
 

@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.bodies import IDLE_EVERY, try_all
 from tests.fuzz.shapes import KINDS
 
-NUMBER = 4 * len(KINDS)
+NUMBER = 3 * len(KINDS)
 
 
 @pytest.mark.timeout(600)

@@ -28,6 +28,8 @@ _IN_NUMBERS = bytes(0x30 if byte in b"0123456789.eE+-" else 0x20 for byte in ran
 _LONG_NUMBER = b"0" * (MAX_NUMBER + 1)
 _LARGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
 _OVERLAP = MAX_NUMBER + 1
+_DIGITS = b"0" * 19
+_INTEGER = re.compile(rb"(?<=[^0-9.eE+-])-?[0-9]{19,}(?=[^0-9.eE+-])")  # seen whole
 # Half of a surrogate pair without the other half, with what is needed on both sides to tell.
 _LONE = re.compile(
     rb"(?<=.{6})\\u[dD](?:[89abAB]..(?=.{6})(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F])",
@@ -134,8 +136,13 @@ class Budget:
                 "the body has a number that is not finite: NaN and Infinity are not JSON, and an exponent "
                 "may have two digits"
             )
-        if len(near) > MAX_NUMBER and _LONG_NUMBER in near.translate(_IN_NUMBERS):
+        if len(near) < len(_DIGITS) or _DIGITS not in (digits := near.translate(_IN_NUMBERS)):
+            return
+        if _LONG_NUMBER in digits:
             raise Unsupported(f"the body has a number of more than {MAX_NUMBER} characters")
+        for found in _INTEGER.finditer(near):
+            if not -(1 << 63) <= int(found[0]) < 1 << 64:  # what is sent to workers has no larger ones
+                raise Unsupported(f"the body has an integer that 64 bits do not hold: {found[0].decode()}")
 
     def _descend(self, brackets: bytes) -> None:
         depth = self._depth

@@ -80,6 +80,9 @@ def test_half_of_a_surrogate_pair_is_seen(text: str, lone: bool, piece: int) -> 
         (b"[" * (budget.MAX_DEPTH + 1), TooLarge, "201 levels or more; 200"),
         (b"1" * 65, Unsupported, "more than 64 characters"),
         (b"[" + b"1" * 40 + b"." + b"1" * 40 + b"]", Unsupported, "more than 64 characters"),
+        (b'{"top_k": ' + b"1" * 60 + b"}", Unsupported, "an integer that 64 bits do not hold: 1111"),
+        (b'{"a": -9223372036854775809}', Unsupported, "64 bits"),
+        (b'{"a": 18446744073709551616}', Unsupported, "64 bits"),
         (b'{"a": NaN}', Unsupported, "not finite"),
         (b'{"a": -Infinity}', Unsupported, "not finite"),
         (b'{"a": 1e400}', Unsupported, "not finite"),
@@ -102,14 +105,17 @@ def test_what_is_beyond_the_budget_is_refused(
     [
         b'{"a": "' + b"NaN Infinity 1e400 " + b"1" * 100 + b'", "b": true, "c": 1.5e-07, "d": -0.25E+10}',
         b"[" * 200 + b"]" * 200,
+        b'{"a": [18446744073709551615, -9223372036854775808, 0.12345678901234567890123456789, 1]}',
+        b"[" + b"12345678901234567890123456.5, 1e10, 0.1234567890123456789012345, " * 500 + b"1]",
         b"[" + b"1," * 400_000 + b"1]",
         json.dumps({"a": "\u00e9\U0001f600" * 1000}, ensure_ascii=False).encode(),
         b"\xef\xbb\xbf{}",
         b"]" * 1000,  # no parser comes further than its first byte
     ],
 )
-def test_what_is_within_it_passes(body: bytes) -> None:
-    counted(body)
+@pytest.mark.parametrize("piece", [7, 61, PIECE])
+def test_what_is_within_it_passes(body: bytes, piece: int) -> None:
+    counted(body, piece)
 
 
 @pytest.mark.parametrize(
