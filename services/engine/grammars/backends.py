@@ -6,7 +6,7 @@ two cores with eight threads, 0.5 s with one.
 
 Leans on: vllm.v1.structured_output.backend_xgrammar.XgrammarBackend (which calls xgrammar.GrammarCompiler
 with max_threads), backend_guidance.GuidanceBackend, backend_outlines.OutlinesBackend (cache), all made from
-(vllm_config, tokenizer, vocab_size); vllm.v1.structured_output.utils.grammar_is_likely_lark.
+(vllm_config, tokenizer, vocab_size).
 """
 
 from __future__ import annotations
@@ -70,23 +70,15 @@ def compiled_bytes(grammar: Any) -> int:
     return int(compiled.memory_size_bytes) if compiled is not None else 0
 
 
-def parse(params: Any) -> Any:
-    """Return the xgrammar.Grammar of a request, not compiled; None for a structural tag and for any JSON."""
+def parse_schema(params: Any) -> Any:
+    """Return the xgrammar.Grammar of a request's schema, not compiled; None for a request without one."""
     import xgrammar
-    from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
     asked = params.structured_outputs
-    if asked.json is not None:
-        schema = asked.json if isinstance(asked.json, str) else json.dumps(asked.json)
-        return xgrammar.Grammar.from_json_schema(schema)
-    if asked.regex is not None:
-        return xgrammar.Grammar.from_regex(asked.regex)
-    if asked.grammar is not None:
-        lark = grammar_is_likely_lark(asked.grammar)
-        return (
-            xgrammar.Grammar.from_lark(asked.grammar) if lark else xgrammar.Grammar.from_ebnf(asked.grammar)
-        )
-    return None
+    if asked.json is None:
+        return None
+    schema = asked.json if isinstance(asked.json, str) else json.dumps(asked.json)
+    return xgrammar.Grammar.from_json_schema(schema)
 
 
 def native_checks() -> Iterator[tuple[Any, str]]:

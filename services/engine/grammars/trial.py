@@ -26,7 +26,7 @@ from baton.services.engine.grammars.backends import (
     compiled_bytes,
     make_backend,
     native_checks,
-    parse,
+    parse_schema,
 )
 from baton.services.engine.grammars.messages import Verdict
 from baton.services.engine.grammars.productive import has_an_end
@@ -143,7 +143,8 @@ class Bench:
     def _ends(self, params: Any) -> bool:
         if params.structured_outputs._backend != "xgrammar":
             return True  # guidance says so itself
-        parsed = parse(params)
+        # A client's own rules may go on until max_tokens; an answer to a schema is of no use before its end.
+        parsed = parse_schema(params)
         serialized = parsed.serialize_json() if parsed is not None else ""
         return not 0 < len(serialized) < _MOST_SERIALIZED or has_an_end(serialized)
 
