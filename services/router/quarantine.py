@@ -1,8 +1,9 @@
 """The suspects of a router: requests under which an engine failed are tried alone, one at a time.
 
-The one whose trial is shortest goes first, of equal ones the first that came. All of a router's are tried on
-one worker as long as that lasts, so that few others are disturbed: the one whose engine failed, if it goes
-on, as it is empty then. Nobody waits here longer than its own deadline, which its relay keeps.
+Of those that come at once the one whose trial is shortest goes first; a long one waits only for those that
+come soon after it. All of a router's are tried on one worker as long as that lasts, so that few others are
+disturbed: the one whose engine failed, if it goes on, as it is empty then. Nobody waits here longer than its
+own deadline, which its relay keeps.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from baton.services.router.state import RequestState
 # Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
 # others: a step that computes the prompt, and one or more that decode, with drafts.
 TRIAL_TOKENS = 4
-SIZE_STEP = 512  # tokens to compute; those of one size go in the order in which they came
 STEP_COSTS = 16  # a token to generate, in tokens to compute
+A_SECOND = 1000  # so many tokens let others go before that come up to a second later,
+MOST_S = 3.0  # and however many, none that comes later than this
 KEPT_S = 30.0  # for which the worker of the last trial is the next one's
 
-_Turn = tuple[int, int, asyncio.Future[None]]
+_Turn = tuple[float, int, asyncio.Future[None]]
 
 
 class Quarantine:
@@ -77,7 +79,8 @@ class Quarantine:
     async def turn(self, computes: int, generates: int) -> AsyncIterator[None]:
         """Wait until nobody else is tried. computes, generates: tokens of this one's trial."""
         loop = asyncio.get_running_loop()
-        turn = (computes + STEP_COSTS * generates) // SIZE_STEP, next(self._numbers), loop.create_future()
+        size_s = min(MOST_S, (computes + STEP_COSTS * generates) / A_SECOND)
+        turn = round(time.monotonic() + size_s, 1), next(self._numbers), loop.create_future()
         heapq.heappush(self._waiting, turn)
         loop.call_soon(self._next)  # those that fail with it join in the same round of the loop
         try:

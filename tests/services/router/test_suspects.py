@@ -182,8 +182,32 @@ async def test_the_shortest_trial_goes_first() -> None:
             order.append((name, quarantine.more))
             await asyncio.sleep(0)
 
-    await asyncio.gather(one("end", 50, 900), one("long", 5000), one("a", 100), one("b", 60))
+    await asyncio.gather(one("end", 50, 900), one("long", 2000), one("a", 100), one("b", 60))
     assert order == [("a", True), ("b", True), ("long", True), ("end", False)]
+
+
+async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("baton.services.router.quarantine.time.monotonic", lambda: now)
+    quarantine, order = Quarantine(), []
+
+    async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
+        async with quarantine.turn(computes, generates):
+            order.append(name)
+            await begins.wait()
+
+    begins = asyncio.Event()
+    tasks = [asyncio.create_task(one("first", 10))]
+    await asyncio.sleep(0)
+    for name, generates in (("long", 900), ("soon after", TRIAL_TOKENS), ("late", TRIAL_TOKENS)):
+        now += 4.0 if name == "late" else 0.5
+        tasks.append(asyncio.create_task(one(name, 10, generates)))
+        await asyncio.sleep(0)
+    begins.set()
+    await asyncio.gather(*tasks)
+    assert order == ["first", "soon after", "long", "late"]
 
 
 @pytest.mark.parametrize(
