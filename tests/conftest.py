@@ -9,11 +9,13 @@ end it, so that neither process waits for the other. pytest-xdist hands out whol
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from baton import rpc
 from harness.support import PATIENCE
 
 # Beside files that compute, those that wait: else both processes of pytest wait at the same time. They stand
@@ -58,6 +60,14 @@ hypothesis.settings.load_profile("patient")
 
 # What tests import, vLLM among it, is looked through no more: neither now nor in each later collection.
 gc.disable()
+
+
+@pytest.fixture(autouse=True)
+def same_identity() -> Iterator[None]:
+    """Give the process back the identity that it had before the test: later ones would speak as another."""
+    identity, insecure = rpc._process.identity, rpc._process.insecure
+    yield
+    rpc.act_as(identity, insecure=insecure)
 
 
 def pytest_collection_finish() -> None:
