@@ -110,7 +110,7 @@ class ScriptCalls:
             for at, reply in zip(again, await self._ask(calls, scripts), strict=True):
                 replies[at] = reply
         if any(isinstance(reply, Exception) for reply in replies):
-            redis_link.renew(self._client)  # it may be the wrong server by now
+            redis_link.renew(self._client)  # this may be the wrong server by now
         return replies
 
     async def _ask(self, calls: Sequence[_Call], load: Iterable[str] = ()) -> list[Any]:

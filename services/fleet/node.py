@@ -94,7 +94,7 @@ class Lines:
         self._write({"event": "parts", "states": states})
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        put(self._out, json.dumps(event) + "\n")  # that the owner is gone is told by its other pipe
+        put(self._out, json.dumps(event) + "\n")  # the other pipe tells if the owner is gone
 
 
 def run_node(orders: Sequence[PartOrder], log_dir: Path, observer: Observer, *, listen: bool) -> None:

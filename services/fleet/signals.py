@@ -32,7 +32,7 @@ def wake_on_signals() -> socket.socket:
             os._exit(128 + number)
         if number in signals.HURRYING:
             _let_next_kill()
-        with suppress(BlockingIOError):  # SIGHUP came often
+        with suppress(BlockingIOError):  # many SIGHUPs have filled the socket
             writing.send(b"x")
 
     for number in signals.ending():

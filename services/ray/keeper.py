@@ -62,7 +62,7 @@ class Keeper:
         self._said: deque[tuple[str, str]] = deque(maxlen=EVENTS)
         self._failed = ""
         self._starts = 0
-        self._start_at = 0.0  # time.monotonic; the machine had no room for a process until then
+        self._start_at = 0.0  # time.monotonic of the next try, if the machine had no room for a process
         self._ports: list[socket.socket] = []
         self._process: subprocess.Popen[str] | None = None
 
@@ -116,7 +116,7 @@ class Keeper:
     def _tell(self) -> None:
         try:
             process = self._process or self._start()
-        except OSError as error:  # of a limit, as of processes
+        except OSError as error:  # a limit, such as that on processes
             self._starts -= 1
             self._start_at = time.monotonic() + RETRY_S
             self._said.append(
@@ -166,7 +166,7 @@ class Keeper:
             for line in events:
                 try:
                     event = json.loads(line)
-                except ValueError:  # a library printed it; whatever comes, the pipe has to be read
+                except ValueError:  # a library printed it; the pipe must be read in any case
                     self._said.append(("node", line.strip()))
                     continue
                 if event["event"] == "said":

@@ -309,9 +309,9 @@ PATCHES = (
     ),
     Patch(
         name="thinking_rows",
-        why="A thinking budget stays in its row of the batch after its request has ended, so the request that "
-        "moves into the row must end a thought that it never began. When an engine that drafts has a step "
-        "without drafts, the budget acts on row 0, whichever request is there.",
+        why="A thinking budget stays in its row of the batch after its request has ended, so the request "
+        "that moves into the row must end a thought that it never began. When an engine that drafts has a "
+        "step without drafts, the budget acts on row 0, whichever request is there.",
         symbols=(
             "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.sync_batch",
             "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.apply_to_logits",
@@ -349,9 +349,9 @@ PATCHES = (
     ),
     Patch(
         name="held_tokens",
-        why="In a stream with stop strings vLLM holds back text but not token ids: a reasoning parser sees the "
-        "id that ends a thought, looks for its mark in text that has not arrived yet, and streams the thought "
-        "twice. With the patch ids and text arrive together.",
+        why="In a stream with stop strings vLLM holds back text but not token ids: a reasoning parser sees "
+        "the id that ends a thought, looks for its mark in text that has not arrived yet, and streams the "
+        "thought twice. With the patch ids and text arrive together.",
         symbols=(
             "vllm.v1.engine.detokenizer:IncrementalDetokenizer.from_new_request",
             "vllm.v1.engine.output_processor:RequestState._new_completion_output",
