@@ -341,8 +341,8 @@ def _block_share(engine: Any) -> float:
     Groups of layers that keep their tokens differently take separate blocks from one pool: a token has a
     block in each group, until it leaves a window. vLLM gives the number of tokens that the pool holds with
     requests of the greatest length. Groups may have blocks of different sizes, and `block_size` is the
-    smallest. Then a vLLM block may be larger than ours, up to the largest group's block. (If all layers
-    have windows, that bound keeps short requests, which have not left one, from being booked beyond the pool.)
+    smallest. Then a vLLM block may be larger than ours, up to the largest group's block. (If all layers have
+    windows, that bound keeps short requests, which have not left one, from being booked beyond the pool.)
     """
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
     if len(groups) < 2 or not cache.num_gpu_blocks:

@@ -31,14 +31,14 @@ class Turns:
         return self._clock() - self._since if self._failed else 0.0
 
     def went_well(self) -> float:
-        """Note it; return the seconds to wait before the next turn."""
+        """Record a good turn; return the seconds to wait before the next one."""
         if self._failed:
             self._tell("ray", f"answers again: {self._failed} turns failed, in {self.failing_s:.0f} s")
         self._failed = 0
         return TURN_S
 
     def failed(self, error: Exception) -> float:
-        """Note it; return the seconds to wait before the next turn."""
+        """Record a failed turn; return the seconds to wait before the next one."""
         now, problem = self._clock(), f"{type(error).__name__}: {' '.join(str(error).split())}"
         if not self._failed:
             self._since = now

@@ -128,7 +128,7 @@ class Dispatcher:
         return len(live)
 
     def _move_on(self, attempts: list[RunningAttempt], why: str = "a request is tried alone here") -> None:
-        """Fail requests, to be run elsewhere."""
+        """Fail requests, so that they run elsewhere."""
         for attempt in attempts:
             self._end(attempt)
             self._fail(attempt, Failed.CODE_DRAINING, why)
@@ -449,7 +449,7 @@ class Dispatcher:
         self._fail(attempt, code, message)
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Tell every router that the engine is lost, and whose requests had a part in it."""
+        """Tell every router that the engine is lost, and which requests may have caused it."""
         why = self._closed_because = "this worker's engine failed"
         for attempt in self._attempts.all():
             waited = self._isolation.waits(attempt)

@@ -150,8 +150,8 @@ class GrammarHouse:
     async def check(self, params: Any, party: Party) -> Verdict:
         """Return the verdict on the grammar of these SamplingParams.
 
-        Raises RequestRefused: INVALID if the grammar is at fault, FULL if too many wait. Cancelling the caller
-        ends its trial, unless another caller waits for the same grammar.
+        Raises RequestRefused: INVALID if the grammar is at fault, FULL if too many wait. Cancelling the
+        caller ends its trial, unless another caller waits for the same grammar.
         """
         pickled = pickle.dumps(params)
         key = _key(params)
