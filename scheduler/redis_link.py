@@ -64,7 +64,7 @@ class RedisPlace:
         """Parse a URL; `password` replaces the one in it. Raises ValueError, whose text may quote it."""
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in (*REDIS, *SENTINEL, *CLUSTER):
-            raise ValueError("no URL of a Redis")
+            raise ValueError("not a Redis URL")
         parts = urlsplit(f"//{rest}")
         credentials, at, places = parts.netloc.rpartition("@")
         usual = SENTINEL_PORT if scheme in SENTINEL else 6379

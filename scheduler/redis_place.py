@@ -28,7 +28,7 @@ def elsewhere(error: BaseException, url: str, key: str) -> str:
         words = f"is a node of a Redis Cluster, and this topic is on another one ({text}): write "
         words += f"redis+cluster://HOST:PORT into {key}"
     elif _is_sentinel(error):
-        words = f"is no Redis but a Sentinel ({text}): write redis+sentinel://HOST:PORT/MASTER into {key}"
+        words = f"is not a Redis but a Sentinel ({text}): write redis+sentinel://HOST:PORT/MASTER into {key}"
     elif isinstance(error, ReadOnlyError) or "READONLY" in text:
         words = f"is a replica, and takes no writes: let {key} lead to the master, which redis+sentinel:// "
         words += "and redis+cluster:// find themselves"

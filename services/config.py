@@ -481,7 +481,7 @@ class RouterSettings(_Section):
     keep_alive_s: Seconds = Field(
         120.0,
         description="A connection without a request is closed after this long. Clients and proxies should "
-        "close theirs sooner, as a request that crosses the closing is lost: docs/proxies.md.",
+        "close theirs sooner, or requests sent at that moment are lost: docs/proxies.md.",
     )
     chat_template: str = Field(
         "", description="Chat template, as a file or text; the model's own by default (docs/frontend.md)."

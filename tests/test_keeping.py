@@ -76,7 +76,8 @@ async def test_a_task_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixt
         await again.wait()
     told = [one.getMessage() for one in caplog.records]
     assert told == [
-        f"the work failed by a bug; it begins again in {pause} s" for pause in ("0.01", "0.02", "0.04")
+        f"the work failed because of a bug; it begins again in {pause} s"
+        for pause in ("0.01", "0.02", "0.04")
     ]
     assert "ValueError: a bug" in caplog.text
     await stop(task)
@@ -106,5 +107,5 @@ def test_a_thread_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixture)
     thread.start()
     assert over.wait(10)
     thread.join(10)
-    assert caplog.text.count("the work failed by a bug") == 2
+    assert caplog.text.count("the work failed because of a bug") == 2
     eventually(lambda: not thread.is_alive(), 10, "it has returned")

@@ -115,7 +115,7 @@ class _Store:
             if why := _not_ours(folder.lstat(), stat.S_ISDIR):
                 raise PermissionError(f"{folder}: {why}")
         except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-            logger.warning("the fingerprint of the model will be computed anew at each start: %s", error)
+            logger.warning("the model's fingerprint will be computed again at each start: %s", error)
             return None
         return cls(folder)
 
@@ -145,7 +145,7 @@ class _Store:
             fresh.chmod(0o600)
             fresh.replace(entry)
         except OSError as error:
-            logger.warning("the digest of a file of the model is not kept: %s", error)
+            logger.warning("cannot keep the digest of a model file: %s", error)
             with suppress(OSError):
                 fresh.unlink()
 

@@ -91,7 +91,9 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     """
     core = _decode(start)
     if start.alone_tokens and (start.phase != PHASE_DECODE or start.HasField("manifest")):
-        raise _invalid("what is tried alone computes its prompt itself: a DECODE without a manifest")
+        raise _invalid(
+            "a request tried alone computes its prompt itself: it must be a DECODE without a manifest"
+        )
     generated = list(start.output_token_ids)
     _check(core, generated, limits)
     if start.phase == PHASE_LOAD:

@@ -47,7 +47,7 @@ def await_free(host: str, port: int, within_s: float = WAIT_S) -> None:
         if not told:
             told = True
             where = addresses.join(host, port)
-            log.warning("%s is taken; it is waited for, %.0f s at most", where, within_s)
+            log.warning("%s is taken; waiting for it, %.0f s at most", where, within_s)
         time.sleep(LOOK_S)
 
 

@@ -214,7 +214,7 @@ def _event(data: bytes) -> Body:
     event = _object(data)
     if event is None:
         shown = data[:_SHOWN].decode(errors="replace")
-        raise RequestError(f"the stream holds what is no JSON object: {shown!r}")
+        raise RequestError(f"the stream holds something that is not a JSON object: {shown!r}")
     return event
 
 

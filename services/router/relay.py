@@ -254,9 +254,7 @@ class Relay:
         if state.suspicion.convicted:
             self._metrics.suspect("convicted")
             self._convicts.add(state.request_id, state.engine_request, failure.message)
-            raise EngineBroken(
-                f"an engine failed under this request, which ran there alone: {failure.message}"
-            )
+            raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
         if state.suspicion.suspect:
             self._abort_workers()
             self._quarantine.note(failure, self.placement, state)

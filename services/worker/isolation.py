@@ -35,7 +35,7 @@ class Isolation:
     """
 
     def __init__(self, attempts: Attempts, move_on: Callable[[list[RunningAttempt]], None]) -> None:
-        """Start with the door open. move_on: drops attempts from the engine and fails them, to run elsewhere."""
+        """Start with the door open. move_on: takes attempts from the engine, to run them elsewhere."""
         self._attempts = attempts
         self._move_on = move_on
         self._alone: OrderedDict[str, tuple[RunningAttempt, Begin]] = OrderedDict()  # waiting for a trial
@@ -105,7 +105,9 @@ class Isolation:
             self._look_at(self._since + GRACE_S)
             return
         if inside:
-            logger.info("%d requests are moved on: one is to be tried alone", len(inside))
+            logger.info(
+                "%d requests are moved to other workers: another one is to be tried alone", len(inside)
+            )
             self._move_on(inside)
         _, (attempt, begin) = self._alone.popitem(last=False)
         self._now = attempt

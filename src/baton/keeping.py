@@ -68,5 +68,7 @@ class _Pauses:
             self._next_s = PAUSE_S
         self._failed_at = now
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, MOST_PAUSE_S)
-        log.critical("%s failed by a bug; it begins again in %g s", self._name, pause_s, exc_info=True)
+        log.critical(
+            "%s failed because of a bug; it begins again in %g s", self._name, pause_s, exc_info=True
+        )
         return pause_s

@@ -81,7 +81,7 @@ def test_streams_go_on_beside_requests_that_break_steps(
     assert found[:STREAMS] == expected, "token for token as alone"
     for status, text in found[STREAMS : STREAMS + len(single)]:
         assert status == 500
-        assert "which ran there alone" in text
+        assert "while it ran this request alone" in text
         assert "the poison acts in" in text
     assert [status for status, _ in found[STREAMS + len(single) :]] == [200, 200], "poison only together"
     for status, text in ask(one, single):

@@ -274,7 +274,7 @@ class GrammarHouse:
         except (asyncio.IncompleteReadError, ConnectionError):
             logger.warning("the process that tries grammars has ended; the next grammar starts another one")
         except Exception:
-            logger.exception("the process that tries grammars cannot be understood; it is left")
+            logger.exception("the process that tries grammars sent something unreadable; it is dropped")
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -44,7 +44,7 @@ async def read(receive: Receive) -> bytes | None:
     budget.finish(whole)
     if budget.lone_surrogates:
         raise Unsupported(
-            f"{lone_surrogate(whole)}: half of a surrogate pair, as from a text that was cut in a character"
+            f"{lone_surrogate(whole)}: an unpaired surrogate, as in text that was cut inside a character"
         )
     return whole
 

@@ -142,7 +142,9 @@ class Budget:
             raise Unsupported(f"the body has a number of more than {MAX_NUMBER} characters")
         for found in _INTEGER.finditer(near):
             if not -(1 << 63) <= int(found[0]) < 1 << 64:  # messages to workers cannot hold larger ones
-                raise Unsupported(f"the body has an integer that 64 bits do not hold: {found[0].decode()}")
+                raise Unsupported(
+                    f"the body has an integer that does not fit into 64 bits: {found[0].decode()}"
+                )
 
     def _descend(self, brackets: bytes) -> None:
         depth = self._depth

@@ -269,7 +269,7 @@ class LimitedConnection(HttpToolsProtocol):
             return Unsupported(f"more than {MAX_PIPELINED} requests wait on one connection")
         method = self.parser.get_method()
         if method == b"CONNECT":
-            return Unsupported("CONNECT is for proxies: this is none")
+            return Unsupported("CONNECT is for proxies, and this is not one")
         if method != b"POST":
             return None  # health and metrics stay available
         return objection(self._limits, self.headers, len(self.connections))

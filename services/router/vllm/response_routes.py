@@ -42,9 +42,7 @@ def response_routes(store: ResponseStore) -> list[Route]:
         del request
         cancelled = await cancel(handler, response_id)
         if cancelled is None:
-            raise Unsupported(
-                "only a response that is made in the background can be cancelled, until it is over"
-            )
+            raise Unsupported("only an unfinished background response can be cancelled")
         return _shown(cancelled)
 
     async def delete(request: Request, handler: Any, response_id: str) -> Response:

@@ -123,7 +123,7 @@ class ResponseStore:
             if previous is not None and self.find(previous, tenant) is not handler:
                 return handler._make_not_found_error(previous)
             if previous is not None and _runs(handler.response_store.get(previous)):
-                raise refusal(Unsupported("previous_response_id: that response is not over yet"))
+                raise refusal(Unsupported("previous_response_id: that response is not complete yet"))
             if not self.on or self.elsewhere or not request.store:
                 request.store = False
                 return await create(request, raw_request)

@@ -96,7 +96,7 @@ class JoinService:
             try:
                 connection, _ = await loop.sock_accept(self._listening)
             except OSError as error:
-                log.warning("the CA accepts no connection: %s; it is tried again", error)
+                log.warning("the CA cannot accept a connection: %s; trying again", error)
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             if len(self._open) >= MOST_CONNECTIONS:

@@ -103,7 +103,7 @@ def test_a_port_that_is_taken_meanwhile_is_waited_for(owner: Owner, tmp_path: Pa
         owner.order(scheduler("one", port))
         owner.until(one="running")
         log = tmp_path / "one.log"
-        eventually(lambda: "is taken; it is waited for" in log.read_text(), 10, "it waits")
+        eventually(lambda: "is taken; waiting for it" in log.read_text(), 10, "it waits")
     eventually(lambda: listening(port), 10, "it serves")
     owner.order(scheduler("one", port), scheduler("two", free_port()))
     owner.until(one="running", two="running")

@@ -66,6 +66,6 @@ async def test_comments_of_a_router_are_no_events(served: Router) -> None:
 
 async def test_what_is_no_json_ends_one_request(served: Router) -> None:
     async with Client(Endpoint(served.url, 60.0), 1) as client:
-        with pytest.raises(RequestError, match="what is no JSON object: 'oops'"):
+        with pytest.raises(RequestError, match="is not a JSON object: 'oops'"):
             async for _ in client.stream(COMPLETIONS, {"prompt": "garbled"}):
                 pass

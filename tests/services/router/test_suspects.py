@@ -46,7 +46,7 @@ def alone(*workers: FakeWorker) -> list[Start]:
 def convicted(got: Answer) -> None:
     assert isinstance(got.error, Exception)
     assert got.error.http_status == 500  # type: ignore[attr-defined]
-    assert re.search("failed under this request, which ran there alone: .*the test wants it", str(got.error))
+    assert re.search("failed while it ran this request alone: .*the test wants it", str(got.error))
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
@@ -120,7 +120,7 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
         worker.faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)])
     workers[1].faults = workers[2].faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)] * 2)
     got = await cluster.ask(PROMPT, TOKENS)
-    assert "which ran there alone" in str(got.error)
+    assert "while it ran this request alone" in str(got.error)
     assert len(alone(*workers)) == 1
 
 
@@ -129,7 +129,7 @@ async def test_two_lost_workers_make_a_suspect_and_a_third_ends_it(cluster: Clus
     for worker in workers:
         worker.faults = deque([Fault(PHASE_DECODE, die=True)] * 2)
     got = await cluster.ask(PROMPT, TOKENS)
-    assert "which ran there alone" in str(got.error)
+    assert "while it ran this request alone" in str(got.error)
     assert len(alone(*workers)) == 1
     assert sum(worker._server is None for worker in workers) == 3, "so many workers can one request take"
 

@@ -55,7 +55,7 @@ async def test_a_refused_body_is_read_to_its_end() -> None:
     ],
 )
 async def test_half_of_a_surrogate_pair_is_refused_by_its_place(body: bytes, place: str) -> None:
-    with pytest.raises(Unsupported, match=f"^{place}: half of a surrogate pair"):
+    with pytest.raises(Unsupported, match=f"^{place}: an unpaired surrogate"):
         await read(Arrival(body))
 
 

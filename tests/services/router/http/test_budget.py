@@ -80,7 +80,7 @@ def test_half_of_a_surrogate_pair_is_seen(text: str, lone: bool, piece: int) -> 
         (b"[" * (budget.MAX_DEPTH + 1), TooLarge, "201 levels or more; 200"),
         (b"1" * 65, Unsupported, "more than 64 characters"),
         (b"[" + b"1" * 40 + b"." + b"1" * 40 + b"]", Unsupported, "more than 64 characters"),
-        (b'{"top_k": ' + b"1" * 60 + b"}", Unsupported, "an integer that 64 bits do not hold: 1111"),
+        (b'{"top_k": ' + b"1" * 60 + b"}", Unsupported, "an integer that does not fit into 64 bits: 1111"),
         (b'{"a": -9223372036854775809}', Unsupported, "64 bits"),
         (b'{"a": 18446744073709551616}', Unsupported, "64 bits"),
         (b'{"a": NaN}', Unsupported, "not finite"),

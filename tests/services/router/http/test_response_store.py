@@ -149,7 +149,7 @@ async def test_one_is_cancelled(site: ApiSite) -> None:
     async with site.openai(MINE) as client:
         made = await client.responses.create(**ASKED, background=True)
         await until(lambda: site.worker.running, "it runs")
-        with pytest.raises(openai.BadRequestError, match="is not over yet"):
+        with pytest.raises(openai.BadRequestError, match="is not complete yet"):
             await client.responses.create(**ASKED, previous_response_id=made.id)
         assert (await client.responses.cancel(made.id)).status == "cancelled"
         await until(lambda: not site.worker.running, "it is dropped by its worker")
