@@ -1,4 +1,4 @@
-"""Work for the length of a process: a bug in it is told, and it begins again."""
+"""Work that lasts as long as its process: a bug in it is logged, and it begins again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton import keeping
 from baton.scheduler.tasks import stop
 from harness.support import ROOT, eventually
 
-# The tasks and threads without that guard, by file, and why none of them can end in silence.
+# Tasks and threads without that guard, by file, and why none of them can end silently.
 OTHERS = {
     "src/baton/keeping.py": "the guard",
     "src/baton/metrics.py": "Python's own server, which answers each request by itself",

@@ -97,7 +97,7 @@ def test_what_dies_is_restarted(owner: Owner) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_port_that_is_taken_meanwhile_is_waited_for(owner: Owner, tmp_path: Path) -> None:
-    """As by an outgoing connection, which may be given any port."""
+    """An outgoing connection, for instance, may get any port."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         owner.order(scheduler("one", port))

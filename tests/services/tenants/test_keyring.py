@@ -111,7 +111,7 @@ async def test_a_thousand_keys_are_read_in_a_moment(tmp_path: Path) -> None:
 
 
 class Broken:
-    """A source that fails by a bug at its second look, and has lost a key by the third."""
+    """A source that fails with a bug at the second look, and lacks a key at the third."""
 
     def __init__(self) -> None:
         self.looks = 0

@@ -1,4 +1,4 @@
-"""Grammars that cost their compiler or the engine's steps as much as a client can make them, and honest ones.
+"""Grammars that cost compilers or the engine's steps as much as a client can manage, and honest ones.
 
 Each is a field of StructuredOutputsParams and its value. Some are larger than a router lets through.
 """
@@ -107,7 +107,7 @@ BOMBS: dict[str, Grammar] = {
     ),
 }
 
-# Nothing satisfies these.
+# Grammars that nothing satisfies.
 EMPTY: dict[str, Grammar] = {
     "a rule that is itself": ("grammar", "root ::= root"),
     "a class of nothing": ("regex", "[^\\s\\S]"),

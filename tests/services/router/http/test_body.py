@@ -11,7 +11,7 @@ from baton.services.router.http.body import lone_surrogate, read
 
 
 class Arrival:
-    """A body that arrives in pieces; its client may leave behind them."""
+    """A body that arrives in pieces; its client may leave after them."""
 
     def __init__(self, *pieces: bytes, leaves: bool = False) -> None:
         self.asked = 0

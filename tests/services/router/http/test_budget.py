@@ -1,4 +1,4 @@
-"""What a body may hold, counted as its bytes arrive."""
+"""The budget of a body, counted as its bytes arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE = 64 << 10
 
 
 def counted(body: bytes, piece: int = PIECE) -> Budget:
-    """Return the budget after a body that arrives in such pieces."""
+    """Return the budget after a body that arrives in pieces of this size."""
     one = Budget()
     for at in range(0, len(body), piece):
         one.take(body[at : at + piece])
@@ -110,7 +110,7 @@ def test_what_is_beyond_the_budget_is_refused(
         b"[" + b"1," * 400_000 + b"1]",
         json.dumps({"a": "\u00e9\U0001f600" * 1000}, ensure_ascii=False).encode(),
         b"\xef\xbb\xbf{}",
-        b"]" * 1000,  # no parser comes further than its first byte
+        b"]" * 1000,  # no parser gets beyond the first byte
     ],
 )
 @pytest.mark.parametrize("piece", [7, 61, PIECE])
