@@ -247,21 +247,27 @@ class _Nodes:
 
     async def find(self) -> Address:
         nodes = dict.fromkeys((*self._known, *self._place.hosts))
-        cluster = RedisCluster(
-            startup_nodes=[ClusterNode(host, port) for host, port in nodes],
-            require_full_coverage=False,  # we need one slot only
-            **{**self._place.options, **_of_a_finder(self._place)},
-        )
+        cluster = None
         try:
+            cluster = RedisCluster(
+                startup_nodes=[ClusterNode(host, port) for host, port in nodes],
+                require_full_coverage=False,  # we need one slot only
+                **{**self._place.options, **_of_a_finder(self._place)},
+            )
             # The cluster's own `initialize` would also fetch the table of all commands.
             await cluster.nodes_manager.initialize()
             node = cluster.get_node_from_key(self._key)
             self._known = [(str(one.host), int(one.port)) for one in cluster.get_nodes()]
         except RedisClusterException as error:  # not a RedisError
             raise _reason(error) from None
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            # redis-py does not handle a node without slots, or options that only other clients have.
+            why = f"{type(error).__name__}: {error}"
+            raise RedisConnectionError(f"no node tells who has the cluster's slots ({why})") from None
         finally:
-            await cluster.nodes_manager.aclose()
-            await cluster.nodes_manager.aclose("startup_nodes")
+            if cluster is not None:
+                await cluster.nodes_manager.aclose()
+                await cluster.nodes_manager.aclose("startup_nodes")
         if node is None:
             raise RedisConnectionError("no node of the cluster has the topic's slot")
         return str(node.host), int(node.port)

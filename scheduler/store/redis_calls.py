@@ -87,8 +87,11 @@ class ScriptCalls:
                     else:
                         call.reply.set_result(reply)
         finally:
-            for call in (*batch, *self._waiting):  # none, unless this task is cancelled, or ends by a bug
-                call.reply.cancel()
+            # None are left, unless this task is cancelled or ends by a bug. They fail and are not cancelled:
+            # a task that is cancelled ends for good.
+            for call in (*batch, *self._waiting):
+                if not call.reply.done():
+                    call.reply.set_exception(RedisError("the call was given up"))
             self._waiting.clear()
 
     def _next(self) -> list[_Call]:

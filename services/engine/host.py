@@ -254,7 +254,10 @@ class EngineHost:
             self._step_until_stopped()
         except BaseException as error:
             logger.critical("the engine failed", exc_info=error)
-            failure, running = error, self._holding()
+            failure: BaseException = error
+            if getattr(self._engine.model_executor, "is_failed", False) and not isinstance(error, RankLost):
+                failure = RankLost(f"the process of a tensor-parallel rank died: {describe(error)}")
+            running = self._holding()
             self._tell(lambda listener: listener.on_failure(failure, running))
             return
         # Not EngineCore.shutdown: it also collects a gigabyte of garbage, for 1.4 s, in a process that ends.

@@ -166,13 +166,12 @@ class Keeper:
             for line in events:
                 try:
                     event = json.loads(line)
-                except ValueError:  # a library printed it; the pipe must be read in any case
-                    self._said.append(("node", line.strip()))
-                    continue
-                if event["event"] == "said":
-                    self._said.append((event["name"], event["text"]))
-                elif process is self._process:
-                    self._states = event["states"]
+                    if event["event"] == "said":
+                        self._said.append((event["name"], event["text"]))
+                    elif process is self._process:
+                        self._states = event["states"]
+                except (ValueError, TypeError, KeyError):
+                    self._said.append(("node", line.strip()))  # printed by a library
 
     def _ended(self, status: int) -> None:
         """Start `baton node` again, unless it keeps ending."""

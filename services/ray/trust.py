@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from baton import addresses
 from baton.home import expanded
-from baton.scheduler.tasks import spawn, stop
+from baton.keeping import keep
+from baton.scheduler.tasks import stop
 from baton.security.authority import LIFE_S, Authority
 from baton.security.errors import SecurityError
 from baton.security.join_service import JoinService
@@ -55,7 +56,7 @@ class Trust:
 
     async def __aenter__(self) -> Self:
         await self._service.__aenter__()
-        self._extending = spawn(self._extend(), "validity of the parts' tokens")
+        self._extending = keep(self._extend, "validity of the parts' tokens")
         return self
 
     async def __aexit__(

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Protocol
 
+from baton.keeping import keep
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.scheduler.tasks import spawn, stop
+from baton.scheduler.tasks import stop
 from baton.services.engine.isolation import RESPONSES_STORE
 from baton.services.errors import StartError
 
@@ -52,7 +54,9 @@ async def kept_alone(
                 "responses are stored in one router's memory; run one router, or unset the variable"
             )
         await asyncio.sleep(LOOK_S / 4)
-    watching = spawn(_watch(store, schedulers, router_id), "other routers, for the store of responses")
+    watching = keep(
+        partial(_watch, store, schedulers, router_id), "other routers, for the store of responses"
+    )
     try:
         yield
     finally:

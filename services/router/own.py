@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 import msgspec
@@ -25,6 +26,6 @@ def own_fields(body: bytes) -> Own:
     if not body:
         return NOTHING
     try:
-        return _decoder.decode(body)
+        return _decoder.decode(body.removeprefix(codecs.BOM_UTF8))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return NOTHING

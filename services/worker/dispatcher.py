@@ -32,7 +32,7 @@ from baton.services.engine import outputs, requests
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
-from baton.services.engine.errors import RequestRefused
+from baton.services.engine.errors import RankLost, RequestRefused
 from baton.services.engine.host import EngineHost, EngineLoad, EngineStep
 from baton.services.engine.requests import EngineLimits, Prepared
 from baton.services.errors import describe
@@ -256,14 +256,14 @@ class Dispatcher:
             if saved is not None:
                 self._release(saved.manifest)
         attempt.prepared = self._prepare(attempt, start, self._limits)
-        self._isolation.enter(attempt, lambda: self._submit(attempt, start.party))
-
-    def _submit(self, attempt: RunningAttempt, party: int) -> None:
-        prepared = attempt.prepared
-        if prepared.request.use_structured_output:
-            attempt.grammar = self._spawn(self._submit_with_grammar(attempt, party))
+        if attempt.prepared.request.use_structured_output:
+            # Before the engine's door: an engine that is kept empty for one request does not wait for this.
+            attempt.grammar = self._spawn(self._enter_with_grammar(attempt, start.party))
         else:
-            self._host.submit(prepared.request)
+            self._enter(attempt)
+
+    def _enter(self, attempt: RunningAttempt) -> None:
+        self._isolation.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
     def _prepare(self, attempt: RunningAttempt, start: Start, limits: EngineLimits) -> Prepared:
         try:
@@ -275,7 +275,7 @@ class Dispatcher:
             logger.exception("request %s cannot be built", start.request_id, extra=names_of(attempt))
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
 
-    async def _submit_with_grammar(self, attempt: RunningAttempt, party: int) -> None:
+    async def _enter_with_grammar(self, attempt: RunningAttempt, party: int) -> None:
         request, problem = attempt.prepared.request, None
         try:
             await self._grammars.prepare(request, party or -attempt.session)
@@ -293,7 +293,7 @@ class Dispatcher:
         if problem is not None:
             self.on_refused(attempt.internal_id, problem)
         elif self._attempts.is_live(attempt):
-            self._host.submit(request)
+            self._enter(attempt)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -449,14 +449,18 @@ class Dispatcher:
         self._fail(attempt, code, message)
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Tell every router that the engine is lost, and which requests may have caused it."""
+        """Tell every router that the engine is lost, and which requests may have caused it.
+
+        If a rank was lost, no request is at fault, and the end of the stream tells the routers.
+
+        """
         why = self._closed_because = "this worker's engine failed"
         for attempt in self._attempts.all():
-            waited = self._isolation.waits(attempt)
-            if not waited and (running is None or attempt.internal_id in running):
-                self._fail(attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}")
-            else:
+            waited = attempt.grammar is not None or self._isolation.waits(attempt)
+            if waited or (running is not None and attempt.internal_id not in running):
                 self._fail(attempt, Failed.CODE_DRAINING, why)
+            elif not isinstance(error, RankLost):
+                self._fail(attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}")
             self._attempts.end(attempt)
         if not self.failed.done():
             self.failed.set_result(error)

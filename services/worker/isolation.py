@@ -136,7 +136,7 @@ class Isolation:
             self._look_at(self._rests_until)
 
     def _inside(self) -> list[RunningAttempt]:
-        return [one for one in self._attempts.all() if not self.waits(one)]
+        return [one for one in self._attempts.all() if one.grammar is None and not self.waits(one)]
 
     def _look_at(self, when: float) -> None:
         if self._timer is not None:

@@ -38,6 +38,11 @@ async def _kept(work: Callable[[], Coroutine[None, None, None]], name: str) -> N
     while True:
         try:
             await work()
+        except asyncio.CancelledError:
+            # Of something that the work waited for, unless the task itself is cancelled.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            await asyncio.sleep(pauses.next())
         except Exception:  # noqa: BLE001 (told, whatever it is)
             await asyncio.sleep(pauses.next())
         else:

@@ -29,7 +29,13 @@ class Metered(StructuredOutputGrammar):
         self._spent = 0.0
         self._tokens = 0  # tokens of the answer since then
         self._masks = 0  # one per token and per draft
-        self.problem = ""  # the reason to give the request up
+        self._costly = ""  # the final reason to give the request up
+        self._rejected = ""  # the last token that was not allowed, which may be a mere draft
+
+    @property
+    def problem(self) -> str:
+        """Return why the request was given up, if it was."""
+        return self._costly or self._rejected
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         """Accept tokens. Return False if one is not allowed, or the grammar has cost too much."""
@@ -39,9 +45,9 @@ class Metered(StructuredOutputGrammar):
         accepted: bool = self._grammar.accept_tokens(request_id, tokens)
         self._spent += time.thread_time() - began
         self._tokens += len(tokens)
-        if not accepted and not self.problem:
+        if not accepted and not self._rejected:
             before = self._fed + self._tokens - len(tokens)
-            self.problem = (
+            self._rejected = (
                 f"after {before} tokens of the answer, its grammar allows no token that the request's other "
                 "fields allow"
             )
@@ -75,7 +81,7 @@ class Metered(StructuredOutputGrammar):
 
     def is_terminated(self) -> bool:
         """Return whether the answer is complete."""
-        return not self.problem and bool(self._grammar.is_terminated())
+        return not self._costly and bool(self._grammar.is_terminated())
 
     def reset(self) -> None:
         """Start over."""
@@ -83,7 +89,7 @@ class Metered(StructuredOutputGrammar):
 
     def _is_over(self) -> bool:
         if self._spent > BURST_S + TOKEN_S * self._masks:
-            self.problem = (
+            self._costly = (
                 f"this grammar is too costly: {self._spent:.1f} s of the engine's time for {self._tokens} "
                 "tokens; use fewer alternatives, and repetitions with smaller bounds"
             )

@@ -74,6 +74,7 @@ class FailedStep:
         self._connector = engine.scheduler.get_kv_connector()
         waiting = engine.batch_queue_size if engine.batch_queue is not None else 0
         self._outputs: deque[Any] = deque(maxlen=1 + waiting)  # outputs of the steps in flight
+        self._failing: list[str] = []  # requests of the failed step during the recovery: they have ended
         self._numbers = itertools.count()
         replace(engine.scheduler, "schedule", self._noting, ("throttle_prefills",))
         engine.log_error_detail = _without_details
@@ -89,6 +90,7 @@ class FailedStep:
         touched = self._touched()
         if not touched:
             raise error  # not a request's fault
+        self._failing = touched
         self._log(error, touched)
         engine, scheduler = self._engine, self._engine.scheduler
         self._wait_for_steps()
@@ -113,6 +115,7 @@ class FailedStep:
         self._outputs.clear()
         self._probe()
         self._outputs.clear()
+        self._failing = []
         logger.warning(
             "the engine goes on after %.0f ms, without %d requests",
             1e3 * (time.monotonic() - began),
@@ -122,7 +125,7 @@ class FailedStep:
 
     def holding(self) -> set[str]:
         """Return the requests that have run or hold something in the engine, not those that only wait."""
-        return set(self._touched())
+        return set(self._failing or self._touched())
 
     def _noting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         def noting(throttle_prefills: bool = False) -> Any:

@@ -87,7 +87,7 @@ class RelayClient(EngineCoreClient):
         self._parts = parts
         self.limits = limits  # of requests to come; may be replaced
         self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
-        self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self.fail)
+        self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
         self._relays: dict[str, Relay] = {}  # by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends its request with an error.
@@ -221,6 +221,11 @@ class RelayClient(EngineCoreClient):
 
     def _put_first(self, output: Any) -> None:
         self._queue.put(output, at_once=True)
+
+    def _give_up(self, request_id: str, error: RequestFailed) -> None:
+        """End a request with an error that its relay does not know of."""
+        self.fail(request_id, error)
+        self.abort([request_id])
 
     def _drop(self, request_id: str) -> None:
         """Drop the outputs of a request that is over."""

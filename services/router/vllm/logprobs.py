@@ -69,6 +69,7 @@ class PromptLogprobs:
         self._put = put
         self._fail = fail
         self._held: dict[str, list[Any]] = {}  # outputs by request id
+        self._turn = asyncio.Lock()  # one slice per iteration of the loop, over all requests
         # Set by the front end: adds rows to a request's prompt, unless the request is gone.
         self.add: Callable[[str, LogprobsTensors], None] = lambda *_: None
 
@@ -77,8 +78,7 @@ class PromptLogprobs:
         if (held := self._held.get(output.request_id)) is not None:
             held.append(output)
             return True
-        rows = output.new_prompt_logprobs_tensors
-        if rows is None or rows.logprobs.numel() <= SLICE:
+        if (rows := output.new_prompt_logprobs_tensors) is None:
             return False
         self._held[output.request_id] = [output]
         spawn_apart(self._make(output.request_id, rows), f"prompt log-probabilities {output.request_id}")
@@ -94,10 +94,12 @@ class PromptLogprobs:
         step = max(1, SLICE // width)
         try:
             for begin in range(0, count, step):
-                if self._held.get(request_id) is not held:
-                    return  # the request is over
-                self.add(request_id, LogprobsTensors(*(array[begin : begin + step] for array in rows[:3])))
-                await asyncio.sleep(0)
+                async with self._turn:
+                    if self._held.get(request_id) is not held:
+                        return  # the request is over
+                    some = (array[begin : begin + step] for array in rows[:3])
+                    self.add(request_id, LogprobsTensors(*some))
+                    await asyncio.sleep(0)
         except Exception:
             log.exception("the log-probabilities of request %s's prompt cannot be read", request_id)
             self.drop(request_id)

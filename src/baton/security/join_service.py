@@ -171,7 +171,7 @@ class JoinService:
                     asked = json.loads(await request.read())
                 # The tokens' file may be locked by a command, and signing takes a moment.
                 return web.Response(body=await asyncio.to_thread(act, asked))
-            except (KeyError, TypeError, ValueError, TimeoutError, IdentityError) as error:
+            except (KeyError, TypeError, ValueError, RecursionError, TimeoutError, IdentityError) as error:
                 problem, status = f"the request cannot be read: {error}", 400
             except JoinRefused as error:
                 problem, status = str(error), 403

@@ -15,6 +15,7 @@ from baton.services.router.own import own_fields
         (b'{"model": "a", "model": "b"}', "b"),  # as Python's parser, which vLLM uses
         (rb'{"mod\u0065l": "a"}', "a"),
         ('{"model": "gr\u00fc\u00df"}'.encode(), "gr\u00fc\u00df"),
+        (b'\xef\xbb\xbf{"model": "a"}', "a"),
         (b'{"model": null}', None),
         (b'{"model": 7}', 7),
         (b"{}", None),
