@@ -39,7 +39,7 @@ async def _kept(work: Callable[[], Coroutine[None, None, None]], name: str) -> N
         try:
             await work()
         except asyncio.CancelledError:
-            # Of something that the work waited for, unless the task itself is cancelled.
+            # A task that the work awaited was cancelled, unless this task itself is.
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             await asyncio.sleep(pauses.next())

@@ -223,7 +223,7 @@ class RelayClient(EngineCoreClient):
         self._queue.put(output, at_once=True)
 
     def _give_up(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error that its relay does not know of."""
+        """End a request with an error that its relay does not know."""
         self.fail(request_id, error)
         self.abort([request_id])
 
