@@ -87,8 +87,9 @@ class ScriptCalls:
                     else:
                         call.reply.set_result(reply)
         finally:
-            # None are left, unless this task is cancelled or ends by a bug. They fail and are not cancelled:
-            # a task that is cancelled ends for good.
+            # Calls are left only if this task is cancelled or ends with a bug. Fail them rather than cancel
+            # them, because a cancelled task ends for good.
+
             for call in (*batch, *self._waiting):
                 if not call.reply.done():
                     call.reply.set_exception(RedisError("the call was given up"))

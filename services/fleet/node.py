@@ -98,7 +98,7 @@ class Lines:
 
 
 def run_node(orders: Sequence[PartOrder], log_dir: Path, observer: Observer, *, listen: bool) -> None:
-    """Run `orders`, and with `listen` those that come over stdin, until a signal; then drain all.
+    """Run `orders`, and with `listen` also those from stdin, until a signal; then drain all.
 
     Processes are restarted three times within ten minutes, then given up; `observer` hears of it.
     """

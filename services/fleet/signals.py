@@ -52,7 +52,7 @@ def left_on_signals(
     """Let a signal's handler stop everything itself, while `stops` is not polled and nothing is forked."""
 
     def end_at_once() -> None:
-        _let_next_kill()  # and the children with it
+        _let_next_kill()  # its children die with it
         if signal.SIGHUP in usual:
             signal.signal(signal.SIGHUP, lambda *_: None)
         end()

@@ -257,7 +257,7 @@ class Dispatcher:
                 self._release(saved.manifest)
         attempt.prepared = self._prepare(attempt, start, self._limits)
         if attempt.prepared.request.use_structured_output:
-            # Before the engine's door: an engine that is kept empty for one request does not wait for this.
+            # The grammar comes first, so that an engine kept empty for a request does not wait for it.
             attempt.grammar = self._spawn(self._enter_with_grammar(attempt, start.party))
         else:
             self._enter(attempt)

@@ -26,7 +26,7 @@ class HttpLimits:
     max_body: int  # in bytes
     max_connections: int
     slow_client_s: float
-    keep_alive_s: float  # between two requests
+    keep_alive_s: float  # the longest pause between two requests
     of_router: bool = True  # so refusals name the router's settings
 
 

@@ -70,7 +70,7 @@ def test_a_change_is_seen_though_size_and_last_write_are_as_they_were(file: Path
     file.write_bytes(NEW)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert digests([file]) == [sha256(NEW)]
-    file.unlink()  # and another file, which may get its inode
+    file.unlink()  # the next file may get its inode
     file.write_bytes(OLD)
     assert digests([file]) == [sha256(OLD)]
     assert len(reads) == 3

@@ -78,7 +78,7 @@ REFUSED: list[tuple[dict[str, Any], StepLimits, str]] = [
 SIZES: list[tuple[str, int]] = [
     ("allowed_token_ids", 1024),
     ("logit_bias", 1024),
-    ("stop_token_ids", 127),  # and the end of sequence
+    ("stop_token_ids", 127),  # one more is the end of sequence
     ("bad_words", 128),
     ("tokens of bad_words", 1024),
     ("logprob_token_ids", 128),
@@ -190,7 +190,7 @@ RAISING = {
         "logits_processor/__init__.py": {
             *("_load_logitsprocs_plugins", "_load_logitsprocs_by_fqcns", "build_logitsprocs"),
             *("validate_logits_processors_parameters", "new_req_logits_processor"),
-            "_new_state",  # in a step: of processors that the operator brings
+            "_new_state",  # in a step, for processors that the operator brings
         },
         "logits_processor/interface.py": {"__init__", "apply", "is_argmax_invariant", "update_state"},
         "logits_processor/state.py": {"removed_append"},

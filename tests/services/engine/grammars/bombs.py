@@ -58,7 +58,7 @@ def _tags(number: int, triggers: list[str]) -> Grammar:
 
 _ALTERNATIVES = "|".join(f"([a-z]{{1,{200 + i}}}[0-9]{{1,{300 + i}}}x{i})" for i in range(110))
 _DEEP = "\n".join(f'r{i} ::= "(" r{i + 1} ")" | r{i + 1} r{i + 1}' for i in range(60))
-_UNSUPPORTED = {"m": {"type": "integer", "multipleOf": 3}}  # by xgrammar: guidance takes it
+_UNSUPPORTED = {"m": {"type": "integer", "multipleOf": 3}}  # xgrammar refuses it, guidance takes it
 
 BOMBS: dict[str, Grammar] = {
     "1,000 strings with maxLength": _object(

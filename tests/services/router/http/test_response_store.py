@@ -77,7 +77,7 @@ async def test_an_answer_is_its_tenants_alone(site: ApiSite) -> None:
         more = await mine.responses.create(**ASKED, previous_response_id=made.id)
         assert more.usage is not None
         assert made.usage is not None
-        assert more.usage.input_tokens > made.usage.input_tokens  # with what was said before
+        assert more.usage.input_tokens > made.usage.input_tokens  # it includes the earlier turns
         # A client's own id could replace another tenant's.
         named = await theirs.responses.create(**ASKED, extra_body={"request_id": made.id})
         assert named.id != made.id

@@ -105,10 +105,10 @@ def test_the_table_is_bounded_and_a_network_is_one_address() -> None:
         for _ in range(FREE + 1):
             tries.failed(f"10.{number // 2500}.{number // 256 % 256}.{number % 256}")
     assert len(tries) <= 100
-    assert tries.wait_s("192.0.2.1") > 0  # so many wait that nobody new may try
+    assert tries.wait_s("192.0.2.1") > 0  # the table is full of waiting addresses, so no new one may try
     now += 3600.0
     assert tries.wait_s("192.0.2.1") == 0.0
     for number in range(FREE + 1):
         tries.failed(f"2001:db8::{number}")
-    assert tries.wait_s("2001:db8::ffff") > 0  # of one network
+    assert tries.wait_s("2001:db8::ffff") > 0  # the same /64 network
     assert tries.wait_s("2001:db8:1::1") == 0
