@@ -21,23 +21,23 @@ from baton.security.names import Role
 
 logger = logging.getLogger(__name__)
 
-_MAX_CHANNELS = 64  # of more, those are closed that no call can still use
+_MAX_CHANNELS = 64  # above this, channels that no call can still use are closed
 
 
 class Channels:
     """Channels by address, kept for the next pull: connecting costs more than a pull. Safe for any thread.
 
-    A channel is closed only when the longest pull is over that can have begun on it. So there may be more
-    than the bound: as many as there were peers in that time.
+    A channel is closed only after the longest pull that may have started on it is over. So there may be more
+    channels than the bound: one for each peer of that time.
 
-    When this process's certificate is replaced, new ones take their place; pulls on the old ones may end.
+    When this process's certificate is replaced, new channels replace the old ones, whose pulls may finish.
     """
 
     def __init__(self, bound: int = _MAX_CHANNELS) -> None:
         self._bound = bound
         self._dialler = Dialler(Role.WORKER)
         self._credentials = self._dialler.credentials
-        # With the last use of each, time.monotonic; the one that was not used for longest is first.
+        # Each with its last use (time.monotonic), least recently used first.
         self._channels: OrderedDict[str, tuple[float, grpc.Channel]] = OrderedDict()
         self._retired: deque[tuple[float, grpc.Channel]] = deque()  # time.monotonic, oldest first
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ class HandoffConfig:
     transports: tuple[str, ...] | None  # best first; None: those that can be used, see transports/__init__.py
     host: str  # address on which KV is served
     port: int  # of rank 0, the next ones of the others; 0: a free one each
-    staging_mib: int | None  # a rank; None: as save/sizing.py finds room
+    staging_mib: int | None  # per rank; None: save/sizing.py decides by the room there is
     lease_s: float
     pull_timeout_s: float
     chunk_mib: int

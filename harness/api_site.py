@@ -1,6 +1,6 @@
-"""A router's process over a fake worker that says what a test has written, for clients of all APIs.
+"""A router process over a fake worker that answers with a test's text, for clients of all APIs.
 
-The model's tokenizer spells each byte as a token, has the marks of DeepSeek-R1's thoughts and Hermes' calls.
+The model's tokenizer has a token for each byte, DeepSeek-R1's thought marks and Hermes' tool-call marks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
 
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
-    """Run a router, in the forked process, until its end."""
+    """Run a router in the forked process until it ends."""
     os.environ.update(environment)
     from baton.services.config import load
     from baton.services.fleet.routers import run_routers
@@ -42,7 +42,7 @@ def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
 
 
 def thinking_model(folder: Path) -> Path:
-    """Write a tiny model whose tokenizer has the marks of thoughts."""
+    """Write a tiny model whose tokenizer has thought marks."""
     from tokenizers import AddedToken, Tokenizer
 
     tiny_qwen2(folder)
@@ -53,7 +53,7 @@ def thinking_model(folder: Path) -> Path:
 
 
 def spelled(*parts: str) -> list[int]:
-    """Return the tokens of a text; a mark of thoughts is one token, all else a token each byte."""
+    """Return the tokens of a text: one for each thought mark, and one for each other byte."""
     tokens: list[int] = []
     for part in parts:
         if part in MARKS:
@@ -64,7 +64,7 @@ def spelled(*parts: str) -> list[int]:
 
 
 class ApiSite:
-    """A router, its scheduler and one worker. Enter it in the test's loop."""
+    """Runs a router, its scheduler and one worker. Enter it in the test's loop."""
 
     def __init__(
         self,
@@ -124,23 +124,23 @@ class ApiSite:
                 await asyncio.sleep(0.05)
 
     def says(self, *parts: str, per_step: int = 1) -> None:
-        """Have the worker answer this to all that follow; nothing: letters by its formula."""
+        """Let the worker answer all further requests with this text; without one, letters by its formula."""
         self.worker.script = spelled(*parts)
         self.worker.per_step = per_step
 
     @contextlib.asynccontextmanager
     async def openai(self, key: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
-        """Yield OpenAI's client."""
+        """Yield an OpenAI client."""
         async with openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0) as client:
             yield client
 
     @contextlib.asynccontextmanager
     async def anthropic(self, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
-        """Yield Anthropic's client."""
+        """Yield an Anthropic client."""
         async with anthropic.AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0) as client:
             yield client
 
     def http(self, key: str = "") -> httpx.AsyncClient:
-        """Return a plain client."""
+        """Return a plain HTTP client."""
         headers = {"x-api-key": key} if key else {}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30 * PATIENCE)

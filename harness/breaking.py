@@ -1,4 +1,4 @@
-"""A logits processor that raises inside a step for a request that says so, as an operator's may."""
+"""A logits processor that raises in a step if a request asks for it, as an operator's own might."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
 ENGINE = {"extra": {"logits_processors": [f"{__name__}:Breaking"]}}
-ASKING = {"breaking": 1}  # extra_args of the request
+ASKING = {"breaking": 1}  # extra_args that ask for it
 
 
 class Breaking(LogitsProcessor):

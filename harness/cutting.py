@@ -169,7 +169,7 @@ class Cutter(rpc.WorkerServicer):
         return pb.Failed(
             request_id=request_id,
             epoch=epoch,
-            code=pb.Failed.CODE_STALE,  # placed again at once, as after a death
+            code=pb.Failed.CODE_STALE,  # has it placed again at once, as after a death
             message="the test ends this attempt",
         )
 

@@ -1,4 +1,4 @@
-"""An application of ten lines behind the router's own connections, for raw sockets to try."""
+"""A ten-line application behind the router's own connections, for tests with raw sockets."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from harness.fake_worker import until
 SLOW_S = 0.4
 KEEP_ALIVE_S = 1.0
 MAX_BODY = 256 << 10
-LARGE = 1 << 20  # more than kernel and client take
+LARGE = 1 << 20  # more than kernel and client buffer
 
 
 @dataclass
 class Seen:
     """The application's view of its requests."""
 
-    bodies: list[int] = field(default_factory=list)  # bytes
-    left: int = 0  # clients, before their response was complete
-    sent: int = 0  # bytes
+    bodies: list[int] = field(default_factory=list)  # sizes in bytes
+    left: int = 0  # clients that left before their response was complete
+    sent: int = 0  # bytes of responses
     refused: list[str] = field(default_factory=list)  # reasons
-    headers: list[list[bytes]] = field(default_factory=list)  # their names, at the end
+    headers: list[list[bytes]] = field(default_factory=list)  # header names, once a request is complete
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # lets responses on /gate end
 
 
@@ -47,7 +47,7 @@ class Server:
 
     @property
     def held(self) -> int:
-        """The bytes of bodies that are counted now."""
+        """Return the bytes of bodies that are counted now."""
         return self.protocol.intake.held
 
 

@@ -58,7 +58,7 @@ class Fault:
     loaded: bool = False  # except that its KV cache is loaded,
     crosses: bool = False  # and but for a token, or a LOAD's failure, on its way when the next Start was sent
     hang: bool = False  # the worker sends no further message; its connections stay
-    goes_on: bool = False  # the engine that `failed` under the request
+    goes_on: bool = False  # whether the engine that `failed` goes on
 
 
 @dataclass
@@ -115,8 +115,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, sent with each output
         self.first_drafts: list[int] = []  # sent with each prompt whose KV is kept
         self.eos_at: int | None = None  # position of an end-of-sequence token in the output
-        self.script: list[int] = []  # the output tokens, an end of sequence behind them; empty: the formula's
-        self.per_step = 1  # output tokens of a request in each step of a decode
+        self.script: list[int] = []  # output tokens, ending with an end of sequence; empty: use the formula
+        self.per_step = 1  # output tokens per request and decode step
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
@@ -335,7 +335,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 saved.draft_token_ids.extend(self.first_drafts)
 
     def _tokens(self, one: Running, most: int) -> list[int]:
-        """Return a request's next output tokens, up to its end."""
+        """Return a request's next output tokens, until it ends."""
         tokens: list[int] = []
         while len(tokens) < most and one.generated + len(tokens) < one.max_tokens:
             place = one.generated + len(tokens)

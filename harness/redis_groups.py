@@ -1,4 +1,4 @@
-"""Several real redis-servers that replace each other: behind one address, under Sentinels, in a cluster."""
+"""Real redis-servers that replace each other: behind one address, under Sentinels, or in a cluster."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MASTER = "mymaster"
 
 
 class Forwarder:
-    """A TCP address that leads to another one, as a load balancer's: connections stay where they led."""
+    """A TCP address that forwards to another, like a load balancer; open connections keep their target."""
 
     def __init__(self, port: int) -> None:
-        self.to = port  # of connections to come
+        self.to = port  # target of new connections
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._made: list[socket.socket] = []
@@ -70,7 +70,7 @@ class Forwarder:
 def servers(
     folder: Path, count: int, extra: tuple[str, ...] = (), password: str = ""
 ) -> Iterator[list[RedisServer]]:
-    """Run so many redis-servers that know nothing of each other."""
+    """Run this many redis-servers that know nothing of each other."""
     made = []
     with contextlib.ExitStack() as stack:
         for number in range(count):
@@ -85,19 +85,19 @@ def servers(
 
 
 def admin(server: RedisServer) -> Redis:
-    """Return a client of a server for the test itself."""
+    """Return a client of this server for the test itself."""
     return Redis(host="127.0.0.1", port=server.port, password=server.password or None)
 
 
 def follow(replica: RedisServer, master: RedisServer) -> None:
-    """Make a replica of one, and wait until it has what the master has."""
+    """Make a server a replica, and wait until it has the master's data."""
     with admin(replica) as client:
         client.replicaof("127.0.0.1", str(master.port))
         eventually(lambda: _synced(client), 10, "the replica has what its master has")
 
 
 def promote(replica: RedisServer, master: RedisServer) -> None:
-    """Make a master of a replica, once it has all of its master's writes."""
+    """Promote a replica once it has all of its master's writes."""
     with admin(replica) as client, admin(master) as old:
         offset = _replication(old)["master_repl_offset"]
         eventually(
@@ -120,7 +120,7 @@ def _synced(client: Redis) -> bool:
 def sentinels(
     folder: Path, master: RedisServer, count: int, password: str = "", replicas: int = 1
 ) -> Iterator[list[int]]:
-    """Run Sentinels that watch `master`; yield their ports. `password`: their own."""
+    """Run Sentinels that watch `master`; yield their ports. password: the Sentinels' own."""
     ports, processes = [free_port() for _ in range(count)], []
     for port in ports:
         lines = [
@@ -159,7 +159,7 @@ def _wait_for_sentinel(port: int, password: str, count: int, replicas: int) -> N
 
 @contextlib.contextmanager
 def cluster(folder: Path, masters: int = 3, replicas: int = 0) -> Iterator[list[RedisServer]]:
-    """Run a Redis Cluster; each master has so many replicas."""
+    """Run a Redis Cluster with this many replicas for each master."""
     with contextlib.ExitStack() as stack:
         made: list[RedisServer] = []
         for number in range(masters * (1 + replicas)):
@@ -186,7 +186,7 @@ def _serves(server: RedisServer, nodes: int) -> bool:
 
 
 def owner(nodes: list[RedisServer], key: str) -> RedisServer:
-    """Return the node of a cluster that has the key's slot."""
+    """Return the cluster node that has the key's slot."""
     for node in nodes:
         with admin(node) as client, contextlib.suppress(RedisError):
             client.exists(key)

@@ -1,11 +1,11 @@
-"""Clients of a Redis: of one server, of the master that Sentinels name, of a Redis Cluster's owner of a slot.
+"""Redis clients: of one server, of the master that Sentinels name, or of the cluster node that owns a slot.
 
-All three are one client of redis-py with one kind of pool: where a connection is made, it is asked anew which
-server that is. So the rule is the same for all: a connection that brought an error is not used again
-(`Pool.renew`), as it may lead to a server that is no longer the right one. Nothing is repeated, and no
-redirection followed: the next call connects to where the topic's keys are by then.
+All three are one redis-py client with one kind of pool, which looks up the right server for each new
+connection. So one rule holds for all: a connection that returned an error is not used again
+(`Pool.renew`), because it may lead to a server that is no longer the right one. Nothing is repeated, and no
+redirection is followed: the next call connects to wherever the topic's keys are by then.
 
-Of a cluster one node is enough: all keys of a topic are in one slot (`baton.scheduler.keys`).
+One node of a cluster is enough, because all keys of a topic are in one slot (`baton.scheduler.keys`).
 
 Leans on: redis.asyncio's BlockingConnectionPool (ensure_connection, release, make_connection,
 _get_free_connections, _get_in_use_connections), Connection.connect_check_health, connection.parse_url,
@@ -31,7 +31,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.scheduler.store_url import CLUSTER, REDIS, SENTINEL
 
-FIND_S = 0.25  # s for one Sentinel or node: of a call's deadline something must be left for the next one
+FIND_S = 0.25  # s for one Sentinel or node, which leaves time to ask the next one
 SENTINEL_PORT = 26379
 _SENTINELS_OWN = ("sentinel_username", "sentinel_password")
 
@@ -43,7 +43,7 @@ class NotACluster(RedisError):
 
 
 class _Finder(Protocol):
-    """Tells where the topic's keys are."""
+    """Finds the server that has the topic's keys."""
 
     async def find(self) -> Address: ...
     async def close(self) -> None: ...
@@ -55,16 +55,16 @@ class RedisPlace:
 
     scheme: str
     hosts: tuple[Address, ...]
-    service: str  # the master's name, of Sentinels
-    options: dict[str, Any] = field(repr=False)  # redis-py's, of a connection
+    service: str  # the master's name, with Sentinels
+    options: dict[str, Any] = field(repr=False)  # redis-py's connection options
     sentinel_options: dict[str, Any] = field(repr=False)
 
     @classmethod
     def of(cls, url: str, password: str = "") -> RedisPlace:
-        """Read a URL; `password` stands for one in it. Raises ValueError, whose words may quote it."""
+        """Parse a URL; `password` replaces the one in it. Raises ValueError, whose text may quote it."""
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in (*REDIS, *SENTINEL, *CLUSTER):
-            raise ValueError("no URL of a Redis")
+            raise ValueError("not a Redis URL")
         parts = urlsplit(f"//{rest}")
         credentials, at, places = parts.netloc.rpartition("@")
         usual = SENTINEL_PORT if scheme in SENTINEL else 6379
@@ -91,11 +91,11 @@ class RedisPlace:
 
     @property
     def tls(self) -> bool:
-        """Whether connections are encrypted, those to Sentinels, too."""
+        """Return whether connections are encrypted, also those to Sentinels."""
         return self.scheme.startswith("rediss")
 
     def finder(self, key: str) -> _Finder | None:
-        """Return who tells the server of `key`; None where the URL does."""
+        """Return a finder of the server that has `key`; None if the URL names the server."""
         if self.scheme in SENTINEL:
             return _Sentinels(self)
         return _Nodes(self, key) if self.scheme in CLUSTER else None
@@ -104,10 +104,10 @@ class RedisPlace:
 def connect(
     url: str, key: str, *, password: str = "", max_connections: int, timeout_s: float | None = None
 ) -> Redis:
-    """Return a client of the server that holds `key`; it connects on first use, and again by itself.
+    """Return a client of the server that holds `key`; it connects on first use, and reconnects by itself.
 
-    `password` stands for one in the URL. `timeout_s` is that of a free connection, of connecting and of a
-    reply; None where the caller ends calls. Close it with `hang_up`. Raises ValueError, whose words may
+    `password` replaces the one in the URL. `timeout_s` bounds the wait for a free connection, for connecting
+    and for a reply; None if the caller ends calls. Close it with `hang_up`. Raises ValueError, whose text may
     quote a password.
     """
     place = RedisPlace.of(url, password)
@@ -125,7 +125,7 @@ def connect(
                 "socket_timeout": timeout_s,
                 "socket_connect_timeout": timeout_s,
                 "retry": Retry(NoBackoff(), 0),
-                # With it the pool would hand out connections that the server has closed.
+                # With this option the pool would hand out connections that the server has closed.
                 "maint_notifications_config": MaintNotificationsConfig(enabled=False),
             },
         )
@@ -133,68 +133,68 @@ def connect(
 
 
 def renew(client: Redis) -> None:
-    """Have all connections of a client of `connect` made anew before their next use."""
+    """Reconnect all connections of a client made by `connect` before their next use."""
     pool = client.connection_pool
     if isinstance(pool, Pool):
         pool.renew()
 
 
 async def hang_up(client: Redis) -> None:
-    """Close a client of `connect`."""
+    """Close a client made by `connect`."""
     try:
         await client.aclose()
         await client.connection_pool.aclose()
     except (RedisError, OSError):
-        return  # what is not connected need not be closed
+        return  # it was never connected
 
 
 class Pool(BlockingConnectionPool):
-    """Connections to the server that is the right one when they are made."""
+    """A connection pool that looks up the right server for each new connection."""
 
     def __init__(self, finder: _Finder | None, **options: Any) -> None:
         super().__init__(**options)
         self._finder = finder
 
     def renew(self) -> None:
-        """Have all connections made anew before their next use."""
+        """Reconnect all connections before their next use."""
         for connection in (*self._get_free_connections(), *self._get_in_use_connections()):
             if isinstance(connection, _Asking):
                 connection.stale = True
 
     def make_connection(self) -> AbstractConnection:
-        """Give a connection that asks where to go."""
+        """Return a connection that looks up its server."""
         connection: AbstractConnection = super().make_connection()  # type: ignore[no-untyped-call]
         if self._finder is not None and isinstance(connection, _Asking):
             connection.find = self._finder.find
         return connection
 
     async def ensure_connection(self, connection: AbstractConnection) -> None:
-        """Connect it, anew if that was asked for meanwhile."""
+        """Connect it, or reconnect it if `renew` was called meanwhile."""
         if isinstance(connection, _Asking):
             await connection.leave_if_stale()
         await super().ensure_connection(connection)
 
     async def release(self, connection: AbstractConnection) -> None:
-        """Take it back."""
+        """Take a connection back."""
         if isinstance(connection, _Asking):
             await connection.leave_if_stale()
         await super().release(connection)
 
     async def aclose(self) -> None:
-        """Close all."""
+        """Close all connections."""
         if self._finder is not None:
             await self._finder.close()
         await super().aclose()
 
 
 class _Asking(Connection):
-    """A connection that asks where to go, each time it is made."""
+    """A connection that looks up its server each time it connects."""
 
     find: Callable[[], Awaitable[Address]] | None = None
-    stale = False  # to be made anew before its next use
+    stale = False  # reconnect before the next use
 
     async def leave_if_stale(self) -> None:
-        """Close it if it is stale, without waiting for the other side, which may be silent."""
+        """Close the connection if it is stale, without waiting for the other side, which may be silent."""
         if self.stale:
             self.stale = False
             await self.disconnect(nowait=True)
@@ -228,7 +228,7 @@ class _Sentinels:
         try:
             host, port = await self._sentinel.discover_master(self._place.service)
         except MasterNotFoundError as error:
-            # With a problem of each Sentinel, at length; without one where all of them have answered.
+            # redis-py adds each Sentinel's problem, at length; there are none if all of them answered.
             why = "do they run?" if " : " in str(error) else "is that its name, and is it up?"
             raise RedisConnectionError(
                 f"no Sentinel of {self._names} names a master {self._place.service!r}; {why}"
@@ -243,7 +243,7 @@ class _Nodes:
     def __init__(self, place: RedisPlace, key: str) -> None:
         self._place = place
         self._key = key
-        self._known: list[Address] = []  # the cluster's nodes, as they were last told
+        self._known: list[Address] = []  # the cluster's nodes, as last reported
 
     async def find(self) -> Address:
         nodes = dict.fromkeys((*self._known, *self._place.hosts))
@@ -251,17 +251,17 @@ class _Nodes:
         try:
             cluster = RedisCluster(
                 startup_nodes=[ClusterNode(host, port) for host, port in nodes],
-                require_full_coverage=False,  # one slot is enough
+                require_full_coverage=False,  # we need one slot only
                 **{**self._place.options, **_of_a_finder(self._place)},
             )
-            # The cluster's own `initialize` asks for the table of all commands as well.
+            # The cluster's own `initialize` would also fetch the table of all commands.
             await cluster.nodes_manager.initialize()
             node = cluster.get_node_from_key(self._key)
             self._known = [(str(one.host), int(one.port)) for one in cluster.get_nodes()]
-        except RedisClusterException as error:  # which is no RedisError
+        except RedisClusterException as error:  # not a RedisError
             raise _reason(error) from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            # redis-py foresees neither a node without slots nor options that only other clients have.
+            # redis-py does not handle a node without slots, or options that only other clients have.
             why = f"{type(error).__name__}: {error}"
             raise RedisConnectionError(f"no node tells who has the cluster's slots ({why})") from None
         finally:
@@ -277,7 +277,7 @@ class _Nodes:
 
 
 def _reason(error: RedisClusterException) -> RedisError:
-    """Return why no node told of the cluster: redis-py says it in its own words, with the cause behind."""
+    """Return why no node described the cluster: redis-py hides the cause behind its own words."""
     cause = error.__cause__
     if isinstance(cause, RedisClusterException):
         refusal = cause.__context__

@@ -1,4 +1,4 @@
-"""Answers of a Redis by which it is the wrong server, or the right one at the wrong time."""
+"""Redis answers that reveal the wrong server, or the right one at the wrong time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NO_SENTINEL_KNOWS = ("unknown command 'evalsha'", "unknown command 'hget'", "un
 
 
 def leads_elsewhere(error: BaseException, url: str) -> bool:
-    """Return whether the URL is one of another kind of server: no waiting helps."""
-    redirected = isinstance(error, AskError) and not _of_a_cluster(url)  # or MovedError, which is one
+    """Return whether the URL leads to the wrong kind of server, so that waiting does not help."""
+    redirected = isinstance(error, AskError) and not _of_a_cluster(url)  # MovedError is an AskError
     return redirected or isinstance(error, NotACluster) or _is_sentinel(error)
 
 
 def elsewhere(error: BaseException, url: str, key: str) -> str:
-    """Say in one line what such an answer means, and what to write into `key`; "" for another one."""
+    """Explain such an answer in one line, with what to write into `key`; "" for any other answer."""
     text, words = " ".join(str(error).split()), ""
     if isinstance(error, NotACluster):
         words = f"has no cluster mode: write redis://HOST:PORT/DB into {key}"
@@ -28,11 +28,11 @@ def elsewhere(error: BaseException, url: str, key: str) -> str:
         words = f"is a node of a Redis Cluster, and this topic is on another one ({text}): write "
         words += f"redis+cluster://HOST:PORT into {key}"
     elif _is_sentinel(error):
-        words = f"is no Redis but a Sentinel ({text}): write redis+sentinel://HOST:PORT/MASTER into {key}"
+        words = f"is not a Redis but a Sentinel ({text}): write redis+sentinel://HOST:PORT/MASTER into {key}"
     elif isinstance(error, ReadOnlyError) or "READONLY" in text:
         words = f"is a replica, and takes no writes: let {key} lead to the master, which redis+sentinel:// "
         words += "and redis+cluster:// find themselves"
-    elif isinstance(error, ClusterDownError) or text.startswith(_LATER):  # or MasterDownError, which is one
+    elif isinstance(error, ClusterDownError) or text.startswith(_LATER):  # includes MasterDownError
         words = f"takes no writes for now ({text})"
     return words
 

@@ -1,10 +1,10 @@
-"""The URLs of a Redis, and the part of one that may be shown. Imports no client of any store."""
+"""Redis URLs, and the part of a URL that may be shown. Imports no store's client."""
 
 from __future__ import annotations
 
 from urllib.parse import parse_qs
 
-# As the library `limits` writes them. It uses redis-py, too, which has no URL of its own for the last two.
+# As in the library `limits`, which also uses redis-py. redis-py itself has no URLs for the last two.
 REDIS = ("redis", "rediss")
 SENTINEL = ("redis+sentinel", "rediss+sentinel")
 CLUSTER = ("redis+cluster", "rediss+cluster")
@@ -16,7 +16,7 @@ FORM = (
 
 
 def is_redis(url: str) -> bool:
-    """Return whether the URL is one of a Redis."""
+    """Return whether this is a Redis URL."""
     scheme, separator, _ = url.partition("://")
     return bool(separator) and scheme in (*REDIS, *SENTINEL, *CLUSTER)
 

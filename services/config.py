@@ -116,7 +116,7 @@ class EngineSettings(_Section):
     model: str = Field("", description="Model: a folder in Hugging Face's layout, or a name there.")
     served_model_name: str = Field("", description="Model name in the API; the model's own by default.")
     served_model_aliases: list[str] = Field(
-        default_factory=list, description="Further names by which requests may ask for the model."
+        default_factory=list, description="Further names that requests may use for the model."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type of weights and KV cache; the model's own by default."
@@ -400,7 +400,7 @@ class RouterSettings(_Section):
 
     host: str = Field(
         "127.0.0.1",
-        description="Address on which it listens; 0.0.0.0 for all of IPv4, :: for those of IPv6, too.",
+        description="Address on which it listens; 0.0.0.0 for all IPv4 addresses, :: for IPv6 as well.",
     )
     port: Port = Field(8000, description="TCP port on which it listens.")
     processes: int = Field(
@@ -481,7 +481,7 @@ class RouterSettings(_Section):
     keep_alive_s: Seconds = Field(
         120.0,
         description="A connection without a request is closed after this long. Clients and proxies should "
-        "close theirs sooner, as a request that crosses the closing is lost: docs/proxies.md.",
+        "close theirs sooner, or requests sent at that moment are lost: docs/proxies.md.",
     )
     chat_template: str = Field(
         "", description="Chat template, as a file or text; the model's own by default (docs/frontend.md)."

@@ -41,7 +41,7 @@ def guarded(router: RouterSettings) -> bool:
 
 
 def open_to_all(router: RouterSettings, host: str = "") -> str:
-    """Say that other machines can reach the router, at `host` or its own, and that it needs no key; or ""."""
+    """Return a warning if other machines can reach the router, at `host` or its own, without a key; or ""."""
     host = host or router.host
     if guarded(router) or only_from_here(host):
         return ""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from baton.errors import BatonError
 
-# What PyYAML raises for text beside its own errors: `!!int x`, 2024-02-30, lists thousands deep.
+# Errors that PyYAML raises beside its own: for `!!int x`, 2024-02-30, lists thousands deep.
 NOT_YAML = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 

@@ -13,8 +13,8 @@ from typing import NoReturn
 from baton import signals
 from baton.services import printing
 
-# Of a worker whose engine failed while it served. Requests do that: who restarts it should not count it as a
-# fault of the worker's. (EX_SOFTWARE of sysexits.h)
+# Exit status of a worker whose engine failed while it served. Requests can cause this, so a supervisor should
+# not count it as the worker's fault. (EX_SOFTWARE in sysexits.h)
 ENGINE_FAILED = 70
 
 
@@ -22,14 +22,14 @@ def leave(status: int) -> NoReturn:
     """Flush the logs and exit at once, without the interpreter's shutdown.
 
     That shutdown takes 1.5 s for torch's and vLLM's objects, waits for a thread that may still load a model,
-    and prints what extension modules leaked. Everything must have been released before. It ends within
-    seconds though nobody reads what it printed, and with this status though that cannot be written.
+    and prints what extension modules leaked. Everything must have been released before. The process ends
+    within seconds even if nobody reads its output, and with this status even if that cannot be written.
     """
-    with contextlib.suppress(ValueError):  # of another thread than the main one
+    with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGALRM, lambda *_: os._exit(status))
         signal.setitimer(signal.ITIMER_REAL, 2 * printing.LAST_S)
     printing.finish()
-    for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):  # of libraries
+    for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):  # libraries may have written to them
         with contextlib.suppress(OSError, ValueError, AttributeError):
             flush()
     os._exit(status)
@@ -51,5 +51,5 @@ def on_signals(react: Callable[[], None]) -> None:
 
 
 def leave_on_signals(status: int) -> None:
-    """Exit at once on SIGINT, SIGTERM and SIGHUP: for a start that holds nothing yet."""
+    """Exit at once on SIGINT, SIGTERM and SIGHUP, while a start holds nothing yet."""
     on_signals(lambda: leave(status))

@@ -58,17 +58,17 @@ class _Json(logging.Formatter):
 
 
 class _Stderr(logging.Handler):
-    """Prints records on stderr. Neither a reader that does not read nor a full disk holds a process up."""
+    """Prints records on stderr. Neither an idle reader nor a full disk holds up the process."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._stream = sys.stderr  # a test's, or what was there before stderr was redirected
+        self._stream = sys.stderr  # it may be a test's, or older than a redirection
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
         try:
             printing.put(self._stream, self.format(record) + "\n")
-        except Exception:  # noqa: BLE001 (a call with arguments that do not fit its text)
+        except Exception:  # noqa: BLE001 (arguments that do not fit the text)
             self.handleError(record)
 
 

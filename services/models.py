@@ -41,7 +41,7 @@ class Model:
 
     @property
     def names(self) -> list[str]:
-        """The names for which requests may ask: its own, aliases included, then its adapters'."""
+        """Return the names that requests may use: the model's own and its aliases, then its adapters'."""
         return served_names(self.settings.engine)
 
     @property

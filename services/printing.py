@@ -1,8 +1,8 @@
 """Lines on stdout and stderr that never raise and never wait.
 
-What a process reports must not end it, nor keep it from its work: the reader of a pipe may have left, or live
-and read nothing; a disk may be full, a terminal gone. Lines that cannot be written now are kept, within a
-bound, and tried again; how many were lost is told as soon as something can be written.
+Printing must not end a process or keep it from its work: the reader of a pipe may have left, or live without
+reading; a disk may be full, or a terminal gone. Lines that cannot be written now are kept, up to a limit, and
+tried again. The number of lost lines is printed as soon as something can be written.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections import deque
 from typing import Any, TextIO
 
 MOST_KEPT = 1 << 20  # bytes of lines that wait for a reader
-RETRY_S = 0.5  # between two tries while lines wait
-LAST_S = 1.0  # at the end of a process, for the lines that are left
-_LOOK_S = 1.0  # between two looks whether a descriptor was redirected
-_PIECE = select.PIPE_BUF  # a pipe that can be written has room for so much
+RETRY_S = 0.5  # pause between tries while lines wait
+LAST_S = 1.0  # time for the remaining lines when the process ends
+_LOOK_S = 1.0  # pause between checks whether a descriptor was redirected
+_PIECE = select.PIPE_BUF  # a writable pipe has room for at least this much
 
 _GONE = {errno.EPIPE, errno.ENXIO}  # nobody reads; a named pipe may have another reader later
 
@@ -32,25 +32,25 @@ class Printer:
     """Writes lines to a descriptor of this process. Safe for any thread, and in signal handlers."""
 
     def __init__(self, descriptor: int, *, tells: bool = True) -> None:
-        """Write to `descriptor`. tells: a line says how many were lost; not for a program that reads."""
+        """Write to `descriptor`. tells: print the number of lost lines; not for output read by a program."""
         self._descriptor = descriptor
         self._tells = tells
         self._lock = threading.RLock()
         self._waiting: deque[bytes] = deque()
-        self._kept = 0  # bytes in it
-        self._begun = False  # part of the first one was written
-        self._lost = 0  # lines
-        self._full = False  # those that wait come before the lost ones
-        self._own = -1  # of this process alone, that never waits; -1 for none
-        self._seen: tuple[int, int] | None = None  # the file that it is of
+        self._kept = 0  # bytes in `_waiting`
+        self._begun = False  # part of the first line was written
+        self._lost = 0  # lost lines
+        self._full = False  # the waiting lines come before the lost ones
+        self._own = -1  # a non-blocking descriptor of this process alone; -1 for none
+        self._seen: tuple[int, int] | None = None  # the file that `_own` belongs to
         self._is_file = False
-        self._look_at = 0.0  # time.monotonic; what it is open for is looked at again then
+        self._look_at = 0.0  # time.monotonic of the next check of the descriptor
 
     def write(self, data: bytes) -> None:
         """Write a line, or several, now or later."""
         with self._lock:
             if not self._waiting and not self._lost and self._is_file and time.monotonic() < self._look_at:
-                data = self._written(data)  # a line of a log: each microsecond counts
+                data = self._written(data)  # the fast path of log lines, where each microsecond counts
                 if not data:
                     return
             if self._kept + len(data) > MOST_KEPT:
@@ -62,24 +62,24 @@ class Printer:
             self._flush()
 
     def _written(self, data: bytes) -> bytes:
-        """Write to a file, and return what is left."""
+        """Write to a file, and return the rest."""
         try:
             return data[os.write(self._descriptor, data) :]
-        except OSError:  # seen and counted where it is tried again
+        except OSError:  # handled when it is tried again
             return data
 
     @property
     def behind(self) -> bool:
-        """Whether lines wait for a reader."""
+        """Return whether lines wait for a reader."""
         return bool(self._waiting)
 
     def catch_up(self) -> None:
-        """Write what waits, as far as that can be done now."""
+        """Write as many waiting lines as is possible now."""
         with self._lock:
             self._flush()
 
     def forget(self) -> None:
-        """Drop all that waits: after a fork it is the parent's."""
+        """Drop all waiting lines: after a fork they belong to the parent."""
         self._lock = threading.RLock()
         self._waiting.clear()
         self._kept = self._lost = 0
@@ -123,7 +123,7 @@ class Printer:
         return True
 
     def _descriptor_for_writing(self) -> int:
-        """Return a descriptor to which a write does not wait now; -1 where there is none at the moment."""
+        """Return a descriptor that can be written now without blocking; -1 if there is none."""
         now = time.monotonic()
         if now >= self._look_at:  # it may have been redirected since
             found = os.fstat(self._descriptor)
@@ -140,9 +140,9 @@ class Printer:
         return self._descriptor if poll.poll(0) else -1
 
     def _reopen(self, found: os.stat_result) -> None:
-        """Open the pipe or terminal once more: its own description alone may be made one that never waits.
+        """Open the pipe or terminal again, to have a description of our own that never blocks.
 
-        Others, as a shell, share the one that was inherited.
+        The inherited description is shared with others, such as a shell.
         """
         if self._own >= 0:
             os.close(self._own)
@@ -151,13 +151,13 @@ class Printer:
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             try:
                 self._own = os.open(f"/proc/self/fd/{self._descriptor}", flags)
-            except OSError as error:  # without /proc, or another user's: looked at before each write
+            except OSError as error:  # no /proc, or another user's terminal: poll before each write
                 if error.errno in _GONE:
                     self._seen = None
                     raise
 
     def _drop(self) -> None:
-        """Count what waits as lost: there is no reader, no room on the disk, no terminal."""
+        """Count all waiting lines as lost: there is no reader, no room on the disk, or no terminal."""
         self._lost += sum(one.count(b"\n") for one in self._waiting)
         self._waiting.clear()
         self._kept = 0
@@ -177,7 +177,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 def printer(descriptor: int) -> Printer:
     """Return the printer of a descriptor, one for all callers."""
-    if descriptor not in _printers:  # of a program's events: no line of ours belongs there
+    if descriptor not in _printers:  # it carries events for a program, so no lines of ours
         _printers[descriptor] = Printer(descriptor, tells=False)
     return _printers[descriptor]
 
@@ -194,11 +194,11 @@ def complain(text: str) -> None:
 
 def put(stream: TextIO | None, text: str) -> None:
     """Write text to one of this process's streams, without an exception and without waiting."""
-    if stream is None:  # it was closed when Python began
+    if stream is None:  # it was closed when Python started
         return
     try:
         descriptor = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # no file: a test's, or a notebook's
+    except (OSError, ValueError, AttributeError):  # not a file: a test's or a notebook's stream
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
         return
@@ -207,7 +207,7 @@ def put(stream: TextIO | None, text: str) -> None:
 
 
 class Unfailing(io.TextIOBase):
-    """A stream as a library writes to one, of which nothing raises and nothing waits."""
+    """A stream for libraries to write to, which never raises and never waits."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -229,13 +229,13 @@ class Unfailing(io.TextIOBase):
 
 
 def guard() -> None:
-    """Let nothing that this process, or a library in it, prints raise or wait. For what runs for long."""
+    """Keep output of this process and its libraries from raising or waiting. For long-running commands."""
     if not isinstance(sys.stdout, Unfailing):
         sys.stdout, sys.stderr = Unfailing(sys.stdout), Unfailing(sys.stderr)
 
 
 def catch_up() -> float | None:
-    """Write what waits for a reader. Return after how many seconds to call again; None: nothing waits."""
+    """Write waiting lines. Return the seconds until the next call; None if nothing waits."""
     for one in list(_printers.values()):
         if one.behind:
             one.catch_up()
@@ -243,16 +243,16 @@ def catch_up() -> float | None:
 
 
 def finish(within_s: float = LAST_S) -> None:
-    """Write what waits for a reader, within so many seconds: the process ends."""
+    """Write waiting lines within this many seconds, because the process ends."""
     deadline = time.monotonic() + within_s
     while catch_up() is not None and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def open_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr an empty one of each.
+    """Open /dev/null for each of stdin, stdout and stderr that this process was started without.
 
-    Else the next file that it opens would take their number, and be printed to.
+    Otherwise the next file that it opens would take the number, and be printed to.
     """
     for descriptor in (0, 1, 2):
         try:

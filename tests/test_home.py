@@ -1,4 +1,4 @@
-"""Users without a home folder, as containers have them."""
+"""Users without a home folder, as in containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.services.engine.args import check_model
 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be a user that is not in the machine's list, without any of its variables."""
+    """Act as a user without an entry on this machine and without its variables."""
 
     def missing(uid: int) -> NoReturn:
         raise KeyError(f"getpwuid(): uid not found: {uid}")

@@ -1,4 +1,4 @@
-"""Work for the length of a process: a bug in it is told, and it begins again."""
+"""Work that lasts as long as its process: a bug in it is logged, and it begins again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton import keeping
 from baton.scheduler.tasks import stop
 from harness.support import ROOT, eventually
 
-# The tasks and threads without that guard, by file, and why none of them can end in silence.
+# Tasks and threads without that guard, by file, and why none of them can end silently.
 OTHERS = {
     "src/baton/keeping.py": "the guard",
     "src/baton/metrics.py": "Python's own server, which answers each request by itself",
@@ -80,7 +80,8 @@ async def test_a_task_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixt
         await again.wait()
     told = [one.getMessage() for one in caplog.records]
     assert told == [
-        f"the work failed by a bug; it begins again in {pause} s" for pause in ("0.01", "0.02", "0.04")
+        f"the work failed because of a bug; it begins again in {pause} s"
+        for pause in ("0.01", "0.02", "0.04")
     ]
     assert "ValueError: a bug" in caplog.text
     await stop(task)
@@ -110,5 +111,5 @@ def test_a_thread_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixture)
     thread.start()
     assert over.wait(10)
     thread.join(10)
-    assert caplog.text.count("the work failed by a bug") == 2
+    assert caplog.text.count("the work failed because of a bug") == 2
     eventually(lambda: not thread.is_alive(), 10, "it has returned")

@@ -1,4 +1,4 @@
-"""HTTP and gRPC between Baton's processes: past whatever proxies the environment names."""
+"""HTTP and gRPC between Baton's processes, past any proxies in the environment."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.Monk
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         while await asyncio.wait_for(reader.read(1000), 20):
-            pass  # what the server says first
+            pass  # skip the server's first message
     finally:
         writer.close()
         await server.stop(None)

@@ -27,7 +27,7 @@ from baton.handoff.records import Bytes
 DIRECTORY = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
 _PREFIX = "baton-kv-"
 _NAME = re.compile(rf"{_PREFIX}[0-9]+-[0-9a-f]{{12}}")
-# A named pipe is not waited for, a link not followed.
+# Do not wait for a named pipe, nor follow a link.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 PAGE = mmap.PAGESIZE
 _TOUCH_BYTES = 4 << 20  # touched at once; between two of these the thread can end with its process
@@ -119,23 +119,23 @@ def exists(name: str) -> bool:
 
 
 def remove_stale() -> list[str]:
-    """Remove segments that killed processes left behind; returns their names.
+    """Remove segments that killed processes left behind; return their names.
 
-    All users may write to the folder: whatever lies there must not end or hold up a start.
+    Every user may write to the folder, so nothing in it may fail or delay a start.
     """
     removed = []
     for path in DIRECTORY.glob(f"{_PREFIX}*"):
         try:
             descriptor = os.open(path, _READ)
         except OSError:
-            continue  # gone meanwhile, another user's, or a link
+            continue  # it is gone, a link, or another user's
         try:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 removed.append(path.name)
         except OSError:
-            continue  # its owner lives, or it is another user's and may be read, but not removed
+            continue  # its owner lives, or another user owns it and we may read but not remove it
         finally:
             os.close(descriptor)
     return removed

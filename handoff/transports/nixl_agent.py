@@ -46,7 +46,7 @@ _IDLE_S = 0.1  # otherwise: for peers that come too late, and connections that e
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # between two looks at a read
 CONTACT_S = 5.0  # for a peer to answer for the first time
 _SHUNNED_S = 60.0  # for which one that did not is not asked again
-_MAX_PEERS = 256  # of more, the least recently used one is disconnected from which nothing is read
+_MAX_PEERS = 256  # above this, the least recently used idle peer is disconnected
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler_side.resume(request_id, epoch, manifest)
 
     def step_failed(self, end_requests: Callable[[], None], known: Container[str]) -> None:
-        """Take back a step that raised, where the one rank is in this process.
+        """Undo a step that raised, when the only rank is in this process.
 
-        end_requests: ends those that had a part in it, at vLLM's scheduler; known: the ids of all that this
-        one has, which the call changes. Their loads and saves end in the next step, as others do.
+        end_requests: ends the step's requests in vLLM's scheduler; known: the ids of all requests that the
+        scheduler has, which this call changes. Their loads and saves end in the next step, like all others.
         """
         rank = get_kv_transfer_group()
         rank.clear_connector_metadata()

@@ -105,10 +105,10 @@ def _specs(kv_cache_config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
-    """Return, by layer, the KV heads of all tensor-parallel ranks together; 1 for MLA, whose latent all have.
+    """Return each layer's KV heads over all tensor-parallel ranks; 1 for MLA, whose latent every rank has.
 
-    vLLM tells of some layers into how many shards they split at most; of others it is told by their heads.
-    States have none, nor has a layer whose single head of each rank may be the same on several, or not.
+    For some layers vLLM gives the largest number of shards; for others it follows from their heads.
+    States are left out, and so are layers with one head per rank that may be the same on several ranks.
     """
     ranks = vllm_config.parallel_config.tensor_parallel_size
     configs = [vllm_config.model_config, getattr(vllm_config.speculative_config, "draft_model_config", None)]

@@ -104,7 +104,7 @@ class SchedulerSide:
         self._saving: dict[Key, _Save] = {}
         self._loading: dict[Key, _Load] = {}
         self._jobs = StepJobs()
-        self.ordered = StepJobs()  # the last step's
+        self.ordered = StepJobs()  # jobs of the last step
         self._begun: list[Begun] = []
         self._saved: list[Saved] = []
         self._loaded: list[Loaded] = []
@@ -355,9 +355,9 @@ class SchedulerSide:
             self._add_load(loaded)
 
     def lost(self, results: Iterable[StepResults]) -> None:
-        """Take over what the ranks did in the last steps and could not tell; drop saves that they did not do.
+        """Process the unreported results of the last steps; drop saves that the ranks did not begin.
 
-        The requests of these steps have ended, as a step failed.
+        A step failed, so the requests of these steps have ended.
         """
         for one in results:
             self._room.hear(one.staging)

@@ -46,7 +46,7 @@ from baton.security.identity import Identity
 
 logger = logging.getLogger(__name__)
 
-STEPS_KEPT = 3  # of their results: as many as vLLM has on their way at a time, and one more
+STEPS_KEPT = 3  # results kept: one more step than vLLM has in flight
 
 
 class WorkerSide:
@@ -108,8 +108,8 @@ class WorkerSide:
         )
         self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
-        self._jobs: StepJobs | None = None  # the last step's
-        # Of the last steps, which a step that failed may have kept from the scheduler's side.
+        self._jobs: StepJobs | None = None  # jobs of the last step
+        # Results of the last steps, which a failed step may have kept from the scheduler's side.
         self._told: deque[tuple[StepResults, KVConnectorTransferResults]] = deque(maxlen=STEPS_KEPT)
         self._untold: tuple[KVConnectorTransferResults, ...] = ()
         self._reported_room = (0, 0)
@@ -201,7 +201,7 @@ class WorkerSide:
         return found
 
     def step_failed(self, jobs: StepJobs) -> list[StepResults]:
-        """Begin what the failed step had not begun of its `jobs`; return the results of the last steps."""
+        """Begin the `jobs` that the failed step did not begin; return the results of the last steps."""
         if self._jobs is not jobs:
             self.withhold(jobs)
             self.begin_step(jobs)
@@ -211,7 +211,7 @@ class WorkerSide:
         return results
 
     def tell_again(self, known: Container[str]) -> None:
-        """Have the ends of transfers reported again, of those requests that the scheduler still has."""
+        """Report finished transfers again, for the requests that the scheduler still has."""
         self._untold = tuple(
             KVConnectorTransferResults(
                 finished_sending={name for name in one.finished_sending if name in known},

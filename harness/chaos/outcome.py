@@ -86,8 +86,8 @@ class Outcome:
     retries: dict[str, int] = field(default_factory=dict)  # attempts that failed, by trouble
     recomputed: int = 0  # prompts that were prefilled once more, by their decode worker
     most_booked: int = 0  # requests at one decode worker at a time
-    poison: dict[str, int] = field(default_factory=dict)  # requests that break engines, by kind and status
-    engines_failed: int = 0  # processes that ended by them
+    poison: dict[str, int] = field(default_factory=dict)  # engine-breaking requests, by kind and status
+    engines_failed: int = 0  # processes that they ended
     unmet: list[str] = field(default_factory=list)  # what the plan asks of these figures, and did not get
     messages: list[str] = field(default_factory=list)
 

@@ -12,7 +12,7 @@ WORKER_KINDS = ("prefill", "decode", "mixed")
 
 
 def run(kind: str, settings: dict[str, Any], poison: bool = False) -> None:
-    """Run a scheduler, a router or a worker until it ends. poison: with the plug-in of harness/poison."""
+    """Run a scheduler, a router or a worker until it ends. poison: load the plug-in of harness/poison."""
     if poison:
         sys.path.insert(0, str(FOLDER))
     from baton.services.config import Settings, load

@@ -1,7 +1,7 @@
-"""Clients whose requests break an engine's step, beside the honest load: they may fail, and must end.
+"""Clients whose requests break an engine's step, beside the honest load. They may fail, but must end.
 
-Some requests are marked for the plug-in of harness/poison, which breaks a step of whatever engine; the others
-are ordinary ones that have broken engines, or kept them busy for long.
+Some requests are marked for the plug-in of harness/poison, which breaks a step of any engine. The others are
+ordinary requests that once broke engines, or kept them busy for long.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from harness.chaos.site import Site
 from harness.deployment import MODEL_NAME
 from harness.poison import dose
 
-ENDS_S = 90.0  # within which each must have its answer
-PAUSE_S = (0.2, 1.0)  # between two of one client
-FATAL = 3  # at most so many requests that end their engine's process; each may end two
+ENDS_S = 90.0  # time in which each request must have its answer
+PAUSE_S = (0.2, 1.0)  # shortest and longest pause between a client's requests
+FATAL = 3  # most requests that end their engine's process; each may end two
 PLACES = ("schedule", "execute", "forward", "sample", "draft", "update", "post")
 REFUSED, BROKEN, OVER = (400, 422), (500, 422), (503, 504)
 
@@ -33,7 +33,7 @@ Draw = Callable[[random.Random], list[Body]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of requests, sent at once, and the statuses that they may have (besides those of OVER)."""
+    """A kind of request, sent together, and its allowed statuses (besides those of OVER)."""
 
     name: str
     bodies: Draw
@@ -60,12 +60,12 @@ def _fatal(draw: random.Random) -> list[Body]:
 
 
 def _token_logprobs(draw: random.Random) -> list[Body]:
-    """Two fields of log-probabilities that a batch could not hold together."""
+    """Return two log-probability fields that a batch could not combine."""
     return [_body(draw, logprobs=1, logprob_token_ids=[5], max_tokens=200), _body(draw, logprobs=3)]
 
 
 def _grammar(draw: random.Random) -> list[Body]:
-    """Grammars that nothing satisfies."""
+    """Return grammars that nothing satisfies."""
     recursive = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
     grammars = ({"json": recursive}, {"grammar": "root ::= root"}, {"regex": r"[^\s\S]"})
     return [_body(draw, structured_outputs=draw.choice(grammars))]
@@ -96,7 +96,7 @@ DEADLY = Kind("fatal", _fatal, BROKEN)
 
 @dataclass
 class Poisoners:
-    """The poison of one run: its clients, and the answers that they got."""
+    """The poison clients of one run, and the answers that they got."""
 
     site: Site
     seed: str
@@ -106,7 +106,7 @@ class Poisoners:
     _numbers: Any = field(default_factory=itertools.count)
 
     async def client(self, http: aiohttp.ClientSession, number: int) -> None:
-        """Send one kind after the other, for ever."""
+        """Send one kind after another, for ever."""
         draw = random.Random(f"{self.seed} poison {number}")
         again: tuple[Kind, list[Body]] | None = None
         while True:
@@ -141,7 +141,7 @@ class Poisoners:
             self.problems.append(f"{kind.name} {number}: HTTP {status}: {text[:200]}")
 
     def judge(self) -> list[str]:
-        """Return what is wrong with the answers, and with the number of engines that ended."""
+        """Return the problems with the answers and with the number of engines that ended."""
         ended = self.site.engines_failed
         most = 2 * self.fatal
         if ended > most:
@@ -151,7 +151,7 @@ class Poisoners:
 
 @asynccontextmanager
 async def poisoners(site: Site, clients: int, seed: str) -> AsyncIterator[Poisoners]:
-    """Have so many clients send poison during the block; at its end their requests end."""
+    """Let this many clients send poison during the block; their requests end with it."""
     found = Poisoners(site, seed)
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:

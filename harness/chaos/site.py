@@ -191,7 +191,7 @@ class Site:
         self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended unexpectedly
-        self.engines_failed = 0  # processes that ended as their engine failed, where that is expected
+        self.engines_failed = 0  # processes that ended with their engine, where that is expected
         self.uncovered: list[tuple[float, float]] = []  # times without a worker; time.monotonic
         self._uncovered_since = 0.0  # 0: there is a worker
         self.description: pb.Description | None = None  # the last from a scheduler

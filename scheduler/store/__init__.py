@@ -11,9 +11,9 @@ __all__ = ["Store", "open_store"]
 
 
 def open_store(url: str, topic: str, password: str = "") -> Store:
-    """Return the store of a URL: `memory`, or a Redis (`store_url.FORM`).
+    """Return the store that a URL names: `memory`, or a Redis (`store_url.FORM`).
 
-    `password` is for a URL that has none. Raises StoreRefuses when the URL makes no sense.
+    `password` is for a URL without one. Raises StoreRefuses if the URL makes no sense.
     """
     if url == "memory":
         return MemoryStore(topic)

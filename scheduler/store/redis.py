@@ -72,7 +72,7 @@ class RedisStore(Store):
         self._topic = topic
         self._keys = topic_keys(topic)
         try:
-            # `ScriptCalls` ends calls that wait for the connection, for connecting or for replies.
+            # `ScriptCalls` ends calls that wait too long for a connection or a reply.
             self._client = redis_link.connect(url, self._keys[0], password=password, max_connections=1)
         except ValueError:  # its words may quote a password
             raise StoreRefuses(

@@ -87,8 +87,9 @@ class ScriptCalls:
                     else:
                         call.reply.set_result(reply)
         finally:
-            # None are left, unless this task is cancelled or ends by a bug. They fail and are not cancelled:
-            # a task that is cancelled ends for good.
+            # Calls are left only if this task is cancelled or ends with a bug. Fail them rather than cancel
+            # them, because a cancelled task ends for good.
+
             for call in (*batch, *self._waiting):
                 if not call.reply.done():
                     call.reply.set_exception(RedisError("the call was given up"))
@@ -113,7 +114,7 @@ class ScriptCalls:
             for at, reply in zip(again, await self._ask(calls, scripts), strict=True):
                 replies[at] = reply
         if any(isinstance(reply, Exception) for reply in replies):
-            redis_link.renew(self._client)  # it may be the wrong server by now
+            redis_link.renew(self._client)  # this may be the wrong server by now
         return replies
 
     async def _ask(self, calls: Sequence[_Call], load: Iterable[str] = ()) -> list[Any]:

@@ -56,7 +56,7 @@ def batch(
     """
     guard()
     for number in signals.ending():
-        signal.signal(number, signal.default_int_handler)  # as Ctrl-C, from the first import on
+        signal.signal(number, signal.default_int_handler)  # like Ctrl-C, even during imports
     from baton.services.offline import batch as offline
     from baton.services.offline.client import Endpoint
     from baton.services.offline.errors import InputError

@@ -209,7 +209,7 @@ def _text(value: Any) -> str:
 
 
 def warned(warning: str) -> str:
-    """Return the line under a banner that nobody should miss; "" without a warning."""
+    """Return a warning as a line to print under the banner; "" without a warning."""
     return f"\n  WARNING:  {warning}\n" if warning else ""
 
 

@@ -302,12 +302,12 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # here, where a full disk can still be told
+            sys.stdout.flush()  # here, where a full disk can still be reported
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 (whatever it is, its own words must be the last ones)
+    except Exception as error:  # noqa: BLE001 (its own words must be the last ones)
         printing.complain(_words(error))
-        leave(1)  # at once: what libraries print at exit would bury them
+        leave(1)  # at once: libraries print at exit, which would bury the message
 
 
 def _words(error: Exception) -> str:

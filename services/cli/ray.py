@@ -116,9 +116,9 @@ def _number(text: str) -> tuple[str, int]:
 
 
 def _on_first_signal(stop: threading.Event) -> None:
-    """Set `stop` on SIGINT, SIGTERM and SIGHUP; a second one kills this process, and Ray all that is its.
+    """Set `stop` on SIGINT, SIGTERM and SIGHUP; a second signal kills this process, and Ray kills its actors.
 
-    SIGHUP is never a second one.
+    SIGHUP never counts as the second signal.
     """
 
     def on_signal(number: int, frame: object) -> None:

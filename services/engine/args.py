@@ -48,10 +48,10 @@ _UNSERVED = (
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )
-# A worker is one engine on one machine; for more of both there are more workers.
+# A worker is one engine on one machine; for more, run more workers.
 _MORE_WORKERS = ("data_parallel_", "elastic_ep_")
 _OTHER_MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "enable_elastic_ep")
-_VARIABLES = "VLLM_DP_"  # by which vLLM takes an engine for one rank of several
+_VARIABLES = "VLLM_DP_"  # prefix of variables that make vLLM take an engine for one rank of several
 # As vLLM's command line has them.
 _SHORT = {
     "tp": "tensor_parallel_size",
@@ -99,10 +99,10 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Check, before anything slow, that a model is set and a folder that it names holds one; adapters, too.
+    """Check, before anything slow, that a model is set and that its folder and its adapters' exist.
 
     Raises ConfigError if not, for a key of engine.extra that Baton sets itself or cannot serve with, and for
-    a variable of vLLM's that would make an engine one rank of several, or undo the isolation of clients.
+    a vLLM variable that would make an engine one rank of several, or undo the isolation of clients.
     """
     refuse_variables()
     for name in sorted(os.environ):
@@ -169,7 +169,7 @@ def served_names(settings: EngineSettings) -> list[str]:
 
 
 def model_names(settings: EngineSettings) -> list[str]:
-    """Return the names by which clients ask for the model itself: the one of its answers, then the others."""
+    """Return the names of the model itself: first the name in its answers, then its aliases."""
     return [*dict.fromkeys((served_model_name(settings), *settings.served_model_aliases))]
 
 

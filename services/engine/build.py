@@ -54,20 +54,20 @@ class EngineInfo:
 
     max_model_len: int  # tokens
     block_size: int  # tokens
-    num_blocks: int  # of all layers' KV; vLLM's own are of another size where layers differ: `block_share`
+    num_blocks: int  # blocks of all layers' KV; vLLM's have another size if layers differ: `block_share`
     free_blocks: int  # of an idle engine: vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the drafted ones
     vocabulary: int
     drafts_always: bool  # it drafts, and cannot leave single requests out
-    block_share: float = 1.0  # size of one of vLLM's in ours; not 1 where layers keep different tokens
+    block_share: float = 1.0  # one vLLM block in ours; not 1 if layers keep different tokens
     runner_v2: bool = False  # vLLM's model runner V2
-    prompt_logprobs: bool = True  # its model computes logits of prompts, too
+    prompt_logprobs: bool = True  # whether the model also computes logits of prompts
 
     @property
     def steps(self) -> StepLimits:
-        """Return what its steps take of a request's fields."""
+        """Return the limits that its steps put on a request's fields."""
         return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 
@@ -249,7 +249,7 @@ def _add_cpu_blocks(args: dict[str, Any]) -> None:
 
 
 def _check_on_cpu(args: dict[str, Any]) -> None:
-    """Refuse what vLLM's CPU build accepts, and of which a rank dies at its first request (SIGSEGV)."""
+    """Refuse arguments that vLLM's CPU build accepts, but with which a rank dies at its first request."""
     for name in _NOT_ON_CPU:
         if args.get(name):
             raise ConfigError(
@@ -336,19 +336,19 @@ def info_of(engine: Any) -> EngineInfo:
 
 
 def _block_share(engine: Any) -> float:
-    """Return the size of one of vLLM's blocks in Baton's, each of `cache_config.block_size` tokens.
+    """Return the size of a vLLM block, in Baton's blocks of `cache_config.block_size` tokens.
 
-    Layers that keep their tokens differently take blocks of their own from one pool: a token has one in each
-    group, until it leaves a window. vLLM tells how many tokens of longest requests the pool holds. Groups may
-    have blocks of different sizes, of which `block_size` is the smallest: then one of vLLM's may be more than
-    one of ours, and at most the largest. (Where all layers have windows, that bound keeps short requests,
-    which have left none, from being booked beyond what the pool holds.)
+    Groups of layers that keep their tokens differently take separate blocks from one pool: a token has a
+    block in each group, until it leaves a window. vLLM gives the number of tokens that the pool holds with
+    requests of the greatest length. Groups may have blocks of different sizes, and `block_size` is the
+    smallest. Then a vLLM block may be larger than ours, up to the largest group's block. (If all layers have
+    windows, that bound keeps short requests, which have not left one, from being booked beyond the pool.)
     """
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
     if len(groups) < 2 or not cache.num_gpu_blocks:
         return 1.0
     largest = max((group.kv_cache_spec.block_size for group in groups if _is_attention(group)), default=0)
-    held = cache.kv_cache_size_tokens / cache.num_gpu_blocks  # tokens of a block
+    held = cache.kv_cache_size_tokens / cache.num_gpu_blocks  # tokens per block
     return float(min(max(largest, cache.block_size), held) / cache.block_size)
 
 

@@ -22,7 +22,7 @@ class EngineFailed(EngineError):
 
 
 class RankLost(EngineFailed):
-    """A process of the engine's has ended: killed, out of memory, or by a fault of its own."""
+    """A process of the engine has ended: killed, out of memory, or by its own fault."""
 
 
 class RequestRefused(EngineError):

@@ -1,12 +1,12 @@
-"""SHA-256 of large files, each read once: what is known of one is kept for its next use.
+"""SHA-256 of large files, each read once: a digest is kept for its next use.
 
-What is kept, in a folder of this user's alone, is found by the file's device and inode, and counts while its
-size and its times, to the nanosecond, are the same; the time of its last change (ctime) cannot be set back as
-that of the last write can. A folder or an entry that others may write is not believed. Of a snapshot in a
-cache of Hugging Face's no file is read: its links lead to blobs that are named by this digest.
+Digests are kept in a folder of this user only. An entry is found by the file's device and inode, and is valid
+while the file's size and times are the same to the nanosecond; unlike the time of the last write, the time of
+the last change (ctime) cannot be set back. A folder or entry that others may write is not trusted. Files in a
+Hugging Face cache are not read, because their links lead to blobs named by this digest.
 
-Processes that begin at once, as the workers of one machine do, do not hash a file twice: one does, the others
-wait for it.
+When processes start together, as the workers of one machine do, one of them hashes a file and the others wait
+for it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 FOLDER = "baton/fingerprints"  # below the user's cache folder
-THREADS = 16  # at most; hashing runs beside Python, at 0.6 to 2 GB/s a core
-KEEP_FROM = 1 << 20  # bytes; smaller files are as quickly hashed as looked up
-QUIET_S = 2.0  # s; a file that was changed so lately may change again without a trace in its times
-TELL_S = 10.0  # s between two lines about progress
-SLOWEST = 20e6  # bytes/s of another process that hashes a file; after that time it is hashed here
+THREADS = 16  # at most; hashing releases the GIL, and does 0.6 to 2 GB/s per core
+KEEP_FROM = 1 << 20  # bytes; hashing a smaller file is as quick as looking it up
+QUIET_S = 2.0  # s; a file changed this recently may change again without a trace in its times
+TELL_S = 10.0  # s between progress lines
+SLOWEST = 20e6  # bytes/s; if another process hashes a file more slowly, it is hashed here
 _LOOK_S = 0.1
 _CHUNK = 8 << 20
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -50,7 +50,7 @@ def digests(paths: Sequence[Path]) -> list[str]:
         found[at] = _digest(paths[at], store, progress)
 
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
-        for _ in pool.map(work, largest):  # raises what one of them raises
+        for _ in pool.map(work, largest):  # passes on their exceptions
             pass
     progress.end()
     return found
@@ -67,7 +67,7 @@ def _digest(path: Path, store: _Store | None, progress: _Progress) -> str:
         if known := store.find(before):
             return known
         with store.turn(before):
-            if known := store.find(before):  # another process has hashed it meanwhile
+            if known := store.find(before):  # another process hashed it meanwhile
                 return known
             began = time.time()
             digest = _hash(file.fileno(), progress)
@@ -88,7 +88,7 @@ def _hash(file: int, progress: _Progress) -> str:
 
 
 def _blob_of(path: Path) -> str:
-    """Return the digest by which a hub's cache names a file; "" for a file that is none of its links."""
+    """Return the digest that names a file in a hub's cache; "" if the file is not a link into one."""
     if not path.is_symlink():
         return ""
     target = path.resolve(strict=True)
@@ -100,14 +100,14 @@ def _state(seen: os.stat_result) -> list[int]:
 
 
 class _Store:
-    """The digests that are known, an entry for each file. Any thread, any number of processes."""
+    """The known digests, an entry for each file. For any thread and any number of processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
     def open(cls) -> _Store | None:
-        """Return the user's; None, and a line in the log, where there can be none."""
+        """Return the user's store; None, with a line in the log, if there cannot be one."""
         try:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             folder = Path(base) / FOLDER
@@ -115,7 +115,7 @@ class _Store:
             if why := _not_ours(folder.lstat(), stat.S_ISDIR):
                 raise PermissionError(f"{folder}: {why}")
         except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-            logger.warning("the fingerprint of the model will be computed anew at each start: %s", error)
+            logger.warning("the model's fingerprint will be computed again at each start: %s", error)
             return None
         return cls(folder)
 
@@ -145,13 +145,13 @@ class _Store:
             fresh.chmod(0o600)
             fresh.replace(entry)
         except OSError as error:
-            logger.warning("the digest of a file of the model is not kept: %s", error)
+            logger.warning("cannot keep the digest of a model file: %s", error)
             with suppress(OSError):
                 fresh.unlink()
 
     @contextmanager
     def turn(self, seen: os.stat_result) -> Iterator[None]:
-        """Wait until no other process hashes this file, or for as long as that may take."""
+        """Wait until no other process hashes this file, at most as long as hashing may take."""
         ends = time.monotonic() + 1 + seen.st_size / SLOWEST
         try:
             lock = os.open(f"{self._entry(seen)}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -167,7 +167,7 @@ class _Store:
                     time.sleep(_LOOK_S)
             yield
         finally:
-            os.close(lock)  # which gives the lock back
+            os.close(lock)  # releases the lock
 
     def _entry(self, seen: os.stat_result) -> Path:
         return self._folder / f"{seen.st_dev:x}-{seen.st_ino:x}.json"
@@ -182,7 +182,7 @@ def _not_ours(seen: os.stat_result, kind: Any) -> str:
 
 
 class _Progress:
-    """Tells how far it is, where it takes long. Any thread."""
+    """Reports progress if hashing takes long. For any thread."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -192,7 +192,7 @@ class _Progress:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """Note that so many bytes were hashed."""
+        """Count hashed bytes."""
         with self._lock:
             self._read += count
             if (now := time.monotonic()) - self._told < TELL_S:
@@ -201,7 +201,7 @@ class _Progress:
         logger.info("the fingerprint of the model: %s, so far", self._figures())
 
     def end(self) -> None:
-        """Say what it took, where that was long."""
+        """Report the total, if it took long."""
         if time.monotonic() - self._began >= TELL_S:
             logger.info("the fingerprint of the model: %s; it is kept for the next start", self._figures())
 

@@ -14,7 +14,7 @@ from baton.services.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-# Files that decide what is computed: settings, code of the model's own, weights.
+# Files that decide what is computed: settings, the model's own code, weights.
 _SMALL = ("config.json", "*.index.json", "*quant*.json", "params.json", "*.py")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 
@@ -22,14 +22,14 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 def model_fingerprint(
     model: str, *, revision: str | None = None, download_dir: str | None = None, hf_token: Any = None
 ) -> str:
-    """Return a hash in hex that identifies the model's files; the options are vLLM's, for one from a hub.
+    """Return a hash in hex that identifies the model's files; the options are vLLM's, for a model from a hub.
 
-    For a folder it covers every byte of its settings, code and weights. Weights are read once on a machine,
-    and told in the log if that takes long; `file_digests` says what is kept of them.
-    For a name at Hugging Face's hub it covers the commit that the name stands for, which decides every byte.
-    The hub is asked, as vLLM does; offline, or where it does not answer, the cache is. Elsewhere, and where
-    the commit is not known, it covers the name and the revision, and the log says so.
-    Raises OSError when a file cannot be read.
+    For a folder, it covers every byte of settings, code and weights. Weights are read once per machine, with
+    progress in the log if that takes long; `file_digests` keeps their digests.
+    For a name on Hugging Face's hub, it covers the commit behind the name, which determines every byte.
+    The hub is asked, as in vLLM; offline, or if the hub does not answer, the cache is used. For other hubs,
+    and if the commit is unknown, it covers the name and the revision, and the log says so.
+    Raises OSError if a file cannot be read.
     """
     digest = hashlib.sha256()
     folder = expanded(model, "engine.model")

@@ -82,7 +82,7 @@ class EngineStep:
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
     yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by classes, in this step
     blocks: Change | None = None  # what the prefix cache gained and lost
-    failed: Sequence[str] = ()  # requests that ended with it, as it raised `problem`
+    failed: Sequence[str] = ()  # requests that ended with the step, which raised `problem`
     problem: str = ""
 
     @property
@@ -109,9 +109,9 @@ class Listener(Protocol):
         """Take note that the engine refuses this request; it holds nothing of it."""
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Take note, once, that the engine broke; nothing comes after it.
+        """Handle the engine's failure; called once, as the last call.
 
-        running: the requests that it may be the fault of; None for all
+        running: the requests that may have caused it; None for all
         """
 
 
@@ -243,7 +243,7 @@ class EngineHost:
             self._first_drafts = first_drafts.install(self._engine, spec)
             self._giving_way = giving_way.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
-            self._failed_step = failed_step.install(self._engine)  # last: it sees what others made of a step
+            self._failed_step = failed_step.install(self._engine)  # last, so that it wraps the other patches
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
@@ -335,7 +335,7 @@ class EngineHost:
             outputs, step.executed = engine.step_fn()
             step.outputs = outputs or {}
             engine.post_step(step.executed)
-        except Exception as error:  # noqa: BLE001 (raised again where it cannot be recovered from)
+        except Exception as error:  # noqa: BLE001 (raised again if the engine cannot recover)
             self._recover(error, step)
         self._step_began, step.seconds = 0.0, time.monotonic() - began
         step.times = step_times.take()
@@ -361,10 +361,10 @@ class EngineHost:
         if step.matters or step.load != self._load:
             self._load = step.load
             self._tell(lambda listener: listener.on_step(step))
-        return bool(step.executed or step.loaded)  # what was loaded can run in the next step
+        return bool(step.executed or step.loaded)  # loaded requests can run in the next step
 
     def _recover(self, error: Exception, step: EngineStep) -> None:
-        """Go on after a step that raised `error`, without its requests. Raises it where that cannot be."""
+        """Go on after a step that raised `error`, without its requests. Raises the error if that fails."""
         if self._failed_step is None:
             raise error
         step.failed = self._failed_step.recover(error)
@@ -374,10 +374,10 @@ class EngineHost:
             self._giving_way.step_failed()
 
     def _holding(self) -> set[str] | None:
-        """Return the requests that ran as the engine broke; None where that is not known."""
+        """Return the requests that ran when the engine broke; None if unknown."""
         try:
             return self._failed_step.holding() if self._failed_step is not None else None
-        except Exception as error:  # noqa: BLE001 (whatever state it is in)
+        except Exception as error:  # noqa: BLE001 (the engine may be in any state)
             logger.warning("which requests ran as the engine failed is not known: %s", error)
             return None
 

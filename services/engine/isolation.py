@@ -1,6 +1,6 @@
-"""Variables of vLLM's by which one client could reach another's requests, or all of them: refused at start.
+"""vLLM variables that would let one client reach another's requests, or all requests: refused at start.
 
-Each is read by vLLM itself, in routers or workers. docs/security.md has the table.
+vLLM itself reads them, in routers or workers. docs/security.md has the table.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ REFUSED: Mapping[str, str] = {
 
 
 def is_set(name: str) -> bool:
-    """Return whether a variable that vLLM reads as yes or no is on."""
+    """Return whether a boolean vLLM variable is on."""
     return os.environ.get(name, "").strip().lower() not in _OFF
 
 
 def refuse_variables() -> None:
-    """Raise ConfigError for the first of these variables that is on."""
+    """Raise ConfigError if one of these variables is on."""
     for name, why in REFUSED.items():
         if is_set(name):
             raise ConfigError(f"environment variable {name}={os.environ[name]}: {why}; unset it")

@@ -1,4 +1,4 @@
-"""An engine's output as the router that sent the request gets it.
+"""An engine's outputs, as sent to the router of the request.
 
 Leans on: vllm.v1.engine.{EngineCoreOutputs, EngineCoreOutput, FinishReason}: outputs are changed in place, as
 nobody else holds them; its fields that hold arrays (new_logprobs, new_prompt_logprobs_tensors,
@@ -22,12 +22,12 @@ from baton.services.engine.requests import Prepared
 # Bytes of outputs in one reply. A message of more than rpc.MAX_MESSAGE_BYTES, twice that, would end the
 # stream, and so all other requests on it. An output that is larger by itself is not sent.
 REPLY_BYTES = 32 << 20
-_PLAIN_BYTES = 512  # of an output without arrays: its id, and the fields around its tokens
+_PLAIN_BYTES = 512  # size of an output without arrays: its id, and the fields around its tokens
 _TOKEN_BYTES = 5
 
 
 def encode(outputs: Any, kept: Sequence[Any]) -> list[bytes]:
-    """Return the outputs that go to one router, in pieces of about REPLY_BYTES at most."""
+    """Split one router's outputs into pieces of at most about REPLY_BYTES."""
     outputs.scheduler_stats = None  # this worker's own business
     outputs.finished_requests = None
     pieces = []
@@ -37,12 +37,12 @@ def encode(outputs: Any, kept: Sequence[Any]) -> list[bytes]:
 
 
 def is_too_large(output: Any) -> bool:
-    """Return whether an output can be sent in no reply, for its log-probabilities."""
+    """Return whether an output's log-probabilities are too large for any reply."""
     return _has_arrays(output) and size_of(output) > REPLY_BYTES
 
 
 def size_of(output: Any) -> int:
-    """Return about how many bytes an output takes in a reply."""
+    """Estimate how many bytes an output takes in a reply."""
     size = _PLAIN_BYTES + _TOKEN_BYTES * len(output.new_token_ids)
     for arrays in (output.new_logprobs, output.new_prompt_logprobs_tensors):
         if arrays is not None:
@@ -103,7 +103,7 @@ def is_error(output: Any) -> bool:
 
 
 def grammar_problem(output: Any, prepared: Prepared) -> str:
-    """Return why the request's grammar ended it with this output; empty where it did not.
+    """Return why the request's grammar ended it with this output; empty if it did not.
 
     No other worker would do better.
     """
@@ -129,7 +129,7 @@ def end_of_prefill(
         output.finish_reason, output.stop_reason = requests.finish_of(prepared.request)
         return None
     if prepared.cut:
-        return None  # its router sees by the number of tokens that the request goes on
+        return None  # the number of tokens tells its router that the request goes on
     output.finish_reason = None
     output.stop_reason = None
     output.spec_decode_metrics = None

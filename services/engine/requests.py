@@ -78,7 +78,7 @@ class Prepared:
     max_tokens: int
     saves: bool  # its KV is wanted elsewhere after the prefill
     vocabulary: int  # EngineLimits'
-    cut: bool = False  # it is tried alone, and ends after some tokens
+    cut: bool = False  # tried alone, and ends after a few tokens
 
 
 def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
@@ -91,7 +91,9 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     """
     core = _decode(start)
     if start.alone_tokens and (start.phase != PHASE_DECODE or start.HasField("manifest")):
-        raise _invalid("what is tried alone computes its prompt itself: a DECODE without a manifest")
+        raise _invalid(
+            "a request tried alone computes its prompt itself: it must be a DECODE without a manifest"
+        )
     generated = list(start.output_token_ids)
     _check(core, generated, limits)
     if start.phase == PHASE_LOAD:
@@ -175,9 +177,9 @@ def _drafts(start: Start, vocabulary: int) -> list[int]:
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
-    """Return whether a request that was cut, as a PREFILL at its one token, would have ended there anyway.
+    """Return whether a request that was cut, like a PREFILL at its one token, would have ended there anyway.
 
-    vLLM's own check runs again with the client's max_tokens. True leaves the reason in the request.
+    This runs vLLM's own check again with the client's max_tokens. If True, the request has the reason.
     """
     request = prepared.request
     request.max_tokens = prepared.max_tokens

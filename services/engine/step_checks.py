@@ -1,8 +1,9 @@
-"""Finds in a request's sampling parameters what an engine's step would stumble over.
+"""Finds sampling parameters that an engine's step would stumble over.
 
-vLLM's front end checks most fields (SamplingParams.verify). The rest is checked inside a step alone, where a
-ValueError or an IndexError ends the engine and all that it runs; some of it nowhere. The router asks here
-before it places a request, each worker again, whoever sends. docs/engine-checks.md lists every check.
+vLLM's front end checks most fields (SamplingParams.verify). Others are checked only inside a step, where a
+ValueError or an IndexError ends the engine and everything that it runs, and some nowhere. The router checks
+here before it places a request, and each worker again, whoever sent it. docs/engine-checks.md lists every
+check.
 
 Leans on: vllm.sampling_params.SamplingParams (its fields; bad_words_token_ids and all_stop_token_ids, which
 the front end has filled in), RepetitionDetectionParams, and the sizes of model runner V2's buffers
@@ -19,37 +20,37 @@ from typing import Any
 
 import numpy as np
 
-# Model runner V2 keeps so many of each request.
+# Model runner V2 keeps this many for each request.
 V2_ALLOWED_TOKENS = 1024
 V2_BIASED_TOKENS = 1024
-V2_STOP_TOKENS = 128  # of a request with min_tokens, the end of sequence among them
+V2_STOP_TOKENS = 128  # for a request with min_tokens, including the end of sequence
 NAMED_TOKENS = 128
-# Adds to the prompt's length in 32 bits.
+# V2 adds it to the prompt's length in 32 bits.
 V2_MOST_TOKENS = 1 << 30
 
-# Compared with each new token, one by one: 40 us for so many.
+# Each new token is compared with them one by one, which takes 40 us for this many.
 STOP_TOKENS = 4096
-# vLLM compares the end of the answer with what stands before it, in Python, after each new token: that takes
-# at most 6 ms with these; 2.5 s with patterns of 5,000 tokens, in which all streams stand still.
+# vLLM compares the end of the answer with the text before it, in Python, after each new token. That takes at
+# most 6 ms with these limits, and 2.5 s with patterns of 5,000 tokens, while all streams stand still.
 PATTERN_TOKENS = 128
 PATTERNS_TOKENS = 1024  # in all repetitions
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Limits of an engine's steps, as far as they are known: without any knowledge the loosest."""
+    """Known limits of an engine's steps; the defaults, for unknown limits, are the loosest."""
 
     vocabulary: int = 0  # width of the logits; 0: not known
     runner_v2: bool = False
-    drafts_always: bool = False  # it drafts, and cannot leave single requests out
-    prompt_logprobs: bool = True  # false: its model computes no logits of prompts
+    drafts_always: bool = False  # the engine drafts, and cannot leave single requests out
+    prompt_logprobs: bool = True  # false: the model computes no logits of prompts
 
 
 LOOSEST = StepLimits()
 
 
 def problem(params: Any, prompt_tokens: int, limits: StepLimits) -> str:
-    """Return what is wrong with a request, in words that name field, value and limit; empty if nothing is."""
+    """Return a request's problem, with field, value and limit; empty if there is none."""
     return next(_problems(params, prompt_tokens, limits), "")
 
 
@@ -70,7 +71,7 @@ def _numbers(params: Any, limits: StepLimits) -> Iterator[str]:
     for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if value is not None and limits.vocabulary and value > limits.vocabulary:
             yield f"{name} is {value}; the model's vocabulary has {limits.vocabulary} tokens"
-    # vLLM adds each answer's number to the seed of n answers.
+    # With n answers vLLM adds each answer's number to the seed.
     top = (1 << 63 if limits.runner_v2 else 1 << 64) - 1
     if params.seed is not None and not -(1 << 63) <= params.seed <= top:
         yield f"seed is {params.seed} (for one of n answers); {-(1 << 63)} to {top} are allowed"
@@ -89,7 +90,7 @@ def _token_ids(params: Any, vocabulary: int) -> Iterator[str]:
         ("logprob_token_ids", params.logprob_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("bad_words", [token for word in params.bad_words_token_ids or () for token in word]),
-        # Of the request, the tokenizer and the model: min_tokens forbids them by their place in the logits.
+        # Stop tokens of request, tokenizer and model: min_tokens forbids them by their place in the logits.
         (
             "min_tokens forbids a token that ends the answer and",
             params.min_tokens and params.all_stop_token_ids,

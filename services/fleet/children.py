@@ -54,7 +54,7 @@ def scheduler(settings: Settings) -> None:
     from baton.services.fleet.scheduler import run_scheduler
 
     logs.configure(settings.log_format, "scheduler")
-    with contextlib.suppress(ValueError):  # of an address without a port, which is told below
+    with contextlib.suppress(ValueError):  # an address without a port, which is reported below
         ports.await_free(*addresses.split(settings.scheduler.address))
     run_scheduler(settings)
 

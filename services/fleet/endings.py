@@ -1,4 +1,4 @@
-"""The end of a process in words: its status or signal, and whether there was too little memory."""
+"""Describes how a process ended: its status or signal, and whether memory ran out."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _CURE = "give it more, run fewer workers here, or lower engine.kv_cache_gib"
 
 
 def ending(code: int | None) -> str:
-    """Return the end of a process in words, from its exit code: `status 1` or `signal SIGKILL`."""
+    """Describe how a process ended, from its exit code: `status 1` or `signal SIGKILL`."""
     if code is None or code >= 0:
         return f"status {code or 0}"
     try:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
-        return f"signal {-code}"  # a real-time one has no name
+        return f"signal {-code}"  # real-time signals have no names
 
 
 class OutOfMemory:
-    """Counts the processes that the kernel killed for want of memory, beside this one and below it."""
+    """Counts the processes in this cgroup and below that the kernel killed for lack of memory."""
 
     def __init__(self) -> None:
         self._told = _kills() or 0
 
     def words(self) -> str:
-        """Say why if there was one more than was asked for; else return an empty text."""
+        """Return the reason if there is a kill not reported yet; else an empty text."""
         kills = _kills() or 0
         if kills <= self._told:
             return ""
-        self._told += 1  # another one that ended meanwhile has its own
+        self._told += 1  # one at a time: each kill belongs to one process
         limit = _limit()
         whose = (
             f"the memory limit of its cgroup, {limit / 2**30:.1f} GiB," if limit else "this machine's memory"
@@ -50,7 +50,7 @@ def _kills() -> int | None:
 
 
 def _limit() -> int | None:
-    """Return the lowest limit of this process's cgroup and those above it, bytes; None for none."""
+    """Return the lowest limit (bytes) of this process's cgroup and those above it; None without one."""
     found: list[int] = []
     for folder in _folders():
         for level in (folder, *folder.parents):
@@ -60,18 +60,18 @@ def _limit() -> int | None:
             if level == _CGROUPS:
                 break
     limit = min(found, default=1 << 62)
-    return limit if limit < 1 << 50 else None  # the first version has a huge number for none
+    return limit if limit < 1 << 50 else None  # cgroup v1 uses a huge number for no limit
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the folders that may be those of this process's memory: of cgroups' both versions."""
+    """Yield the folders that may hold this process's memory cgroup, of both versions."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "" or "memory" in controllers.split(","):
                 base = _CGROUPS / "memory" if controllers else _CGROUPS
                 yield base / path.lstrip("/")
-                yield base  # in a container the path may be the host's
+                yield base  # in a container the path may be that of the host
     return
 
 

@@ -1,8 +1,8 @@
-"""The log files of a supervisor's parts: made anew where they are gone, bounded, read from their ends.
+"""The log files of a supervisor's parts: recreated if they are gone, bounded in size, read from the end.
 
-The parts, and what they start, write by descriptors that they inherited, always to the end (O_APPEND). So a
-log is rotated by copying it and cutting it off: whoever writes goes on at the new beginning. What comes in
-the moment between the copy's last piece and the cut is lost.
+The parts and what they start write through inherited descriptors, always to the end (O_APPEND). So a log
+is rotated by copying and truncating it: writers go on at the new beginning. Anything written between the
+copy's last piece and the truncation is lost.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-MOST_BYTES = 32 << 20  # of one log; then it becomes NAME.log.1
-KEPT = 2  # older ones
-LOOK_S = 10.0  # between two looks at the sizes
-TAIL_BYTES = 64 << 10  # the end of a log that is read, to say why a part ended
+MOST_BYTES = 32 << 20  # size at which a log becomes NAME.log.1
+KEPT = 2  # older logs
+LOOK_S = 10.0  # interval of looks at the sizes
+TAIL_BYTES = 64 << 10  # read from the end of a log, to say why a part ended
 _PIECE = 1 << 20  # bytes
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 def open_log(log: Path) -> int:
-    """Open a log to append to it; its folder may have been removed meanwhile. Raises OSError."""
+    """Open a log for appending, and recreate its folder if it was removed. Raises OSError."""
     try:
         return os.open(log, _FLAGS, 0o644)
     except FileNotFoundError:
@@ -31,7 +31,7 @@ def open_log(log: Path) -> int:
 
 
 def tail(log: Path, since: int = 0) -> list[str]:
-    """Return the last lines of a log that are not empty, from byte `since` on; none if it cannot be read."""
+    """Return the last non-empty lines of a log from byte `since` on; none if it cannot be read."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -44,7 +44,7 @@ def tail(log: Path, since: int = 0) -> list[str]:
 
 
 def own_error(lines: Iterable[str]) -> str:
-    """Return the last error that a command of Baton's told, without its prefix; "" for none."""
+    """Return the last error that a Baton command printed, without its prefix; "" without one."""
     own = [line for line in lines if line.startswith("baton: error: ")]
     return own[-1].removeprefix("baton: error: ") if own else ""
 
@@ -58,11 +58,11 @@ class Rotation:
 
     @property
     def due_s(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next look."""
         return max(0.0, self._due - time.monotonic())
 
     def look(self, logs: Iterable[Path]) -> list[Path]:
-        """Rotate those that have grown too large, if it is time to look; return them."""
+        """Rotate logs that have grown too large, if it is time to look; return them."""
         now = time.monotonic()
         if now < self._due:
             return []
@@ -78,7 +78,7 @@ class Rotation:
                 if older.exists():
                     older.replace(_older(log, number))
             return self._cut(log)
-        except OSError:  # it is gone, or not ours to change: looked at again
+        except OSError:  # it is gone, or not ours to change; try again next time
             return False
 
     def _cut(self, log: Path) -> bool:
@@ -87,7 +87,7 @@ class Rotation:
             try:
                 with copy.open("wb") as kept:
                     shutil.copyfileobj(file, kept, _PIECE)
-            except OSError:  # a full disk: rather half of the log than a disk that stays full
+            except OSError:  # a full disk: losing log lines is better than a disk that stays full
                 copy.unlink(missing_ok=True)
             file.truncate(0)
         return True

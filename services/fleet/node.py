@@ -94,11 +94,11 @@ class Lines:
         self._write({"event": "parts", "states": states})
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        put(self._out, json.dumps(event) + "\n")  # that the owner is gone is told by its other pipe
+        put(self._out, json.dumps(event) + "\n")  # the other pipe tells if the owner is gone
 
 
 def run_node(orders: Sequence[PartOrder], log_dir: Path, observer: Observer, *, listen: bool) -> None:
-    """Run `orders`, and with `listen` those that come over stdin, until a signal; then drain all.
+    """Run `orders`, and with `listen` also those from stdin, until a signal; then drain all.
 
     Processes are restarted three times within ten minutes, then given up; `observer` hears of it.
     """

@@ -1,9 +1,9 @@
 """The processes of a deployment: started, restarted when they die, given up when they keep dying, stopped.
 
-A part that dies is restarted, at once the first time, then after ever longer pauses. One that dies too often
-is given up, with one line that says so; the others go on where they can serve without it. Where the machine
-has no room for another process, as at a limit of processes, a start is tried again for as long as it takes:
-that is no fault of the part.
+A part that dies is restarted, at once the first time, then after longer and longer pauses. A part that dies
+too often is given up, with one line that says so; the others go on if they can serve without it. If the
+machine has no room for another process, as at a process limit, a start is retried for as long as it takes,
+because that is not the part's fault.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from baton.services.fleet.watch import Seen
 STOP_TIMEOUT_S = 15.0
 WATCHER_STOP_S = 1.0  # it has nothing to finish
 LAST_WORDS = 200  # characters of a log's last line, beside what else is said
-FIRST_STARTS = 5  # tries to start a part that was never ready: somebody waits for the outcome
-MOST_PAUSE_S = 30.0  # between two tries to start one that is to be there
-OWN_LOGS = ("supervisor", "node")  # what this process prints is in one of these, where a program started it
+FIRST_STARTS = 5  # tries to start a part that was never ready, as somebody waits for the outcome
+MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
+OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
 
 Say = Callable[[str, str], None]  # a part's name, what happened to it
 
@@ -48,7 +48,7 @@ class Patience:
     window_s: float = 600.0  # older deaths do not count
     backoff_s: float = 1.0  # before the second restart; the first is immediate
     growth: float = 4.0
-    most_s: float = 30.0  # before the restart of a worker whose engine failed, however often that was
+    most_s: float = 30.0  # longest pause before a worker restarts whose engine failed, however often
 
     def before_restart_s(self, number: int) -> float:
         """Return the pause, in seconds, before restart `number` of a window, counted from 1."""
@@ -72,9 +72,9 @@ class Part:
     given_up: bool = False
     ordered: bool = False  # by the scheduler, while others serve: its failure to start is no reason to end
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
-    failed_starts: int = 0  # in a row: the machine had no room for another process
+    failed_starts: int = 0  # starts in a row that failed because the machine had no room for a process
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
-    engine_failures: list[float] = field(default_factory=list)  # the same; never a reason to give it up
+    engine_failures: list[float] = field(default_factory=list)  # likewise; never a reason to give it up
     leaves_by: float | None = None  # time.monotonic; told to end, and killed then
 
     @property
@@ -184,7 +184,7 @@ class Parts:
 
     @property
     def next_start_s(self) -> float | None:
-        """Seconds until `reap` has something to do though no part dies; None for never."""
+        """Return the seconds until `reap` has work even if no part dies; None for never."""
         due = [at for part in self.members for at in (part.restart_at, part.leaves_by) if at is not None]
         left = [max(0.0, min(due) - time.monotonic())] if due else []
         return min([*left, *([self.rotation.due_s] if self.log_dir else [])], default=None)
@@ -197,8 +197,8 @@ class Parts:
     ) -> None:
         """Stop all parts, kind by kind; the router has `drain_s` seconds more, for running streams.
 
-        Calls `told` once the routers were told, and `ended` for each part that did not have to be killed, as
-        soon as it is gone.
+        Calls `told` once the routers know, and `ended` for each part that did not have to be killed, as soon
+        as it is gone.
         """
         for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
@@ -238,7 +238,7 @@ class Parts:
             self.say(part.name, f"runs without a log: {part.child.log_problem}")
 
     def _not_started(self, part: Part, error: OSError) -> None:
-        """Try again later. Raises StartError where a part that was never ready cannot be started."""
+        """Try again later. Raises StartError if a part that was never ready cannot be started."""
         part.failed_starts += 1
         why = f"this machine cannot start another process: {error.strerror or error}"
         if part.failed_starts >= FIRST_STARTS and not part.proven and not part.ordered:
@@ -279,7 +279,7 @@ class Parts:
         )
 
     def _engine_failed(self, part: Part, child: Child, now: float) -> None:
-        """Restart a worker whose engine failed. It may be a request's fault, so this uses up no restart."""
+        """Restart a worker whose engine failed. A request may be at fault, so this uses up no restart."""
         since = now - self.patience.window_s
         part.engine_failures = [at for at in part.engine_failures if at > since] + [now]
         pause_s = min(self.patience.before_restart_s(len(part.engine_failures)), self.patience.most_s)

@@ -1,4 +1,4 @@
-"""The ports of parts: checked before a deployment starts, and waited for where a part is started again."""
+"""The ports of parts: checked before a deployment starts, and waited for when a part is restarted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from baton import addresses
 from baton.services.errors import ConfigError, StartError
 
-WAIT_S = 60.0  # an outgoing connection may have been given the port of a part that died
+WAIT_S = 60.0  # an outgoing connection may have taken the port of a part that died
 LOOK_S = 0.5
 
 log = logging.getLogger(__name__)
@@ -40,19 +40,19 @@ def check_port(key: str, host: str, port: int) -> None:
 
 
 def await_free(host: str, port: int, within_s: float = WAIT_S) -> None:
-    """Wait while another process holds a part's port, for so long at most: the part says the rest itself."""
+    """Wait at most this long while another process holds a part's port; then the part reports it itself."""
     deadline = time.monotonic() + within_s
     told = False
     while port and _taken(host, port) and time.monotonic() < deadline:
         if not told:
             told = True
             where = addresses.join(host, port)
-            log.warning("%s is taken; it is waited for, %.0f s at most", where, within_s)
+            log.warning("%s is taken; waiting for it, %.0f s at most", where, within_s)
         time.sleep(LOOK_S)
 
 
 def _taken(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError):  # no address of this machine: told by whoever listens there
+    with contextlib.suppress(OSError):  # not an address of this machine: the part will say so
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         try:
             socket.create_server((host, port), family=family).close()

@@ -41,7 +41,7 @@ class Child:
     log: Path | None
     log_from: int  # bytes; the offset at which this process's own output begins
     started_at: float  # time.monotonic, seconds
-    log_problem: str = ""  # why it prints to nowhere
+    log_problem: str = ""  # why it has no log
 
     @property
     def alive(self) -> bool:
@@ -54,7 +54,7 @@ class Child:
 
     @property
     def engine_failed(self) -> bool:
-        """Whether it ended as its engine failed while it served: a request can do that."""
+        """Return whether it ended because its engine failed while it served, which a request can cause."""
         return self.process.exitcode == ENGINE_FAILED
 
     def how_it_ended(self) -> str:
@@ -69,9 +69,9 @@ class Child:
         return log_files.own_error(lines) or (lines or ["it printed nothing"])[-1]
 
     def last_words(self, why: str) -> str:
-        """Return its own error, and where it is to be read; without one also what ended it, and `why`.
+        """Return its own error and the log that has it; without an error, how it ended, with `why`.
 
-        Its last line may have nothing to do with a signal.
+        After a signal its last line may be unrelated.
         """
         where = f" (log: {self.log})" if self.log else ""
         if self.log and (told := log_files.own_error(log_files.tail(self.log, self.log_from))):
@@ -85,13 +85,13 @@ class Child:
 def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
     """Fork a child that runs `target`; it inherits all modules imported here.
 
-    Without a folder for its log it also inherits where this process prints. One whose log cannot be opened
-    runs without: to serve matters more. Raises OSError where there is no room for another process.
+    Without a log folder it also inherits this process's output. If its log cannot be opened, it runs without
+    one, because serving matters more. Raises OSError if there is no room for another process.
     """
     log, log_from, output, problem = log_dir and log_dir / f"{name}.log", 0, -1, ""
     if log is not None:
         try:
-            output = log_files.open_log(log)  # here, for a child that is killed at once
+            output = log_files.open_log(log)  # here, in case the child is killed at once
             log_from = os.fstat(output).st_size
         except OSError as error:
             problem = f"{error.strerror}: {log}"
@@ -161,6 +161,6 @@ def _child_main(name: str, target: Callable[[], None], output: int, parent: int)
     except BatonError as error:
         complain(f"baton: error: {error}")
         sys.exit(1)
-    except Exception as error:  # noqa: BLE001 (whatever ends a process belongs in its log)
+    except Exception as error:  # noqa: BLE001 (the log must say what ended the process)
         complain("".join(traceback.format_exception(error)).rstrip())
         sys.exit(1)

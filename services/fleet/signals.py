@@ -32,7 +32,7 @@ def wake_on_signals() -> socket.socket:
             os._exit(128 + number)
         if number in signals.HURRYING:
             _let_next_kill()
-        with suppress(BlockingIOError):  # SIGHUP came often
+        with suppress(BlockingIOError):  # many SIGHUPs have filled the socket
             writing.send(b"x")
 
     for number in signals.ending():
@@ -52,7 +52,7 @@ def left_on_signals(
     """Let a signal's handler stop everything itself, while `stops` is not polled and nothing is forked."""
 
     def end_at_once() -> None:
-        _let_next_kill()  # and the children with it
+        _let_next_kill()  # its children die with it
         if signal.SIGHUP in usual:
             signal.signal(signal.SIGHUP, lambda *_: None)
         end()

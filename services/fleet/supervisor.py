@@ -175,7 +175,7 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
 def supervise(
     settings: Settings, fleet: Fleet | None, log_dir: str, observer: Observer, owner: int | None = None
 ) -> None:
-    """Run a deployment until SIGINT, SIGTERM, SIGHUP or the owner's death; return when all of it is stopped.
+    """Run a deployment until SIGINT, SIGTERM, SIGHUP or the owner's death; return when it has stopped.
 
     Its workers are `fleet`, or those that the configuration names.
     `owner` is a pidfd: the death of its process ends the deployment as a signal does. `log_dir` is created if
@@ -194,9 +194,7 @@ def supervise(
     if settings.security.tls and not settings.security.join:
         from baton.security.authority import Authority
 
-        Authority.at(
-            expanded(settings.security.ca, "security.ca")
-        )  # the parts get their certificates from it
+        Authority.at(expanded(settings.security.ca, "security.ca"))  # the parts' certificates come from it
     stops: list[socket.socket | int] = [wake_on_signals(), *([] if owner is None else [owner])]
     observer.begun(folder)
     # One pipe for the watcher and its successors: its messages are small enough to be written atomically.

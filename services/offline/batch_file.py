@@ -126,7 +126,7 @@ class Output:
         }
         try:
             data = json.dumps(record, ensure_ascii=False).encode() + b"\n"
-        except UnicodeEncodeError:  # half of a surrogate pair, in an id or an answer: UTF-8 has none
+        except UnicodeEncodeError:  # an unpaired surrogate in an id or an answer, which UTF-8 cannot encode
             data = json.dumps(record).encode() + b"\n"
         try:
             while data:
@@ -202,6 +202,6 @@ def _problem(item: Item, served: Container[str]) -> str:
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError):  # as of lists in lists, thousands deep
+    except (ValueError, RecursionError):  # RecursionError: lists nested thousands deep
         return None
     return found if isinstance(found, dict) else None

@@ -28,7 +28,7 @@ _PAUSE_S = 1.0  # without a Retry-After
 _MAX_PAUSE_S = 30.0
 _RETRIED = {429, 503}
 _JSON = {"Content-Type": "application/json"}
-_SHOWN = 200  # bytes of an answer that cannot be read
+_SHOWN = 200  # bytes shown of an unreadable answer
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -71,7 +71,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             endpoint.url,
             headers=headers,
-            trust_env=False,  # no proxy of the environment
+            trust_env=False,  # ignore proxies in the environment
             connector=aiohttp.TCPConnector(limit=0),  # the slots are the limit
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_S, sock_read=endpoint.request_timeout_s + _GRACE_S
@@ -214,7 +214,7 @@ def _event(data: bytes) -> Body:
     event = _object(data)
     if event is None:
         shown = data[:_SHOWN].decode(errors="replace")
-        raise RequestError(f"the stream holds what is no JSON object: {shown!r}")
+        raise RequestError(f"the stream holds something that is not a JSON object: {shown!r}")
     return event
 
 
@@ -230,7 +230,7 @@ async def _read(response: aiohttp.ClientResponse) -> HttpResponse:
     async with response:
         data = await response.read()
     body = _object(data)
-    if body is None:  # a proxy's page, or an empty one
+    if body is None:  # a proxy's page, or an empty body
         text = data[:_SHOWN].decode(errors="replace") or response.reason or "no body"
         body = {"error": {"message": text, "code": response.status}}
     return HttpResponse(response.status, body)
@@ -242,7 +242,7 @@ def _message(body: Body) -> str:
 
 
 def _code(body: Body) -> int:
-    """Return the status that an error names, 0 for none: it may be a word, too."""
+    """Return the status in an error, or 0: the field may also be a word."""
     error = body.get("error")
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 0

@@ -148,7 +148,7 @@ class OwnDeployment:
             with _pipe(self._process.stdout) as events:
                 self._follow(events)
         finally:
-            self._events.put(None)  # whoever waits for the start must hear of its end
+            self._events.put(None)  # wakes whoever waits for the start
 
     def _follow(self, events: IO[bytes]) -> None:
         ready = False
@@ -165,10 +165,10 @@ class OwnDeployment:
             ready = ready or event["event"] == "ready"
 
     def _pass_on(self, event: Event) -> None:
-        """Tell the owner, in whose function anything may fail: this thread has to go on reading."""
+        """Tell the owner. Its function may raise anything, but this thread must go on reading."""
         try:
             self._tell(_text(event))
-        except Exception as error:  # noqa: BLE001 (told, as nobody else waits for it)
+        except Exception as error:  # noqa: BLE001 (reported here, as nobody waits for it)
             complain(f"{_text(event)} (not passed on: {type(error).__name__}: {error})")
 
     def _until_ready(self) -> None:
@@ -218,7 +218,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _event(line: bytes) -> Event | None:
-    """Return the event of a line; None for what a library printed before it was kept from there."""
+    """Return the event in a line; None for output of a library before its redirection."""
     try:
         event = json.loads(line)
     except ValueError:

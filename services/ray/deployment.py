@@ -44,7 +44,7 @@ from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
 from baton.services.ray.turns import TURN_S, Turns
 
-START_FAILS_S = 30.0  # of failed turns, as while Ray's control service is away: then a start ends
+START_FAILS_S = 30.0  # a start gives up after failing turns for this long, as without Ray's control service
 ANSWER_S = 2.0  # for the keepers' answers in one turn; a node that is slower is heard in a later one
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
 STILL_WAITING_S = 10.0
@@ -205,7 +205,7 @@ class Deployment:
     def _loop(self) -> None:
         try:
             asyncio.run(self._run())
-        except Exception as error:  # noqa: BLE001 (of the CA's service, or a bug: its owner must not wait for ever)
+        except Exception as error:  # noqa: BLE001 (the CA's service or a bug: the owner must not wait for ever)
             self._failure, self.ended = describe(error), True
 
     async def _run(self) -> None:
@@ -218,7 +218,7 @@ class Deployment:
                     if self._fleet and self._ready:
                         await self._fleet.ask(client)
                     wait_s = turns.went_well()
-                except Exception as error:  # noqa: BLE001 (Ray may be away; what runs needs no turns)
+                except Exception as error:  # noqa: BLE001 (Ray may be away, and running parts need no turns)
                     wait_s = turns.failed(error)
                     if turns.failing_s >= START_FAILS_S and not self._ready:
                         self._failure, self.ended = f"{type(error).__name__}: {error}", True

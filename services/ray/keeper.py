@@ -62,7 +62,7 @@ class Keeper:
         self._said: deque[tuple[str, str]] = deque(maxlen=EVENTS)
         self._failed = ""
         self._starts = 0
-        self._start_at = 0.0  # time.monotonic; the machine had no room for a process until then
+        self._start_at = 0.0  # time.monotonic of the next try, if the machine had no room for a process
         self._ports: list[socket.socket] = []
         self._process: subprocess.Popen[str] | None = None
 
@@ -116,7 +116,7 @@ class Keeper:
     def _tell(self) -> None:
         try:
             process = self._process or self._start()
-        except OSError as error:  # of a limit, as of processes
+        except OSError as error:  # a limit, such as that on processes
             self._starts -= 1
             self._start_at = time.monotonic() + RETRY_S
             self._said.append(
@@ -171,7 +171,7 @@ class Keeper:
                     elif process is self._process:
                         self._states = event["states"]
                 except (ValueError, TypeError, KeyError):
-                    self._said.append(("node", line.strip()))  # a library printed it
+                    self._said.append(("node", line.strip()))  # printed by a library
 
     def _ended(self, status: int) -> None:
         """Start `baton node` again, unless it keeps ending."""

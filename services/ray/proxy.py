@@ -16,11 +16,11 @@ class Proxy:
     """Hands requests on to one router. To be made in the loop that uses it."""
 
     def __init__(self, url: str, max_body: int) -> None:
-        """Hand on to the router at `url`, which takes bodies of `max_body` bytes at most."""
+        """Forward to the router at `url`, which takes bodies of at most `max_body` bytes."""
         self._url = url
         self._max_body = max_body
         self._session = aiohttp.ClientSession(
-            trust_env=False,  # no proxy of the environment
+            trust_env=False,  # ignore proxies in the environment
             connector=aiohttp.TCPConnector(limit=0),  # the router's own limits answer, and do not wait
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
@@ -51,7 +51,7 @@ class Proxy:
         return StreamingResponse(pieces(), answer.status, {**kept, "X-Baton-Router": self._url})
 
     async def _body(self, request: Request) -> bytes | None:
-        """Return a request's body; None for one that the router would refuse, so that none is kept here."""
+        """Return a request's body; None if the router would refuse it, so that it is not kept here."""
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body:
             return None

@@ -25,8 +25,8 @@ from baton.services import identities
 from baton.services.config import Settings
 from baton.services.ray.config import WORKER_ROLES
 
-# Of the tokens: they are revoked when the deployment ends, and end so much later by themselves where it is
-# killed. Until then they are good for parts that start anew.
+# Validity of the tokens. They are revoked when the deployment ends; if it is killed, they expire after this
+# time. Until then parts that start again can use them.
 VALID_S = 3_600.0
 EXTEND_S = 300.0
 
@@ -69,13 +69,13 @@ class Trust:
             self._tokens.revoke(token.id)
 
     async def _extend(self) -> None:
-        """Keep the tokens valid, for as long as this process is there to do it."""
+        """Keep the tokens valid while this process lives."""
         while True:
             await asyncio.sleep(EXTEND_S)
             try:
                 for token in self._given.values():
                     await asyncio.to_thread(self._tokens.extend, token.id, VALID_S)
-            except SecurityError as error:  # a full disk, say: there are some tries until they are over
+            except SecurityError as error:  # a full disk, say: there are more tries before they expire
                 log.error("the parts' tokens could not be extended: %s", error)  # noqa: TRY400
 
     def section(self, part: str) -> dict[str, Any]:

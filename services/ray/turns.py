@@ -1,7 +1,7 @@
-"""Waits of the control loop: where turns fail it tells of that, waits longer each time, and goes on.
+"""The control loop's waits: when turns fail, it reports that, waits longer each time, and goes on.
 
-What serves does so without the loop. So while Ray's control service is away nothing is ended; what changes
-meanwhile, a worker that died with its node say, is seen to when it is back.
+Running parts serve without the loop. So nothing is ended while Ray's control service is away; changes such
+as a worker that died with its node are handled when it is back.
 """
 
 from __future__ import annotations
@@ -9,36 +9,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-TURN_S = 0.5  # between turns that go well
-MOST_S = 5.0  # between turns that fail; so long an owner waits for the end at most
-TELL_S = 60.0  # between two lines about a failure that stays the same
+TURN_S = 0.5  # pause after a good turn
+MOST_S = 5.0  # longest pause after a failed turn, and so for an owner that waits for the end
+TELL_S = 60.0  # pause between lines about the same failure
 
 
 class Turns:
-    """The waits between turns, and what is told. For one thread."""
+    """The waits between turns, and the reports. For one thread."""
 
     def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
         self._clock = clock
-        self._failed = 0  # in a row
-        self._since = 0.0  # of the first of them, on the clock
+        self._failed = 0  # failed turns in a row
+        self._since = 0.0  # the clock at the first of them
         self._problem = ""
         self._told = 0.0
 
     @property
     def failing_s(self) -> float:
-        """The time since the last turn that went well; 0 while all do."""
+        """Return the seconds since turns began to fail; 0 if the last one went well."""
         return self._clock() - self._since if self._failed else 0.0
 
     def went_well(self) -> float:
-        """Note it; return the seconds to wait before the next turn."""
+        """Record a good turn; return the seconds to wait before the next one."""
         if self._failed:
             self._tell("ray", f"answers again: {self._failed} turns failed, in {self.failing_s:.0f} s")
         self._failed = 0
         return TURN_S
 
     def failed(self, error: Exception) -> float:
-        """Note it; return the seconds to wait before the next turn."""
+        """Record a failed turn; return the seconds to wait before the next one."""
         now, problem = self._clock(), f"{type(error).__name__}: {' '.join(str(error).split())}"
         if not self._failed:
             self._since = now

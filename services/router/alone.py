@@ -1,6 +1,6 @@
-"""A store of Responses in one router's memory needs that router to be the only one of its models.
+"""Makes sure that a router which stores Responses in its memory is the only router of its models.
 
-A second router does not start while the first one is there; where both start at once, or while no scheduler
+A second router does not start while the first one is there. If both start at once, or while no scheduler
 answers, each closes its store as soon as it hears of the other.
 """
 
@@ -22,13 +22,13 @@ from baton.services.errors import StartError
 
 log = logging.getLogger(__name__)
 
-ALIVE_S = 3.0  # routers ask a scheduler once a second: one that was silent for longer has ended
-START_S = 6.0  # for a predecessor to end
+ALIVE_S = 3.0  # routers ask a scheduler once a second; one that is silent for longer has ended
+START_S = 6.0  # time for a predecessor to end
 LOOK_S = 2.0
 
 
 class Store(Protocol):
-    """The store, as it is watched here."""
+    """The part of the store that is used here."""
 
     on: bool
     elsewhere: str
@@ -38,7 +38,7 @@ class Store(Protocol):
 async def kept_alone(
     store: Store, schedulers: Sequence[SchedulerClient], router_id: str
 ) -> AsyncIterator[None]:
-    """Inside the block, keep the store closed while another router is there.
+    """Keep the store closed during the block while another router is there.
 
     Raises StartError if one is there now.
     """
@@ -74,7 +74,7 @@ async def _watch(store: Store, schedulers: Sequence[SchedulerClient], router_id:
 
 
 async def _another(schedulers: Sequence[SchedulerClient], router_id: str) -> str | None:
-    """Return the id of another router, "" if this is the only one; None where no scheduler says."""
+    """Return the id of another router; "" if there is none, None if no scheduler answers."""
     for scheduler in schedulers:
         try:
             description = await scheduler.describe()

@@ -14,8 +14,8 @@ from baton.services.router.own import Own
 from baton.services.tenants.model import Caller
 
 HEADER = b"x-baton-class"
-# OpenAI's tiers; the others leave it to the key, and so does Anthropic's `standard_only`.
-# Unknown ones are refused.
+# OpenAI's tiers that choose a class. The other tiers, and Anthropic's `standard_only`, leave it to the key.
+# Unknown tiers are refused.
 _TIERS = {"flex": "batch", "priority": "interactive"}
 _NO_CHOICE = ("auto", "default", "scale", "standard_only", None)
 
@@ -31,7 +31,7 @@ def by_header(
 
 
 def by_body(classes: Classes, caller: Caller, own: Own) -> ServiceClass | None:
-    """Return the class that a request's body chooses; None where it does not. Raises as `by_header`."""
+    """Return the class that a request's body chooses; None if it does not choose. Raises like `by_header`."""
     tier, priority = own.service_tier, own.priority
     if tier not in _NO_CHOICE:
         if not isinstance(tier, str) or tier not in _TIERS:

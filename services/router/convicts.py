@@ -1,6 +1,6 @@
-"""Requests that made an engine fail alone: refused at the door for a while, before any worker sees them.
+"""Requests that made an engine fail alone: refused for a while, before any worker sees them.
 
-The table is one router process's own, and empty after its restart.
+Each router process has its own table, which is empty after a restart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.services.router.errors import Convicted
 
 log = logging.getLogger(__name__)
 
-LIMIT = 1024  # the oldest go first
+LIMIT = 1024  # beyond, the oldest are dropped
 KEPT_S = 600.0
 
 
@@ -24,7 +24,7 @@ def _digest(engine_request: bytes) -> bytes:
 
 
 class Convicts:
-    """Digests of requests that are not to be tried again."""
+    """Digests of requests that must not be tried again."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Convicts:
         shape: Callable[[bytes], str] = lambda _: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with none. digest: equal for requests that ask for the same; shape: for the log."""
+        """Start empty. digest: equal for equal requests; shape: describes a request in the log."""
         self._digest = digest
         self._shape = shape
         self._clock = clock
@@ -58,7 +58,7 @@ class Convicts:
             self._until.popitem(last=False)
 
     def check(self, engine_request: bytes) -> None:
-        """Raise Convicted for a request that is refused. Costs nothing while none is."""
+        """Raise Convicted if a request is refused. Costs nothing while the table is empty."""
         if not self._until:
             return
         now = self._clock()

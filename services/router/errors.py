@@ -4,15 +4,15 @@ ServiceError
 ├── RequestFailed         has an HTTP status and a Retry-After
 │   ├── NotAdmitted       no placement: no room in time, no workers, no scheduler, or too large for all
 │   ├── AttemptsExhausted every allowed attempt failed
-│   ├── EngineBroken      an engine failed under the request, which ran alone
-│   ├── Convicted         the same request has broken an engine a short while ago
+│   ├── EngineBroken      an engine failed while it ran this request alone
+│   ├── Convicted         the same request broke an engine a short while ago
 │   ├── TimedOut          longer than router.request_timeout_s, or than its client allowed
 │   ├── Overloaded        too many connections, or bytes of requests, at once
 │   ├── TooLarge          a body above the limit
 │   ├── HeadersTooLarge   headers above the limit
 │   ├── TooSlow           not sent in time
-│   ├── UnreadableBody    a body that is compressed, or no JSON
-│   ├── UnknownCoding     a transfer coding that is not read
+│   ├── UnreadableBody    a body that is compressed, or not JSON
+│   ├── UnknownCoding     an unsupported transfer coding
 │   ├── Unauthorized      no API key, or a wrong one
 │   ├── KeysUnknown       the router could not read the API keys yet
 │   ├── RateLimited       beyond a limit of its key or tenant
@@ -30,11 +30,11 @@ from http import HTTPStatus
 
 from baton.services.errors import ServiceError
 
-MAX_TEXT = 4_000  # characters of an error: it may quote the request
+MAX_TEXT = 4_000  # characters of an error, which may quote the request
 
 
 def shortened(text: str) -> str:
-    """Return an error's text, cut if it is too long to be read."""
+    """Return an error's text, cut if it is too long."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
 
 
@@ -46,7 +46,7 @@ class RequestFailed(ServiceError):
     kind = ""
     code = ""
     param: str | None = None
-    final = False  # clients of OpenAI's and Anthropic's are told not to try again by themselves
+    final = False  # tell OpenAI's and Anthropic's clients not to retry by themselves
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         message = shortened(message)
@@ -93,7 +93,7 @@ class AttemptsExhausted(RequestFailed):
 
 
 class EngineBroken(RequestFailed):
-    """An engine failed under the request while nobody else was in it: it would do so again."""
+    """An engine failed while it ran this request alone, and would fail again."""
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     kind, code = "server_error", "engine_failed"
@@ -103,7 +103,7 @@ class EngineBroken(RequestFailed):
 class Convicted(RequestFailed):
     """The same request was answered with EngineBroken a short while ago.
 
-    Not a 5xx: loops that try again after those are what it is there for.
+    The status is not a 5xx, because this is meant for loops that retry after a 5xx.
     """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -140,18 +140,18 @@ class TooSlow(RequestFailed):
 
 
 class UnreadableBody(RequestFailed):
-    """The request's body is compressed, or no JSON."""
+    """The request's body is compressed, or not JSON."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
     def __init__(self, message: str, accepted: bytes) -> None:
-        """Refuse with `message`; `accepted` is the header of the response that says what is read."""
+        """Refuse with `message`; `accepted` is the response header that says what is accepted."""
         super().__init__(message)
         self.accepted = accepted
 
 
 class UnknownCoding(RequestFailed):
-    """The request comes in a transfer coding that is not read."""
+    """The request has an unsupported transfer coding."""
 
     status = HTTPStatus.NOT_IMPLEMENTED
 

@@ -91,7 +91,7 @@ class Leg:
         alone_tokens: int = 0,
         more_alone: bool = False,
     ) -> None:
-        """alone_tokens, more_alone: Start's."""
+        """alone_tokens, more_alone: as in Start."""
         self._alone = alone_tokens, more_alone
         self._host = host
         self._sink = sink

@@ -298,7 +298,7 @@ class RouterMetrics:
         self._pairs_avoided.inc()
 
     def suspect(self, end: str) -> None:
-        """Count a request that passed its trial, is convicted, or is refused as the same one was."""
+        """Count a suspect: it passed its trial, was convicted, or repeats a convicted request."""
         self._suspects.labels(end).inc()
 
     def recomputed(self) -> None:

@@ -1,4 +1,4 @@
-"""The fields of a request's body that the router reads itself, found in one pass over all others."""
+"""The fields of a request's body that the router reads itself, found in one pass over the body."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 
 class Own(msgspec.Struct):
-    """The router's own fields, of whatever type."""
+    """The router's own fields, of any type."""
 
     model: Any = None
     service_tier: Any = None
     priority: Any = None
-    baton: Any = msgspec.UNSET  # null is a mistake
+    baton: Any = msgspec.UNSET  # unlike absence, null is an error
 
 
 NOTHING = Own()
@@ -22,7 +22,7 @@ _decoder = msgspec.json.Decoder(Own)
 
 
 def own_fields(body: bytes) -> Own:
-    """Return the router's own fields of a body; none of a body that vLLM's check refuses anyway."""
+    """Return the router's own fields in a body; none if vLLM's check will refuse the body anyway."""
     if not body:
         return NOTHING
     try:

@@ -1,9 +1,9 @@
 """The suspects of a router: requests under which an engine failed are tried alone, one at a time.
 
-Of those that come at once the one whose trial is shortest goes first; a long one waits only for those that
-come soon after it. All of a router's are tried on one worker as long as that lasts, so that few others are
-disturbed: the one whose engine failed, if it goes on, as it is empty then. Nobody waits here longer than its
-own deadline, which its relay keeps.
+Of suspects that come together, the one with the shortest trial goes first; a long one waits only for suspects
+that come soon after it. A router tries all its suspects on one worker while that works, so that few other
+requests are disturbed: on the worker whose engine failed, if that goes on, because it is empty then. No
+request waits here beyond its own deadline, which its relay enforces.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from baton.services.router.state import RequestState
 # Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
 # others: a step that computes the prompt, and one or more that decode, with drafts.
 TRIAL_TOKENS = 4
-STEP_COSTS = 16  # a token to generate, in tokens to compute
-A_SECOND = 1000  # so many tokens let others go before that come up to a second later,
-MOST_S = 3.0  # and however many, none that comes later than this
-KEPT_S = 30.0  # for which the worker of the last trial is the next one's
+STEP_COSTS = 16  # generating one token costs as much as computing this many
+A_SECOND = 1000  # per this many tokens, suspects that come up to a second later go first
+MOST_S = 3.0  # but none that comes later than this
+KEPT_S = 30.0  # after a trial, how long its worker is used for the next one
 
 _Turn = tuple[float, int, asyncio.Future[None]]
 
@@ -43,13 +43,13 @@ class Quarantine:
 
     @property
     def more(self) -> bool:
-        """Whether another suspect waits."""
+        """Return whether another suspect waits."""
         return bool(self._waiting)
 
     def worker_for(self, placement: Placement, state: RequestState) -> scheduler_pb2.Worker | None:
-        """Return the worker on which suspects are tried at present, if it can take this one.
+        """Return the worker on which suspects are currently tried, if it can take this one.
 
-        Without a placement there it must have the request's weights and adapter.
+        Without a placement there, it must have the request's weights and adapter.
         """
         worker = self._worker
         if worker is None or time.monotonic() > self._until:
@@ -64,7 +64,7 @@ class Quarantine:
         self._worker, self._until = worker, time.monotonic() + KEPT_S
 
     def note(self, failure: Failure, placement: Placement, state: RequestState) -> None:
-        """Choose where a suspect is tried, by the failure of its last attempt."""
+        """Choose where to try a suspect, from the failure of its last attempt."""
         if failure.engine_goes_on:
             for worker in _workers(placement):
                 if worker is not None and worker.worker_id == failure.worker_id:
@@ -77,12 +77,12 @@ class Quarantine:
 
     @contextlib.asynccontextmanager
     async def turn(self, computes: int, generates: int) -> AsyncIterator[None]:
-        """Wait until nobody else is tried. computes, generates: tokens of this one's trial."""
+        """Wait until no other request is tried. computes, generates: tokens of this request's trial."""
         loop = asyncio.get_running_loop()
         size_s = min(MOST_S, (computes + STEP_COSTS * generates) / A_SECOND)
         turn = round(time.monotonic() + size_s, 1), next(self._numbers), loop.create_future()
         heapq.heappush(self._waiting, turn)
-        loop.call_soon(self._next)  # those that fail with it join in the same round of the loop
+        loop.call_soon(self._next)  # requests that failed with it join in the same loop iteration
         try:
             await turn[2]
             yield

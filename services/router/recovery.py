@@ -55,7 +55,7 @@ class Failure:
     trouble: Trouble
     worker_id: str
     message: str
-    engine_goes_on: bool = False  # of ENGINE: without the requests of the step that failed
+    engine_goes_on: bool = False  # with ENGINE: it goes on without the failed step's requests
 
     @property
     def decode_side_is_fine(self) -> bool:
@@ -72,9 +72,9 @@ class Failure:
         return self.trouble not in (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX)
 
 
-# Workers that a request may lose in a row, without progress, until it is tried alone, and given up there.
+# Workers that a request may lose in a row, without progress: until it is tried alone, until it is given up.
 LOSSES_BESIDE, LOSSES_IN_ALL = 2, 3
-# Tokens that a request generates beside others until a failure that its engine survived is forgotten.
+# Tokens to generate beside other requests until a failure that the engine survived is forgotten.
 FORGET_TOKENS = 32
 
 
@@ -82,26 +82,26 @@ FORGET_TOKENS = 32
 class Suspicion:
     """The case against a request: engines failed under it, or workers were lost.
 
-    A suspect is tried alone. An engine that fails under it then convicts it. Of two that are poison only
-    together each passes a short trial, so one under which a second engine fails beside others runs alone to
-    its end. A failure that its engine survived is forgotten with progress: it cost little, and somebody who
-    has many different requests that break steps must not have all others run alone. A worker that is lost
-    says little about a request: it takes several in a row.
+    A suspect is tried alone. If an engine fails under it then, it is convicted. Two requests that are poison
+    only together both pass a short trial, so a request under which a second engine fails beside others runs
+    alone to its end. A failure that the engine survived is forgotten with progress: it cost little, and
+    somebody with many different requests that break steps must not make all others run alone. A lost worker
+    says little about a request, so it takes several in a row.
     """
 
     suspect: bool = False
-    ends: int = 0  # of engines that did not go on, beside others
-    failures: int = 0  # of engines that went on, beside others, since the last progress
-    losses: int = 0  # of workers in a row, without progress
+    ends: int = 0  # engines that ended under it, beside others
+    failures: int = 0  # engines that failed and went on, beside others, since the last progress
+    losses: int = 0  # workers lost in a row, without progress
     convicted: bool = False
 
     @property
     def to_its_end(self) -> bool:
-        """Whether it must not run beside others any more."""
+        """Return whether it must not run beside others any more."""
         return self.ends + self.failures > 1
 
     def note(self, failure: Failure, *, alone: bool, generated: int) -> None:
-        """Take note of an attempt that failed, after so many tokens. alone: nobody else was in the engine."""
+        """Record a failed attempt, after this many tokens. alone: no other request was in the engine."""
         if generated >= PROGRESS_TOKENS:
             self.losses = 0
         if generated >= FORGET_TOKENS and not alone:
@@ -117,7 +117,7 @@ class Suspicion:
             self.convicted = alone and self.losses >= LOSSES_IN_ALL
 
     def passed(self) -> None:
-        """Take note that it has passed its trial."""
+        """Record that it has passed its trial."""
         self.suspect, self.losses = self.to_its_end, 0
 
 

@@ -111,7 +111,7 @@ class Relay:
         self._admitted = False
 
     def start(self) -> None:
-        """Enter the journal, and go on in a task. Raises NotAdmitted without room there, and Convicted."""
+        """Enter the journal, and go on in a task. Raises NotAdmitted if there is no room, or Convicted."""
         try:
             self._convicts.check(self.state.engine_request)
         except Convicted:
@@ -254,9 +254,7 @@ class Relay:
         if state.suspicion.convicted:
             self._metrics.suspect("convicted")
             self._convicts.add(state.request_id, state.engine_request, failure.message)
-            raise EngineBroken(
-                f"an engine failed under this request, which ran there alone: {failure.message}"
-            )
+            raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
         if state.suspicion.suspect:
             self._abort_workers()
             self._quarantine.note(failure, self.placement, state)
@@ -350,17 +348,17 @@ class Relay:
         self._placements.finished(self.state, self.placement.attempt, outcome)
 
     async def _place_trial(self) -> None:
-        """Leave `self._placement` as one on a single worker, on which this request is tried alone."""
+        """Make `self._placement` one on a single worker, to try this request there alone."""
         state = self.state
         worker = self._quarantine.worker_for(self.placement, state)
         if worker is not None and self._pool.opened(worker.worker_id) is not None:
-            state.epoch += 1  # a worker takes none twice; what is booked stays
+            state.epoch += 1  # no worker takes an epoch twice; bookings stay
             await asyncio.sleep(backoff_s(self._retries))
         else:
             await self._place_again()
             worker = self.placement.decode
             if self.placement.prefill is not None:
-                self._placements.prefilled(self.placement.attempt)  # nothing is: another may have the room
+                self._placements.prefilled(self.placement.attempt)  # nothing to prefill: free the room
         self._quarantine.use(worker)
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
         state.goes_alone(worker)
@@ -368,14 +366,14 @@ class Relay:
     # -- phases
 
     async def _attempt_alone(self) -> Failure | None:
-        """Run the request with nobody beside it, until it has passed its trial.
+        """Run the request with no other beside it, until it has passed its trial.
 
-        Return None where it has, with another placement, and when the request is over.
+        Return None once it has passed and has a new placement, or when the request is over.
         """
         state = self.state
         tokens = state.tokens_to_generate if state.suspicion.to_its_end else TRIAL_TOKENS
         async with self._quarantine.turn(state.tokens_to_prefill, tokens):
-            self._give_up = time.monotonic() + self._replace_wait_s  # its turn may have been long to come
+            self._give_up = time.monotonic() + self._replace_wait_s  # its turn may have taken long
             await self._place_trial()
             more = self._quarantine.more
             phase = worker_pb2.PHASE_DECODE

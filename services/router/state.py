@@ -37,7 +37,7 @@ class Party(NamedTuple):
 
     @property
     def number(self) -> int:
-        """A number by which workers know the sender; it says nothing else of it."""
+        """Return a number that identifies the sender to workers, and reveals nothing else."""
         named = f"{self.tenant}\0{self.client}".encode(errors="surrogatepass")
         return int.from_bytes(hashlib.sha256(named).digest()[:8], "big")
 
@@ -63,7 +63,7 @@ class RequestState:
     max_model_len: int
     deadline: float  # time.monotonic, seconds
     logprobs: int = 0  # kept with each output token
-    prompt_logprobs: int = 0  # kept of the whole prompt
+    prompt_logprobs: int = 0  # number kept for the whole prompt
     room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
     party: Party = NOBODY
     service: ServiceClass = STANDARD
@@ -193,7 +193,7 @@ class RequestState:
         self._goes_on("recomputed", timings.recomputed, timings.decoder)
 
     def goes_alone(self, worker: scheduler_pb2.Worker) -> None:
-        """Note that the attempt goes on, alone on a worker."""
+        """Record that the attempt goes on, alone on a worker."""
         timings = self.timings
         timings.recomputed = time.monotonic()
         timings.ended = 0.0

@@ -24,7 +24,7 @@ _DATE = "tag:yaml.org,2002:timestamp"
 
 
 class _Plain(_Loader):
-    """Reads what looks like a date as the text that it is: `2024-02-30` is a name, and no day."""
+    """Reads dates as text: `2024-02-30` is a name, not a day."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in known if tag != _DATE]
@@ -52,7 +52,7 @@ class FileBook:
             mark = getattr(error, "problem_mark", None)
             where = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise BookError(f"{self.place}: not valid YAML{where}") from None
-        except NOT_YAML:  # without its words, which quote what may be a secret
+        except NOT_YAML:  # leave out its text, which may quote a secret
             raise BookError(f"{self.place}: not valid YAML: a value does not match its tag") from None
         try:
             return book_of({} if content is None else content)

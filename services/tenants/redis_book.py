@@ -1,7 +1,7 @@
 """The book of keys in Redis, for several routers without a shared file.
 
-A router's look writes a key of its own beside it: a master that became a replica goes on answering reads, and
-may be cut off from the new one, so that revoked keys would stay good.
+When a router reads the book, it also writes a key of its own: a master that became a replica still answers
+reads, and may be cut off from the new master, so that revoked keys would stay good.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RedisBook:
     """The book in Redis. A look for changes is one HGET of some bytes."""
 
     def __init__(self, url: str, topic: str, password: str = "", *, for_router: bool = False) -> None:
-        """Connect on first use. A user who is no router may write nothing but the book."""
+        """Connect on first use. Users other than routers may write only the book."""
         self.place = f"{without_password(url)}, topic {topic!r} (router.keys_store)"
         self._url = without_password(url)
         self._client: Redis = connect(url, topic, CALL_S, password)
@@ -92,7 +92,7 @@ class RedisBook:
             raise BookError(f"{self.place}: the book is damaged: {error}") from None
 
     def _away(self, error: Exception) -> BookError:
-        redis_link.renew(self._client)  # it may be the wrong server by now
+        redis_link.renew(self._client)  # this may be the wrong server by now
         if refused := refusal(self._client, self._url, error):
             return BookError(f"{self.place}: {refused}")
         # Not the error's own words: they differ from one try to the next, and it is logged once.

@@ -33,7 +33,7 @@ def slots(topic: str, owner: str) -> str:
 
 
 def probe(topic: str) -> str:
-    """Return the key that is written by who asks whether writes are taken; the ACL of slots covers it."""
+    """Return the key that routers write to test whether writes work; the ACL of slots covers it."""
     return slots(topic, "probe")
 
 

@@ -53,7 +53,7 @@ def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -
 
 
 def refusal(client: Redis, url: str, error: BaseException) -> str:
-    """Say in one line why Redis refuses this user, or is the wrong one; an empty text for other errors."""
+    """Return in one line why Redis refuses this user, or is the wrong server; "" for other errors."""
     if refuses_the_user(error):
         text = explained(error, "router.keys_store or router.keys_store_password_file")
     else:
@@ -69,7 +69,7 @@ class SharedStore:
         self.topic = topic
         self.client = connect(url, topic, None, password)
         self.up = True
-        self._told = False  # that it is away; the probe may pass where calls are refused
+        self._told = False  # the outage has been logged; the probe may work while calls are refused
         self._name = without_password(url)
         self._later: asyncio.Queue[Call] = asyncio.Queue(MAX_LATER)
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,7 +117,7 @@ class SharedStore:
 
     def _lost(self, error: Exception) -> None:
         self.up = False
-        redis_link.renew(self.client)  # others of its connections may lead to the same wrong or silent server
+        redis_link.renew(self.client)  # other connections may lead to the same wrong or silent server
         if not self._told:
             self._told = True
             why = refusal(self.client, self._name, error) or str(error) or type(error).__name__
@@ -137,7 +137,7 @@ class SharedStore:
             if self.up:
                 continue
             try:
-                # A write: a replica answers all else.
+                # A write, because a replica answers everything else.
                 await patiently(self._write(), CALL_S)
             except (RedisError, OSError, TimeoutError):
                 redis_link.renew(self.client)

@@ -3,7 +3,7 @@
 lifecycle, node               how the process begins and ends: register, load, serve, drain, leave
 advertise                     the address under which others find it
 servicer, session             gRPC's side: one stream a router, bounded
-dispatcher, attempts          which requests run here, epoch by epoch, and what became of them
+dispatcher, attempts          which requests run here, epoch by epoch, and how they ended
 grammars                      their grammars, tried and compiled before the engine gets them
 drafting, metrics, draft_metrics  what is counted of requests, steps and drafts
 

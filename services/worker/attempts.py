@@ -20,7 +20,7 @@ from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.scheduler.types import attempt_id
 from baton.services.engine.errors import RequestRefused
 
-_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}  # of a request, with one epoch
+_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}  # within one epoch
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
 # A message that is late by more was stopped by its own deadline.
 KEEP_S = EPOCH_KEEP_MS / 1_000
@@ -39,9 +39,9 @@ class RunningAttempt:
     traceparent: str = ""  # of its request, for log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # requests.Prepared of services/engine, once it is built
-    grammar: asyncio.Task[None] | None = None  # compiles its grammar, and then submits it
-    alone: bool = False  # while it runs, no other is in the engine
-    more_alone: bool = False  # its router has another one to be tried alone
+    grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it
+    alone: bool = False  # it must have the engine to itself
+    more_alone: bool = False  # its router has another request to try alone
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class Attempts:
     """All attempts of this worker."""
 
     def __init__(self) -> None:
-        self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # of each that is live no more
+        self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # called when an attempt has ended
         self._live: dict[str, RunningAttempt] = {}  # by internal id
         self._of_request: dict[str, RunningAttempt] = {}
         self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # until when, mark
@@ -132,7 +132,7 @@ class Attempts:
         """Forget it here; further outputs of the engine go nowhere."""
         self._live.pop(attempt.internal_id, None)
         if attempt.grammar is not None:
-            attempt.grammar.cancel()  # nobody waits for it
+            attempt.grammar.cancel()  # nobody needs it any more
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
             self._remember(attempt)

@@ -128,7 +128,7 @@ class Dispatcher:
         return len(live)
 
     def _move_on(self, attempts: list[RunningAttempt], why: str = "a request is tried alone here") -> None:
-        """Fail requests, to be run elsewhere."""
+        """Fail requests, so that they run elsewhere."""
         for attempt in attempts:
             self._end(attempt)
             self._fail(attempt, Failed.CODE_DRAINING, why)
@@ -257,7 +257,7 @@ class Dispatcher:
                 self._release(saved.manifest)
         attempt.prepared = self._prepare(attempt, start, self._limits)
         if attempt.prepared.request.use_structured_output:
-            # Before the engine's door: an engine that is kept empty for one request does not wait for this.
+            # The grammar comes first, so that an engine kept empty for a request does not wait for it.
             attempt.grammar = self._spawn(self._enter_with_grammar(attempt, start.party))
         else:
             self._enter(attempt)
@@ -449,9 +449,10 @@ class Dispatcher:
         self._fail(attempt, code, message)
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Tell every router that the engine is lost, and whose requests had a part in it.
+        """Tell every router that the engine is lost, and which requests may have caused it.
 
-        Where a rank was lost, the end of the stream tells that: it is no request's fault.
+        If a rank was lost, no request is at fault, and the end of the stream tells the routers.
+
         """
         why = self._closed_because = "this worker's engine failed"
         for attempt in self._attempts.all():

@@ -1,4 +1,4 @@
-"""A worker's way from a request with a grammar to one whose grammar is compiled."""
+"""Prepares the grammars of requests: tries each, then compiles it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.services.engine.host import EngineHost
 
 
 class Grammars:
-    """Has each grammar tried, then compiled in the engine's process."""
+    """Has each grammar tried, and then compiled in the engine's process."""
 
     def __init__(self, host: EngineHost, house: GrammarHouse) -> None:
         self._host = host
@@ -23,14 +23,14 @@ class Grammars:
         await self._house.open(Context.of(self._host.grammars.config))
 
     def close(self) -> None:
-        """End what is under way."""
+        """End trials and compilations."""
         self._house.close()
 
     async def prepare(self, request: Any, party: int) -> None:
         """Compile the grammar of vLLM's Request; its engine will not wait for it.
 
-        party: the client, with whom others take turns. Raises RequestRefused, and what the compiler raises.
-        Whoever is cancelled in here costs nothing more than a compilation under way.
+        party: the client, for taking turns. Raises RequestRefused, and whatever the compiler raises.
+        Cancelling this call leaves at most a running compilation behind.
         """
         verdict = await self._house.check(request.sampling_params, party)
         asked = copy.copy(verdict.structured_outputs)

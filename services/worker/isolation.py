@@ -1,10 +1,10 @@
 """Requests that are tried alone: while one of them runs, no other is in the engine.
 
-A router asks for it where an engine failed under a request. It begins when the engine is empty: what runs
-gets `GRACE_S` to end, and is moved on to other workers then, as at a drain's end. What comes meanwhile is
-held, in order, and submitted afterwards. Requests that are tried alone go one after the other, of whichever
-router. Others are held for `TURN_S` at most: a request that takes longer is sent back to its router, to be
-tried again later, and before the engine is emptied again the others have as much time as they were held.
+A router asks for this if an engine failed under a request. The trial begins when the engine is empty: running
+requests get `GRACE_S` to end, and are then moved to other workers, as at the end of a drain. New requests are
+held, in order, and submitted afterwards. Requests to be tried alone run one after the other, whichever router
+sent them. Others are held for at most `TURN_S`: a trial that takes longer is sent back to its router, to be
+tried again later, and before the engine is emptied again the others get as much time as they were held.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 # All in seconds.
 GRACE_S = 1.0
-TURN_S = 5.0  # from the moment at which others are held
-LINGER_S = 0.25  # for the next request of a router that has more of them
+TURN_S = 5.0  # counted from when others are held
+LINGER_S = 0.25  # wait for the next request of a router that has more to try
 LEAST_REST_S = 0.25
 
 Begin = Callable[[], None]
@@ -31,24 +31,24 @@ Begin = Callable[[], None]
 class Isolation:
     """The door between a worker's attempts and its engine. For the event loop's thread.
 
-    Invariant: while `_now` is set, no other live attempt was given to the engine.
+    Invariant: while `_now` is set, the engine has no other live attempt.
     """
 
     def __init__(self, attempts: Attempts, move_on: Callable[[list[RunningAttempt]], None]) -> None:
-        """Let all in. move_on: fails attempts, to be run elsewhere, and has the engine drop them."""
+        """Start with the door open. move_on: takes attempts from the engine, to run them elsewhere."""
         self._attempts = attempts
         self._move_on = move_on
-        self._alone: OrderedDict[str, tuple[RunningAttempt, Begin]] = OrderedDict()  # who waits for it
+        self._alone: OrderedDict[str, tuple[RunningAttempt, Begin]] = OrderedDict()  # waiting for a trial
         self._held: OrderedDict[str, list[Begin]] = OrderedDict()
         self._now: RunningAttempt | None = None
         self._holds = False
-        self._since = 0.0  # time.monotonic: others are held
+        self._since = 0.0  # time.monotonic since when others are held
         self._rests_until = 0.0  # time.monotonic
         self._lingers_until = 0.0  # time.monotonic
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, attempt: RunningAttempt, begin: Begin) -> None:
-        """Call `begin`, which gives a live attempt to the engine: now, or when it may."""
+        """Call `begin`, which gives a live attempt to the engine, now or when that is allowed."""
         if attempt.alone:
             self._alone[attempt.internal_id] = attempt, begin
             self._look()
@@ -58,18 +58,18 @@ class Isolation:
             begin()
 
     def then(self, attempt: RunningAttempt, step: Begin) -> None:
-        """Call `step`, which has to follow the attempt's begin."""
+        """Call `step` after the attempt's `begin`."""
         if (steps := self._held.get(attempt.internal_id)) is not None:
             steps.append(step)
         else:
             step()
 
     def waits(self, attempt: RunningAttempt) -> bool:
-        """Tell whether an attempt was not given to the engine yet."""
+        """Return whether an attempt has not been given to the engine yet."""
         return attempt.internal_id in self._held or attempt.internal_id in self._alone
 
     def ended(self, attempt: RunningAttempt) -> None:
-        """Note that an attempt is live no more."""
+        """Record that an attempt has ended."""
         if not (self._holds or self._alone):
             return
         self._held.pop(attempt.internal_id, None)
@@ -77,7 +77,7 @@ class Isolation:
         if attempt is self._now:
             self._now = None
             self._lingers_until = time.monotonic() + LINGER_S if attempt.more_alone else 0.0
-        asyncio.get_running_loop().call_soon(self._look)  # many may end at once
+        asyncio.get_running_loop().call_soon(self._look)  # once, even if many end together
 
     def _look(self) -> None:
         """Do what is due."""
@@ -105,7 +105,9 @@ class Isolation:
             self._look_at(self._since + GRACE_S)
             return
         if inside:
-            logger.info("%d requests are moved on: one is to be tried alone", len(inside))
+            logger.info(
+                "%d requests are moved to other workers: another one is to be tried alone", len(inside)
+            )
             self._move_on(inside)
         _, (attempt, begin) = self._alone.popitem(last=False)
         self._now = attempt
@@ -113,7 +115,7 @@ class Isolation:
         begin()
 
     def _watch(self, attempt: RunningAttempt, now: float) -> None:
-        """Send the one that runs alone back when its turn is over, if anybody waits for that."""
+        """Send the request that runs alone back when its turn is over, if others wait."""
         ends = self._since + GRACE_S + TURN_S
         if now < ends:
             self._look_at(ends)
@@ -123,7 +125,7 @@ class Isolation:
             self._look_at(now + LEAST_REST_S)
 
     def _release(self, now: float) -> None:
-        """Let in what was held."""
+        """Let the held requests in."""
         self._holds, self._lingers_until = False, 0.0
         self._rests_until = now + max(LEAST_REST_S, now - self._since)
         held, self._held = self._held, OrderedDict()
@@ -143,6 +145,6 @@ class Isolation:
         self._timer = loop.call_later(max(0.0, when - time.monotonic()), self._look)
 
     def close(self) -> None:
-        """Stop. Nothing may be called after it."""
+        """Stop. No other method may be called afterwards."""
         if self._timer is not None:
             self._timer.cancel()

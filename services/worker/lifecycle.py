@@ -64,9 +64,9 @@ def preload() -> None:
 def run_worker(settings: Settings, role: str) -> None:
     """Be a worker of `role` until a signal, an operator or a failure ends it.
 
-    Raises ConfigError, StartError, PeerRefused or SecurityError, each one line, when it cannot start. Else it
-    ends the process: with a line on stderr, and ENGINE_FAILED, when the engine broke (1 when it lost a rank).
-    SIGTERM and SIGINT drain; a second one ends it at once.
+    Raises ConfigError, StartError, PeerRefused or SecurityError, each one line, if it cannot start. Otherwise
+    it ends the process: if the engine broke, with a line on stderr and status ENGINE_FAILED (1 if a rank was
+    lost). SIGTERM, SIGINT and SIGHUP drain; a second SIGTERM or SIGINT ends it at once.
     """
     from baton.services.worker.node import Node
 

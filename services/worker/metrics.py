@@ -70,7 +70,8 @@ class WorkerMetrics:
         self._load_failed = counter("handoffs_load_failed", "Handoffs that could not be loaded.", ("error",))
         self._bytes = counter("handoff_bytes", "Bytes pulled.", ("transport",))
         self._steps_failed = counter(
-            "engine_steps_failed", "Steps that raised, after which the engine went on without their requests."
+            "engine_steps_failed",
+            "Steps that raised, after which the engine went on without the steps' requests.",
         )
         self._step = histogram("engine_step_seconds", "Time of an engine step with work.")
         phases = histogram(

@@ -90,7 +90,7 @@ class Node:
         )
         self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
-        self._told_to_stop = False  # by a signal of which the second one hurries
+        self._told_to_stop = False  # by a signal, so that a second one hurries
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None

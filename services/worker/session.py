@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Replies that wait for a router that does not receive: one a step, so some ten seconds of a busy engine.
 QUEUE_LIMIT = 1024
-QUEUE_BYTES = 256 << 20  # of outputs in them; only log-probabilities by the thousand come near it
+QUEUE_BYTES = 256 << 20  # limit of queued outputs; only log-probabilities by the thousand come near it
 
 
 class RouterSession:
@@ -26,7 +26,7 @@ class RouterSession:
         self.number = number
         self.peer = peer
         self._queue: asyncio.Queue[RunReply] = asyncio.Queue(QUEUE_LIMIT)
-        self._bytes = 0  # of outputs in the queue
+        self._bytes = 0  # bytes of queued outputs
         self._over = asyncio.Event()
         self.is_cut = False  # its router did not read
         self._sending = False

@@ -38,14 +38,14 @@ def from_here(address: str) -> str:
 
 
 def unmapped(host: str) -> str:
-    """Return an IPv4 address for one that a socket of both families shows as IPv6 (::ffff:192.0.2.1)."""
+    """Return the IPv4 address in an IPv4-mapped IPv6 address (::ffff:192.0.2.1); others as they are."""
     return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 
 def listen(host: str, port: int, backlog: int = 128, *, shared: bool = False) -> socket.socket:
-    """Return a TCP socket that listens there, on a port of its own or `shared` with more of this user's.
+    """Return a TCP socket that listens there, on its own port or one `shared` with this user's other sockets.
 
-    `::` stands for the addresses of both families, as for gRPC. Raises OSError.
+    `::` means the addresses of both families, as in gRPC. Raises OSError.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     both = host == "::" and socket.has_dualstack_ipv6()

@@ -1,4 +1,4 @@
-"""The user's home folder: a container's user may have none, no HOME and a number without a name."""
+"""The user's home folder. A user in a container may have none: no HOME, and a number without a name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from baton.errors import BatonError
 
 
 class NoHome(BatonError):
-    """A path begins with ~, and nothing says where that is."""
+    """A path begins with ~, and the user has no home folder."""
 
 
 def expanded(path: str, key: str) -> Path:
-    """Return a path with the home folder for its ~. `key` names its setting. Raises NoHome."""
+    """Return a path with ~ replaced by the home folder. `key` names its setting. Raises NoHome."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""Work for the length of a process: a bug that ends it is told, and it begins again.
+"""Work that lasts as long as its process: if a bug ends it, that is logged and it begins again.
 
-A loop that ends by an exception nobody waits for would end in silence: keys that were revoked stay good,
-leases never run out.
+Otherwise a loop would end silently with an exception that nobody awaits: revoked keys would stay good, and
+leases would never expire.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 
-PAUSE_S = 1.0  # before it begins again; doubled with each failure
+PAUSE_S = 1.0  # pause before it begins again; doubles with each failure
 MOST_PAUSE_S = 60.0
-CALM_S = 60.0  # after so long without a failure the next one counts as the first
+CALM_S = 60.0  # after this long without a failure, the next one counts as the first
 
 log = logging.getLogger(__name__)
 
 
 def keep(work: Callable[[], Coroutine[None, None, None]], name: str) -> asyncio.Task[None]:
-    """Run `work` in a task until it is cancelled or returns; begin again where it raises.
+    """Run `work` in a task until it is cancelled or returns; start it again if it raises.
 
-    The task is outside of the context of the request that happens to start it.
+    The task does not inherit the context of the request that happens to start it.
     """
     return asyncio.create_task(_kept(work, name), name=name, context=Context())
 
 
 def keep_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """Return a daemon thread that runs `work` until it returns, and again where it raises."""
+    """Return a daemon thread that runs `work` until it returns, and again if it raises."""
     return threading.Thread(target=_kept_thread, args=(work, name), name=name, daemon=True)
 
 
@@ -39,7 +39,7 @@ async def _kept(work: Callable[[], Coroutine[None, None, None]], name: str) -> N
         try:
             await work()
         except asyncio.CancelledError:
-            # Of something that the work waited for, unless the task itself is cancelled.
+            # A task that the work awaited was cancelled, unless this task itself is.
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             await asyncio.sleep(pauses.next())
@@ -67,11 +67,13 @@ class _Pauses:
         self._failed_at = 0.0
 
     def next(self) -> float:
-        """Tell of the exception that is being handled; return the seconds to wait."""
+        """Log the exception being handled; return the seconds to wait."""
         now = time.monotonic()
         if now - self._failed_at > CALM_S + self._next_s:
             self._next_s = PAUSE_S
         self._failed_at = now
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, MOST_PAUSE_S)
-        log.critical("%s failed by a bug; it begins again in %g s", self._name, pause_s, exc_info=True)
+        log.critical(
+            "%s failed because of a bug; it begins again in %g s", self._name, pause_s, exc_info=True
+        )
         return pause_s

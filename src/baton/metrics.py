@@ -31,11 +31,11 @@ SECONDS = (
 )
 METRICS = "/metrics"
 LOOPBACK = "127.0.0.1"
-AT_ONCE = 16  # connections: a thread waits for each; more are closed unheard
-REQUEST_S = 5.0  # for a client to send its request
-ANSWER_S = 10.0  # and to read the answer: Prometheus waits that long itself
+AT_ONCE = 16  # connections, with a thread for each; more are closed at once
+REQUEST_S = 5.0  # time for a client to send its request
+ANSWER_S = 10.0  # time to read the answer, as long as Prometheus itself waits
 MOST_REQUEST_BYTES = 64 << 10
-# Addresses that nobody has (RFC 5737, RFC 3849): the way there is the way out.
+# Addresses that nobody has (RFC 5737, RFC 3849): the route to them is the way out.
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 Page = Callable[[Mapping[str, Any]], bytes]  # makes a page's JSON from the WSGI environment
@@ -185,7 +185,7 @@ def way_out() -> str:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((somewhere, 9))
                 return str(probe.getsockname()[0])
-        except OSError:  # no way out of the own network, or none of this family
+        except OSError:  # no way out of this network, or not for this family
             continue
     name = socket.gethostname()
     try:
@@ -195,7 +195,7 @@ def way_out() -> str:
 
 
 class _Request(io.RawIOBase):
-    """A client's bytes: so many, until a moment, however they come. Raises TimeoutError beyond either."""
+    """A client's bytes, with a limit and a deadline. Raises TimeoutError beyond either."""
 
     def __init__(self, client: socket.socket) -> None:
         self._client = client
@@ -224,7 +224,7 @@ class _Quiet(WSGIRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
-        except OSError:  # it came too slowly, asked too much, or left; nobody waits for an answer
+        except OSError:  # the client was too slow, sent too much, or left; nobody waits for an answer
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
@@ -245,7 +245,7 @@ def _server(family: socket.AddressFamily) -> type[WSGIServer]:
                 return
             try:
                 super().process_request(request, client_address)
-            except RuntimeError:  # no thread can be started now
+            except RuntimeError:  # no thread can be started
                 self._room.release()
                 self.shutdown_request(request)
 

@@ -29,9 +29,7 @@ MAX_MESSAGE_BYTES = 64 << 20  # a 128 k-token prompt is 0.5 MB, a handoff's chun
 KEEPALIVE_MS = 5_000  # a peer whose machine vanished is noticed within this plus the timeout
 KEEPALIVE_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 5.0  # default deadline of a unary call
-HANDSHAKE_MS = (
-    10_000  # for a new connection to say who it is, and that it speaks gRPC; two minutes by default
-)
+HANDSHAKE_MS = 10_000  # time for a new connection's handshake; two minutes by default
 RETIRED_S = 30.0  # for calls under way on a channel whose certificate was replaced
 
 _COMMON: list[tuple[str, int]] = [
@@ -46,7 +44,7 @@ _COMMON: list[tuple[str, int]] = [
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.keepalive_permit_without_calls", 1),
-    # Proxies are for the world outside: one named in the environment would get all calls of the parts.
+    # Proxies are for the outside world: one named in the environment would get all calls between the parts.
     ("grpc.enable_http_proxy", 0),
     # Reconnect quickly: a restarted peer is back in seconds; the default back-off grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -1,4 +1,4 @@
-"""The set-up takes whichever Python is there that fits, and asks for one where none does."""
+"""The set-up uses any suitable Python, and asks for one if there is none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ esac
 
 @pytest.fixture
 def run(tmp_path: Path) -> object:
-    """Run the script on a machine with these Pythons alone; by name, whether they fit."""
+    """Run the script on a machine with only these Pythons; the values say whether they fit."""
 
     def script(pythons: dict[str, bool]) -> subprocess.CompletedProcess[str]:
         (tools := tmp_path / "tools").mkdir()

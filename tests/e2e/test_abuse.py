@@ -105,7 +105,7 @@ def test_a_client_says_how_long_it_waits(pair: Deployment, http: httpx.Client, s
 
 
 def _chain(length: int) -> dict[str, Any]:
-    """Return a schema that only guidance takes, at whose references its parser overflows the stack."""
+    """Return a schema that only guidance takes, with references that overflow its parser's stack."""
     links: dict[str, Any] = {
         f"d{n}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["n"]}
         for n in range(length)

@@ -1,4 +1,4 @@
-"""Requests that break an engine's step, among streams: they fail alone, and the deployment serves on."""
+"""Requests that break an engine's step, among streams: only they fail, and the deployment goes on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.support import CALL_S, eventually
 pytestmark = pytest.mark.timeout(300)
 
 STREAMS, TOKENS = 8, 160
-FAILED = "its engine failed"  # as `baton up` says it
+FAILED = "its engine failed"  # in the words of `baton up`
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def body(number: int, **more: Any) -> dict[str, Any]:
 
 
 async def _ask(http: aiohttp.ClientSession, asked: dict[str, Any]) -> tuple[int, Any]:
-    """Return the status, and the answer's tokens, or the error's text."""
+    """Return the status, and the answer's tokens or the error's text."""
     async with http.post("/v1/completions", json=asked) as response:
         got = await response.json()
         if response.status != 200:
@@ -41,7 +41,7 @@ async def _ask(http: aiohttp.ClientSession, asked: dict[str, Any]) -> tuple[int,
 
 
 def ask(one: Deployment, bodies: Sequence[dict[str, Any]], delay_s: float = 0.0) -> list[tuple[int, Any]]:
-    """Send all at once; those with a dose a moment later."""
+    """Send all together; poisonous requests a moment later."""
 
     async def run() -> list[tuple[int, Any]]:
         timeout = aiohttp.ClientTimeout(total=4 * CALL_S)
@@ -81,7 +81,7 @@ def test_streams_go_on_beside_requests_that_break_steps(
     assert found[:STREAMS] == expected, "token for token as alone"
     for status, text in found[STREAMS : STREAMS + len(single)]:
         assert status == 500
-        assert "which ran there alone" in text
+        assert "while it ran this request alone" in text
         assert "the poison acts in" in text
     assert [status for status, _ in found[STREAMS + len(single) :]] == [200, 200], "poison only together"
     for status, text in ask(one, single):

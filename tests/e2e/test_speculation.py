@@ -53,7 +53,7 @@ def refused(one: Deployment) -> bool:
 
 @pytest.mark.timeout(120)
 def test_named_tokens_beside_the_best_ones(one_pair: Deployment) -> None:
-    """Both get their log-probabilities, in batches that they share, and nobody's worker dies of it."""
+    """Both get their log-probabilities, in shared batches, and no worker dies."""
     plain = {"model": MODEL_NAME, "prompt": "Once", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     bodies = [plain | {"logprobs": 1, "logprob_token_ids": [5]}, plain | {"logprobs": 3}]
     workers = {

@@ -1,4 +1,4 @@
-"""`baton up` whose output nobody reads, whose folder of logs is removed, behind a proxy that is dead.
+"""`baton up` with output that nobody reads, a log folder that is removed, and a dead proxy.
 
 One deployment meets all of it, and ends as it should when its terminal closes.
 """
@@ -34,7 +34,7 @@ def run(arguments: list[str], fifo: str, proxy: str) -> None:
 
 
 def another_worker(one: Deployment, *than: str) -> str:
-    """Wait for a ready worker that is none of these; return its id."""
+    """Wait for a ready worker other than these; return its id."""
 
     def found() -> str:
         ids = [worker["identity"]["worker_id"] for worker in one.workers("mixed")]
@@ -44,7 +44,7 @@ def another_worker(one: Deployment, *than: str) -> str:
 
 
 def fill(fifo: Path) -> None:
-    """Leave no room in the pipe: whatever is printed now waits for a reader."""
+    """Fill the pipe, so that further output waits for a reader."""
     writing = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     try:
         while True:

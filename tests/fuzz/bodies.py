@@ -1,12 +1,12 @@
-"""Any single body leaves the other streams of a router alone: their gaps, its memory, and its answers.
+"""No single body disturbs a router's other streams: checks their gaps, its memory and its answers.
 
     .venv/bin/python -m tests.fuzz.bodies --number 2000 --seed 1
 
-A real router serves a worker without an engine that makes a token each 10 ms, for one stream that is read
-all the time. Beside it one body after another is sent. Its gap is the longest between two pieces of the
-stream until the body is answered; where it is too long, the least of three tries, as a busy machine stands
-still by itself. Its memory is what the router's resident set grows by, at its peak. Windows without a body
-lie between, and show the gaps of the machine alone.
+A real router serves a worker without an engine, which makes a token every 10 ms for one stream that is read
+all the time. Meanwhile one body after another is sent. A body's gap is the longest between two pieces of the
+stream until the body is answered; if it is too long, the smallest of three tries counts, because a busy
+machine may stand still by itself. Its memory is the growth of the router's resident set at its peak. Windows
+without a body in between show the gaps of the machine itself.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from harness.support import ROOT, free_port
 from tests.fuzz.shapes import MODEL, bodies
 
 STEP_S = 0.01
-MAX_MODEL_LEN = 131_072  # as of a usual model: the demo's own 2,048 would refuse long texts by their length
-GAP_S = 0.25  # beyond the longest of an idle router
+MAX_MODEL_LEN = 131_072  # a usual length; the demo's own 2,048 would refuse long texts
+GAP_S = 0.25  # allowed on top of the longest gap of an idle router
 MEMORY_FACTOR, MEMORY_BYTES = 10, 64 << 20
 ANSWER_S = 120.0
 UNAVAILABLE = (503, 504)
 LONGEST_ERROR = 32 << 10  # bytes: 4,000 characters, escaped
-TRIES = 3  # of a body whose gap was too long: the machine may have stood still
-IDLE_EVERY, IDLE_S = 10, 0.5  # a window without a body after so many bodies
+TRIES = 3  # tries for a body whose gap was too long, as the machine may have stood still
+IDLE_EVERY, IDLE_S = 10, 0.5  # after this many bodies, a window without a body
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one body did."""
+    """The effects of one body."""
 
     kind: str
     path: str
@@ -55,7 +55,7 @@ class Outcome:
     status: int
     answer: bytes
     gap_s: float
-    grown: int  # bytes
+    grown: int  # growth of the router, in bytes
     took_s: float
 
     @property
@@ -64,9 +64,9 @@ class Outcome:
 
     @property
     def served(self) -> bool:
-        """Whether its answer is one that there may be."""
+        """Return whether its answer is an allowed one."""
         if 0 < self.status < 400:
-            return True  # it may repeat what was asked
+            return True  # it may repeat the question
         return (self.status in UNAVAILABLE or 0 < self.status < 500) and len(self.answer) < LONGEST_ERROR
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Outcome:
 
 @dataclass
 class Result:
-    """What all of them did, beside the gaps of windows without a body."""
+    """The effects of all bodies, and the gaps of windows without a body."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     idle_s: list[float] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Result:
 
 
 class Stream:
-    """A client that reads a stream all the time, and begins another where it ends."""
+    """A client that reads a stream all the time, and begins another one when it ends."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -137,7 +137,7 @@ class Stream:
         self._longest = 0.0
 
     def longest(self) -> float:
-        """Return the longest gap of the window; one that has not ended counts."""
+        """Return the longest gap of the window, including an unfinished one."""
         return max(self._longest, time.monotonic() - self._last)
 
     def _read(self) -> None:
@@ -172,7 +172,7 @@ class Bodies:
         return self._stream.longest()
 
     def send(self, kind: str, path: str, body: bytes) -> Outcome:
-        """Send a body and read its answer to the end. An answer that does not come has status 0."""
+        """Send a body and read its whole answer. Without an answer the status is 0."""
         before = self._reset_memory()
         self._stream.begin()
         began = time.monotonic()
@@ -192,7 +192,7 @@ class Bodies:
         return Outcome(kind, path, len(body), status, answer, gap, self._peak() - before, took)
 
     def _reset_memory(self) -> int:
-        """Let the kernel measure the router's peak anew; return what it has now."""
+        """Reset the kernel's peak of the router's memory; return its current size."""
         Path(f"/proc/{self._pid}/clear_refs").write_text("5")
         return self._memory("VmRSS")
 
@@ -206,7 +206,7 @@ class Bodies:
 
 @contextlib.contextmanager
 def router(folder: Path) -> Iterator[tuple[int, int]]:
-    """Serve with a worker without an engine; yield the router's port and process id."""
+    """Run a router over a worker without an engine; yield the router's port and process id."""
     port, scheduler_port = free_port(), free_port()
     environment = {**os.environ, "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     commands = (["--serve-worker", str(scheduler_port)], ["--serve-router", str(port), str(scheduler_port)])
@@ -229,7 +229,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def try_all(folder: Path, number: int, seed: int, *, aloud: bool = False) -> Result:
-    """Send so many bodies, one after another, to a router of its own."""
+    """Send this many bodies, one after another, to a separate router."""
     result = Result()
     with router(folder) as (port, pid), Stream(port) as stream:
         sender = Bodies(port, pid, stream)

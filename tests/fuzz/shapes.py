@@ -1,4 +1,4 @@
-"""Bodies of every POST path: right and wrong, wide, deep, long, cut and odd, up to the largest size.
+"""Bodies for every POST path: valid and invalid, wide, deep, long, cut and odd, up to the largest size.
 
 A body is drawn by a seed and a size. Each kind is drawn in turn, so that a few dozen cover all of them.
 """
@@ -35,23 +35,23 @@ TEXTS = (
     ),
 )
 NUMBERS = ("seed", "temperature", "max_tokens", "n", "top_p", "priority", "min_p", "top_k")
-Body = tuple[str, bytes]  # its path, and itself
+Body = tuple[str, bytes]  # path and body
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What a kind of body is made by."""
+    """The inputs from which a kind of body is drawn."""
 
     rng: random.Random
-    size: int  # bytes that it should have, about
+    size: int  # approximate size in bytes
     path: str
 
     def right(self, **fields: Any) -> bytes:
-        """Return a right body of the path, with these fields."""
+        """Return a valid body for the path, with these fields."""
         return json.dumps({"model": MODEL, **RIGHT.get(self.path, {}), **fields}).encode()
 
     def filled(self, item: bytes, field: str) -> bytes:
-        """Return a right body in which a field is a list, of one item many times."""
+        """Return a valid body in which a field is a list that repeats one item."""
         count = max(1, self.size // (len(item) + 1))
         return _put(self.right(), field, b"[" + b",".join([item] * count) + b"]")
 
@@ -93,7 +93,7 @@ def wide(draw: Draw) -> bytes:
 
 
 def natural(draw: Draw) -> bytes:
-    """Return a list where the path has one, with items that are right or nearly so."""
+    """Return a body whose list has valid or nearly valid items."""
     field = {"/v1/responses": "input", "/detokenize": "tokens", "/generative_scoring": "items"}.get(draw.path)
     return draw.filled(json.dumps(draw.rng.choice(ITEMS)).encode(), field or draw.rng.choice(LISTS[:3]))
 
@@ -130,7 +130,7 @@ def long(draw: Draw) -> bytes:
 
 
 def names(draw: Draw) -> bytes:
-    """Return many fields, in the body or in an object within it."""
+    """Return a body with many fields, in itself or in an object inside."""
     pairs = ",".join(f'"{number}":{draw.rng.randrange(9)}' for number in range(draw.size // 9)).encode()
     field = draw.rng.choice(("logit_bias", "metadata", "chat_template_kwargs", "structured_outputs", ""))
     if not field:
@@ -139,7 +139,7 @@ def names(draw: Draw) -> bytes:
 
 
 def twice(draw: Draw) -> bytes:
-    """Return the same field again and again."""
+    """Return a body that repeats a field."""
     return draw.right()[:-1] + b', "prompt": "Hi"' * (draw.size // 16 + 1) + b"}"
 
 
@@ -164,7 +164,7 @@ def characters(draw: Draw) -> bytes:
 
 
 def broken(draw: Draw) -> bytes:
-    """Return a body of another kind that was cut, changed, or has something behind it."""
+    """Return a body of another kind that is cut, changed or extended."""
     body = bytearray(draw.rng.choice((wide, natural, parts, long))(draw))
     how = draw.rng.randrange(6)
     if how == 0:
@@ -181,7 +181,7 @@ def broken(draw: Draw) -> bytes:
 
 
 def history(draw: Draw) -> bytes:
-    """Return a right conversation, as of an agent: of some thousand messages at most."""
+    """Return a valid conversation, like an agent's, of a few thousand messages at most."""
     count = min(2_000, max(1, draw.size // 400))
     text = "x " * min(2_000, draw.size // (2 * count))
     if draw.path == "/v1/responses":
@@ -217,7 +217,7 @@ def words(draw: Draw) -> bytes:
 
 
 def schema(draw: Draw) -> bytes:
-    """Return many tools, or a tool with a large schema. Grammars have bounds, and tests, of their own."""
+    """Return many tools, or a tool with a large schema. Grammars have their own bounds and tests."""
     fields = min(2_000, draw.size // 60)
     large = {"type": "object", "properties": {f"f{one}": {"type": "string"} for one in range(fields)}}
     small = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -236,7 +236,7 @@ KINDS: tuple[Callable[[Draw], bytes], ...] = (
 
 
 def bodies(number: int, seed: int, largest: int = LARGEST) -> Iterator[tuple[str, str, bytes]]:
-    """Yield so many bodies: the name of the kind, the path, the body. One in six is as large as may be."""
+    """Yield this many bodies: the kind's name, the path, the body. One in six has the largest size."""
     rng = random.Random(seed)
     for one in range(number):
         kind = KINDS[one % len(KINDS)]

@@ -1,4 +1,4 @@
-"""A few bodies of each kind leave a router's other streams and its memory alone; `bodies` tries thousands."""
+"""A few bodies of each kind do not disturb a router's other streams; `bodies` tries thousands."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def channels() -> Iterator[Channels]:
 
 
 def meet(channels: Channels, count: int) -> None:
-    """Use so many other peers; nobody listens there, and it connects with a call."""
+    """Use this many other peers; nobody listens there, as channels connect only with a call."""
     for port in range(1, count + 1):
         channels.to(f"127.0.0.1:{port}")
 
@@ -67,7 +67,7 @@ def test_a_pull_under_way_outlives_the_use_of_many_peers(staging: Staging, chann
 def test_channels_that_no_call_can_use_are_closed(
     staging: Staging, channels: Channels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their connections, too."""
+    """Their connections close, too."""
     me = psutil.Process()
     with closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service:
         port = int(service.address.rpartition(":")[2])

@@ -98,7 +98,7 @@ def test_all_ranks_heads_are_counted(
     ],
 )
 def test_shards_that_vllm_tells_count(spec: Any, ranks: int, found: int) -> None:
-    """The heads that the model and its drafter tell do not: they leave one head of a rank open."""
+    """The heads of the model and its drafter do not tell: they do not explain one head per rank."""
     assert facts.total_heads(config(ranks, 2, 4), cache(spec)) == {"layer.0": found}
 
 

@@ -1,4 +1,4 @@
-"""The folder of the kernels: nobody's package by itself, and whole under its own name."""
+"""The kernels' folder is not a package by itself, and complete under its own name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINKS = ROOT / "src" / "baton" / "kernels"
 
 
 def test_another_package_of_that_name_is_found_from_the_root(tmp_path: Path) -> None:
-    """As Hugging Face's `kernels`, which transformers asks for."""
+    """Hugging Face's `kernels`, which transformers imports, is not hidden."""
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").touch()
     code = f"import sys; sys.path.append({str(tmp_path)!r}); import kernels; print(kernels.__file__)"

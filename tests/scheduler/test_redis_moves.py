@@ -1,4 +1,4 @@
-"""A scheduler's store while another server becomes the right one: failovers, Sentinels, a Redis Cluster."""
+"""A scheduler's store while its server changes: failovers, Sentinels, a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEY = topic_keys("t")[0]
 
 @asynccontextmanager
 async def schedulers(url: str, count: int = 2) -> AsyncIterator[list[Store]]:
-    """Give so many schedulers' stores over one URL, and a worker."""
+    """Yield the stores of this many schedulers over one URL, and a worker."""
     made = [open_store(url, "t") for _ in range(count)]
     try:
         for store in made:
@@ -56,7 +56,7 @@ async def place(store: Store, request_id: str) -> ReserveOutcome:
 
 
 async def recovered(stores: list[Store], within_s: float = 5.0) -> None:
-    """Wait until all have their Redis again, as their schedulers do: with upkeep twice a second."""
+    """Wait until all stores have Redis again, with upkeep twice a second, as in schedulers."""
 
     async def well() -> bool:
         for store in stores:
@@ -96,7 +96,7 @@ async def test_both_schedulers_follow_to_the_new_master_though_their_connections
 async def test_an_answer_that_is_an_error_ends_the_connection(
     own_redis: RedisServer, setting: tuple[str, str, str]
 ) -> None:
-    """Whatever the error says: the next call may have to go elsewhere."""
+    """This holds for any error: the next call may have to go elsewhere."""
     name, wrong, right = setting
     async with schedulers(own_redis.url, 1) as (store,):
         with admin(own_redis) as client:
@@ -149,7 +149,7 @@ async def test_a_plain_url_of_a_cluster_s_node_is_refused_by_name_unless_it_is_t
 
 
 async def test_a_slot_that_moves_is_followed(three: list[RedisServer]) -> None:
-    """Each node is told the new owner, as `redis-cli --cluster reshard` does; the keys are written anew."""
+    """Each node is told the new owner, as `redis-cli --cluster reshard` does; the keys are written again."""
     async with schedulers(f"redis+cluster://127.0.0.1:{three[0].port}") as stores:
         assert await place(stores[0], "before-the-move") is BOOKED
         was = owner(three, KEY)
@@ -158,7 +158,7 @@ async def test_a_slot_that_moves_is_followed(three: list[RedisServer]) -> None:
             name = target.cluster("MYID").decode()
             slot = target.cluster("KEYSLOT", KEY)
         with admin(was) as source:
-            source.flushall()  # a node gives away no slot that holds keys
+            source.flushall()  # a node cannot give away a slot that holds keys
         for node in (to, was, *three):
             with admin(node) as client:
                 client.cluster("SETSLOT", slot, "NODE", name)
@@ -171,7 +171,7 @@ async def test_a_slot_that_moves_is_followed(three: list[RedisServer]) -> None:
 
 
 async def test_a_cluster_s_failover_is_followed(tmp_path: Path) -> None:
-    """The node dies that has the topic; its replica is made a master by the others."""
+    """The topic's node dies, and the other nodes promote its replica."""
     with cluster(tmp_path, replicas=1) as nodes:
         async with schedulers(f"redis+cluster://127.0.0.1:{nodes[0].port}") as stores:
             assert await place(stores[0], "before") is BOOKED
@@ -195,7 +195,7 @@ async def test_a_server_without_cluster_mode_is_named(own_redis: RedisServer) ->
 
 
 async def test_sentinels_name_the_master_before_and_after_a_failover(tmp_path: Path) -> None:
-    """With passwords of the servers and of the Sentinels; one Sentinel dies with the master."""
+    """Servers and Sentinels have passwords; one Sentinel dies with the master."""
     with servers(tmp_path, 2, password="s3cret") as (one, other):
         follow(other, one)
         with sentinels(tmp_path, one, 3, password="sent1nel") as ports:

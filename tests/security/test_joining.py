@@ -127,7 +127,7 @@ async def test_a_revoked_token_is_unknown(ca: Authority, service: str) -> None:
 async def test_a_revoked_token_stays_revoked_though_its_file_comes_back(
     ca: Authority, tmp_path: Path
 ) -> None:
-    """As on Kubernetes, where a pod copies its folder from a Secret, and a volume holds what is revoked."""
+    """As on Kubernetes, where a pod copies its folder from a Secret, and a volume holds the revocations."""
     made, spared = token(ca), token(ca)
     mine = checked(ca.issue(WORKER), "here")
     secret = {file.name: file.read_bytes() for file in ca.folder.iterdir()}
@@ -383,7 +383,7 @@ def test_a_damaged_list_of_revocations_renews_nothing(ca: Authority) -> None:
 async def test_nobody_holds_a_connection(
     service: str, monkeypatch: pytest.MonkeyPatch, begun: bytes | None
 ) -> None:
-    """None: not even the handshake. A byte now and then does not help."""
+    """No exchange may take longer, not even the handshake. A byte now and then does not help."""
     monkeypatch.setattr(join_service, "CONNECTION_S", 0.5)
     host, port = addresses.split(service)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

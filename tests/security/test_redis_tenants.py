@@ -86,7 +86,7 @@ async def router_work(redis: GuardedRedis) -> None:
         for visit in visits:
             visit.leave()
         for store in stores:
-            await store._write()  # as where it was away
+            await store._write()  # as after an outage
             await store._later.join()
             assert store.up
         await (await two.enter(CALLER)).charge("c", 100, 300)

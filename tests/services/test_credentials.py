@@ -135,7 +135,7 @@ def test_a_router_that_is_open_to_all_is_told(
     said = credentials.open_to_all(settings.router)
     assert (host in said and "no key is needed" in said) if open_ else not said
     assert bool(_banner(settings, models_of(settings)).count("WARNING")) is open_
-    monkeypatch.setenv("VLLM_API_KEY", "stock")  # which guards it, too
+    monkeypatch.setenv("VLLM_API_KEY", "stock")  # this key also guards the router
     assert not credentials.open_to_all(settings.router)
 
 

@@ -1,8 +1,8 @@
-"""vLLM's backends of grammars, one for each name, which compile in one thread of their own.
+"""vLLM's grammar backends, one for each name, each compiling in one thread.
 
-vLLM's manager has one backend for all requests: the first request's choice, in which later ones then mean
-something else, or are refused. And xgrammar's eight threads hinder each other: 10,000 choices took 13.4 s on
-two cores with eight threads, 0.5 s with one.
+vLLM's manager has one backend for all requests, which the first request chooses; in it, later grammars change
+their meaning or are refused. And xgrammar's eight threads hinder each other: on two cores 10,000 choices took
+13.4 s with eight threads, 0.5 s with one.
 
 Leans on: vllm.v1.structured_output.backend_xgrammar.XgrammarBackend (which calls xgrammar.GrammarCompiler
 with max_threads), backend_guidance.GuidanceBackend, backend_outlines.OutlinesBackend (cache), all made from
@@ -20,16 +20,16 @@ from typing import Any
 
 from cachetools import LRUCache
 
-# Of vLLM's threads for regexes, which go on after it. 0: none.
+# Time limit for vLLM's regex threads, which go on after it anyway. 0: none.
 REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 
-# lm-format-enforcer is left out: it runs in Python in each step, without any bound.
+# lm-format-enforcer is left out: it runs unbounded Python in each step.
 _KINDS = {
     "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
     "guidance": ("backend_guidance", "GuidanceBackend"),
     "outlines": ("backend_outlines", "OutlinesBackend"),
 }
-# Compiled regexes: vLLM keeps 128, whatever their size, or all of them on the disk.
+# Compiled regexes to keep: vLLM keeps 128, whatever their size, or all of them on disk.
 _OUTLINES_KEPT = 4
 _making = threading.Lock()
 
@@ -49,7 +49,7 @@ def make_backend(name: str, config: Any, tokenizer: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have compilers that are made inside the block use one thread."""
+    """Make compilers that are created inside the block use one thread."""
     module: Any = importlib.import_module("xgrammar")
     with _making:
         original = module.GrammarCompiler
@@ -65,13 +65,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def compiled_bytes(grammar: Any) -> int:
-    """Return the size of a compiled grammar of xgrammar; 0 of another one, whose memory its trial bounds."""
+    """Return the size of a compiled xgrammar grammar; 0 for others, whose memory the trial bounds."""
     compiled = getattr(grammar, "ctx", None)
     return int(compiled.memory_size_bytes) if compiled is not None else 0
 
 
 def parse_schema(params: Any) -> Any:
-    """Return the xgrammar.Grammar of a request's schema, not compiled; None for a request without one."""
+    """Return the uncompiled xgrammar.Grammar of a request's schema; None for a request without a schema."""
     import xgrammar
 
     asked = params.structured_outputs

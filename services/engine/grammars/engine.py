@@ -1,6 +1,6 @@
 """Compiles, in the worker's process, the grammars that passed their trial.
 
-Compilers let go of Python's lock while they work. Their threads are nice, so that the engine's goes first.
+Compilers release the GIL while they work. Their threads have a lower priority than the engine's.
 
 Leans on: vllm.v1.structured_output.StructuredOutputManager (backend, tokenizer, vllm_config, _create_grammar,
 which reads `backend` of the object it is called on), Request.structured_output_request (grammar, which may be
@@ -20,7 +20,7 @@ from baton.services.engine.grammars.metered import Metered
 
 _NICE = 5
 _SLOW_NICE = 10
-# Seconds of CPU that a trial took for the compilation. A shorter one never waits behind a longer one.
+# CPU seconds that the compilation took in its trial. A shorter one never waits behind a longer one.
 SLOW_S = 0.2
 
 
@@ -28,9 +28,9 @@ class EngineGrammars:
     """The grammars of one engine."""
 
     def __init__(self, manager: Any) -> None:
-        os.environ[REGEX_TIMEOUT] = "0"  # a trial has shown what it takes
+        os.environ[REGEX_TIMEOUT] = "0"  # the trial has bounded it already
         self._manager = manager
-        self._managers: dict[str, Any] = {}  # by the backend's name
+        self._managers: dict[str, Any] = {}  # by backend name
         self._lock = threading.Lock()
         self._width = 0
         self._quick = ThreadPoolExecutor(1, "grammar", initializer=_be_nice, initargs=(_NICE,))
@@ -42,15 +42,15 @@ class EngineGrammars:
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:
-        """Return the future of a request's compilation, which took `seconds` before.
+        """Return the future of a request's compilation, which took `seconds` in its trial.
 
-        Its exception is what the compiler raised. Then the grammar is in the request.
+        When it is done the request has its grammar; its exception is what the compiler raised.
         """
         lane = self._slow if seconds > SLOW_S else self._quick
         return lane.submit(self._compile, request)
 
     def close(self) -> None:
-        """Drop what waits."""
+        """Drop waiting compilations."""
         for lane in (self._quick, self._slow):
             lane.shutdown(wait=False, cancel_futures=True)
 
@@ -60,7 +60,7 @@ class EngineGrammars:
         asked.grammar = Metered(manager._create_grammar(request), fed=len(request.output_token_ids))
 
     def _manager_of(self, name: str) -> Any:
-        """Return a view of vLLM's manager with this backend. Raises ValueError where it cannot be had."""
+        """Return a view of vLLM's manager with this backend. Raises ValueError if it cannot be used."""
         with self._lock:
             if name not in self._managers:
                 backend = make_backend(name, self.config, self._manager.tokenizer)
@@ -72,7 +72,7 @@ class EngineGrammars:
                     )
                 self._width = width
                 if self._manager.backend is None:
-                    self._manager.backend = backend  # it allocates the masks of a step
+                    self._manager.backend = backend  # allocates the masks of a step
                 view = self._managers[name] = copy.copy(self._manager)
                 view.backend = backend
             return self._managers[name]

@@ -1,8 +1,8 @@
-"""The process beside a worker that tries its grammars: it forks one process for each trial, and ends it.
+"""The process beside a worker that tries its grammars: it forks and ends a process for each trial.
 
-Forked from the worker before that has any thread, so that what the worker has imported is here, too; after
-its death the worker starts another one from nothing. It has one thread, as it forks at any time. It ends with
-the worker.
+The worker forks it before it starts any thread, so the worker's imports are here as well. If it dies, the
+worker starts another one from scratch. It has one thread, because it forks at any time. It ends with the
+worker.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from baton.services.engine.grammars.messages import (
 
 _PR_SET_PDEATHSIG = 1
 NO_PROCESS = "the machine has no room for another process"
-_STACK_BYTES = 4 << 20  # less than the engine's threads have: what recurses too deeply ends here
+_STACK_BYTES = 4 << 20  # less than the engine's threads have, so that deep recursion ends here
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Helper:
-    """The process, as its worker knows it. It ends when the connection does."""
+    """The helper process as its worker sees it. It ends with the connection."""
 
     pid: int
     connection: socket.socket
 
     def reap(self) -> None:
-        """Let its number go if it has ended."""
+        """Reap the process if it has ended."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
 
 
 def fork_helper() -> Helper:
-    """Start the helper by a fork. This process must have one thread.
+    """Fork the helper. This process must have one thread.
 
-    It lives as long as the thread that calls this.
+    The helper lives as long as the thread that calls this.
     """
     ours, theirs = socket.socketpair()
     worker = os.getpid()
@@ -77,7 +77,7 @@ def fork_helper() -> Helper:
 
 
 def spawn_helper() -> Helper:
-    """Start the helper as a new program, which imports vLLM for some seconds."""
+    """Start the helper as a new program, which takes some seconds to import vLLM."""
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)
@@ -89,7 +89,7 @@ def spawn_helper() -> Helper:
 def _help(connection: socket.socket, worker: int) -> NoReturn:
     _die_with(worker)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a drain needs it to the end
+        signal.signal(number, signal.SIG_IGN)  # a drain needs the helper to the end
     setproctitle.setproctitle(f"baton: grammars of process {worker}")
     _Server(connection).serve()
 
@@ -154,7 +154,7 @@ class _Server:
         self._bench = Bench(loads(message.context))
         self._bench.prepare()
         gc.collect()
-        gc.freeze()  # a trial's collections would copy all pages of what is here
+        gc.freeze()  # or a collection in a trial would copy all of this process's pages
 
     def _run(self, message: Run) -> None:
         reads, writes = os.pipe()
@@ -192,7 +192,7 @@ class _Server:
 
 
 def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
-    """Be a trial's process."""
+    """Run a trial, in its own process."""
     try:
         _die_with(os.getppid())
         os.setpriority(os.PRIO_PROCESS, 0, limits.nice)
@@ -210,14 +210,14 @@ def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
         with open(pipe, "wb") as file:
             pickle.dump(verdict, file)
         os._exit(0)
-    except BaseException as error:  # noqa: BLE001 (told as the verdict)
+    except BaseException as error:  # noqa: BLE001 (becomes the verdict)
         with contextlib.suppress(BaseException), open(pipe, "wb") as file:
             pickle.dump(Verdict(problem=f"{type(error).__name__}: {error}"), file)
         os._exit(1)
 
 
 def too_large(limits: Limits) -> str:
-    """Return what is told of a grammar that needs too much memory."""
+    """Return the error for a grammar that needs too much memory."""
     return (
         f"this grammar is too costly: its compilation needs more than {limits.memory_bytes >> 20} MiB; use "
         "fewer properties or alternatives, and repetitions with smaller bounds"
@@ -232,7 +232,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _silence() -> None:
-    """Print nothing: compilers warn of each odd keyword, and a client chooses how many there are."""
+    """Silence stdout and stderr: compilers warn of each odd keyword, and a client may send many."""
     logging.disable()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)

@@ -1,9 +1,8 @@
-"""The worker's door for grammars: each is tried beside the worker first, in turn between clients.
+"""The worker's door for grammars: each is first tried beside the worker, and clients take turns.
 
-Two lanes: a grammar has 0.5 s of CPU in the quick one; one that needs more goes on to the slow one, from its
-beginning, and may take 5 s there. Clients take turns in both, one trial each at a time, so what one sends
-delays another's small schema by at most two quick trials. Verdicts are remembered for a while.
-For one event loop.
+There are two lanes. A grammar gets 0.5 s of CPU in the quick lane; if it needs more, it starts over in the
+slow lane, with 5 s. Clients take turns in both, one trial each at a time, so one client's grammars delay
+another's small schema by at most two quick trials. Verdicts are remembered for a while. For one event loop.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
 QUICK = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
-# Of a client whose other grammar is in the slow lane: the next one may be as costly.
+# For a client with a grammar in the slow lane: its next one may be as costly.
 DOUBTFUL = replace(QUICK, nice=10)
 SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
-_SLOTS = 2  # of each lane: what one client sends leaves one to the others
+_SLOTS = 2  # per lane: one client leaves a slot to the others
 _FAMILIAR_S = 600.0
 _REFUSED_S = 300.0
-_MOST_FAMILIAR = 512  # of 128 KiB each, at the most
-_MOST_OF_PARTY = 64  # that wait
+_MOST_FAMILIAR = 512  # verdicts of at most 128 KiB each
+_MOST_OF_PARTY = 64  # waiting trials of one client
 _MOST = 1024
 _RESTART_S = 5.0
 
@@ -69,14 +68,14 @@ class _Trial:
 
 @dataclass
 class _Lane:
-    """Trials of one kind: those that wait, by client, and those that run."""
+    """The waiting and running trials of one kind; the waiting ones by client."""
 
     slots: int
     waiting: OrderedDict[Party, deque[_Trial]] = field(default_factory=OrderedDict)
     running: dict[Party, _Trial] = field(default_factory=dict)
 
     def put(self, trial: _Trial) -> None:
-        """Let a trial wait for its client's turn."""
+        """Queue a trial for its client's turn."""
         self.waiting.setdefault(trial.party, deque()).append(trial)
 
     def drop(self, trial: _Trial) -> None:
@@ -95,7 +94,7 @@ class _Lane:
         return party in self.running or party in self.waiting
 
     def next(self) -> _Trial | None:
-        """Take the next trial that may run now: of the client whose last turn was longest ago."""
+        """Take the next trial that may run: of the client whose last turn was longest ago."""
         if len(self.running) >= self.slots:
             return None
         for party, queue in self.waiting.items():
@@ -114,7 +113,7 @@ class GrammarHouse:
     """Tries grammars in another process. `open` first, `close` last."""
 
     def __init__(self, helper: Helper | None = None, slow: Limits = SLOW) -> None:
-        """Use this helper; without one it is started when it is needed."""
+        """Use this helper; without one, start it when it is needed."""
         self._slow = slow
         self._helper = helper
         self._context = b""
@@ -125,13 +124,13 @@ class GrammarHouse:
         self._lanes = {QUICK: _Lane(_SLOTS), slow: _Lane(_SLOTS)}
         self._trials: dict[int, _Trial] = {}
         self._by_key: dict[tuple[Party, bytes], _Trial] = {}
-        self._known: OrderedDict[bytes, tuple[float, Verdict]] = OrderedDict()  # until when
+        self._known: OrderedDict[bytes, tuple[float, Verdict]] = OrderedDict()  # (valid until, verdict)
         self._number = 0
         self._closed = False
 
     async def open(self, context: Any) -> None:
-        """Have the helper prepare for a model. `context`: a trial.Context."""
-        # The configuration's class may be the model's own code, which the helper has not imported.
+        """Prepare the helper for a model. `context`: a trial.Context."""
+        # The configuration's class may be in the model's own code, which the helper has not imported.
         self._context = await asyncio.to_thread(cloudpickle.dumps, context)
         await self._connect()
 
@@ -151,8 +150,8 @@ class GrammarHouse:
     async def check(self, params: Any, party: Party) -> Verdict:
         """Return the verdict on the grammar of these SamplingParams.
 
-        Raises RequestRefused: INVALID if the grammar is at fault, FULL if too many wait. A caller that is
-        cancelled ends its trial, unless another one waits for the same.
+        Raises RequestRefused: INVALID if the grammar is at fault, FULL if too many wait. Cancelling the
+        caller ends its trial, unless another caller waits for the same grammar.
         """
         pickled = pickle.dumps(params)
         key = _key(params)
@@ -175,7 +174,7 @@ class GrammarHouse:
             raise _full(f"{len(self._trials)} grammars wait to be compiled here, {waiting} of this client")
         await self._connect()
         if (same := self._by_key.get((party, key))) is not None:
-            return same  # it began meanwhile
+            return same  # started meanwhile
         self._number += 1
         trial = _Trial(self._number, party, key, params, asyncio.get_running_loop().create_future())
         self._trials[trial.number] = self._by_key[party, key] = trial
@@ -184,7 +183,7 @@ class GrammarHouse:
         return trial
 
     def _go_on(self) -> None:
-        """Start what may run now."""
+        """Start the trials that may run now."""
         for limits, lane in self._lanes.items():
             while (trial := lane.next()) is not None:
                 trial.runs = True
@@ -192,7 +191,7 @@ class GrammarHouse:
                 self._send(Run(trial.number, trial.params, DOUBTFUL if doubtful else limits))
 
     def _end(self, trial: _Trial) -> None:
-        """Drop a trial whose client is gone: it keeps its place until its process has ended."""
+        """Drop a trial whose client is gone; it keeps its slot until its process has ended."""
         self._by_key.pop((trial.party, trial.key), None)
         if trial.runs:
             self._send(End(trial.number))
@@ -225,7 +224,7 @@ class GrammarHouse:
                     trial.future.set_result(verdict)
         self._go_on()
 
-    # -- what is known
+    # -- known verdicts
 
     def _remembered(self, key: bytes) -> Verdict | None:
         until, verdict = self._known.get(key, (0.0, None))
@@ -263,7 +262,7 @@ class GrammarHouse:
             self._send(Open(self._context))
 
     def _send(self, message: Any) -> None:
-        # Bounded: only trials that have a place are sent.
+        # Bounded: only trials with a slot are sent.
         if self._writer is not None:
             self._writer.write(encode(message))
 
@@ -275,7 +274,7 @@ class GrammarHouse:
         except (asyncio.IncompleteReadError, ConnectionError):
             logger.warning("the process that tries grammars has ended; the next grammar starts another one")
         except Exception:
-            logger.exception("the process that tries grammars cannot be understood; it is left")
+            logger.exception("the process that tries grammars sent something unreadable; it is dropped")
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -293,7 +292,7 @@ class GrammarHouse:
 def _fail(trial: _Trial, why: str) -> None:
     if not trial.future.done():
         trial.future.set_exception(_full(why))
-        trial.future.exception()  # nobody may wait for it any more
+        trial.future.exception()  # retrieved, as nobody may wait for it any more
 
 
 def _why(done: Done, limits: Limits) -> str:
@@ -314,7 +313,7 @@ def _full(why: str) -> RequestRefused:
 
 
 def _key(params: Any) -> bytes:
-    """Return the digest of all that a verdict depends on."""
+    """Return a digest of everything that a verdict depends on."""
     asked = params.structured_outputs
     parts: list[Any] = [
         *(asked.json, asked.regex, asked.choice, asked.grammar, asked.json_object, asked.structural_tag),

@@ -1,6 +1,6 @@
-"""The messages between a worker and the process that tries its grammars: pickles behind their length.
+"""Messages between a worker and the process that tries its grammars: pickles, each after its length.
 
-Both ends are our own processes, over a socket that nobody else holds.
+Both ends are our own processes, and nobody else holds the socket.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one trial may use before it is ended."""
+    """The resources that one trial may use before it is ended."""
 
     cpu_s: float
     wall_s: float
-    memory_bytes: int  # beyond what the helper has itself
+    memory_bytes: int  # on top of the helper's own
     nice: int
 
 
@@ -53,13 +53,13 @@ class Verdict:
     """The outcome of a trial. With a `problem` the request is refused."""
 
     problem: str = ""
-    structured_outputs: Any = None  # StructuredOutputsParams, as vLLM's checks leave them
-    seconds: float = 0.0  # of CPU, for the compilation
+    structured_outputs: Any = None  # StructuredOutputsParams, as completed by vLLM's checks
+    seconds: float = 0.0  # CPU time of the compilation
 
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a trial: its verdict, or the signal that ended it; "CPU" and "time" are limits of ours."""
+    """The end of a trial: its verdict, or the signal that ended it; "CPU" and "time" are our own limits."""
 
     number: int
     verdict: Verdict | None
@@ -67,19 +67,19 @@ class Done:
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as bytes, its length first."""
+    """Encode a message, with its length first."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 
 
 def receive(connection: socket.socket) -> Any:
-    """Wait for the next message. Raises EOFError at the end of the connection."""
+    """Wait for the next message. Raises EOFError when the connection ends."""
     (length,) = LENGTH.unpack(_read(connection, LENGTH.size))
     return loads(_read(connection, length))
 
 
 def loads(data: bytes | bytearray) -> Any:
-    """Return what a process of ours has pickled."""
+    """Unpickle data from one of our own processes."""
     return pickle.loads(data)  # noqa: S301 (our own processes, over a socket that nobody else holds)
 
 

@@ -1,7 +1,7 @@
-"""A request's grammar in the engine, with a budget: its steps hold up all other requests of the batch.
+"""A request's grammar in the engine, with a budget, because its steps hold up the whole batch.
 
-The walk before (`walk`) sees few of a grammar's states. One that becomes costly later ends its request here.
-The engine gives a request up when its grammar accepts no token; `problem` says why.
+The walk in the trial (`walk`) sees few of a grammar's states. A grammar that becomes costly later ends its
+request here: the engine gives a request up when its grammar accepts no token, and `problem` says why.
 
 Leans on: vllm.v1.structured_output.backend_types.StructuredOutputGrammar (its methods), and that the
 scheduler ends a request with FINISHED_ERROR when accept_tokens returns False.
@@ -14,31 +14,31 @@ from typing import Any
 
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-# Seconds of CPU that a grammar may take in steps: at once, and more for each token or draft that it masks.
+# CPU seconds that a grammar may take in steps: a base, and more for each token or draft that it masks.
 BURST_S = 0.5
 TOKEN_S = 0.01
 
 
 class Metered(StructuredOutputGrammar):
-    """A grammar that counts what it costs. 0.5 us a call."""
+    """A grammar that counts its CPU time, for 0.5 us per call."""
 
     def __init__(self, grammar: StructuredOutputGrammar, fed: int = 0) -> None:
-        """Count from here on. fed: the tokens that the grammar has taken already."""
+        """Start to count. fed: the tokens that the grammar has accepted already."""
         self._grammar = grammar
         self._fed = fed
         self._spent = 0.0
-        self._tokens = 0  # of the answer, from here on
-        self._masks = 0  # one for each token, and for each draft
-        self._costly = ""  # why it is given up, whatever comes
-        self._rejected = ""  # the last token that was not allowed; perhaps a draft, and then nothing is lost
+        self._tokens = 0  # tokens of the answer since then
+        self._masks = 0  # one per token and per draft
+        self._costly = ""  # the final reason to give the request up
+        self._rejected = ""  # the last token that was not allowed, which may be a mere draft
 
     @property
     def problem(self) -> str:
-        """Why the request was given up, if it was."""
+        """Return why the request was given up, if it was."""
         return self._costly or self._rejected
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Take tokens. Return False if one is not allowed, or the grammar has cost too much."""
+        """Accept tokens. Return False if one is not allowed, or the grammar has cost too much."""
         if self._is_over():
             return False
         began = time.thread_time()
@@ -54,7 +54,7 @@ class Metered(StructuredOutputGrammar):
         return accepted
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """Return the first tokens that are allowed, none for a grammar that has cost too much."""
+        """Return the leading tokens that are allowed; none if the grammar has cost too much."""
         if self._is_over():
             return []
         began = time.thread_time()
@@ -63,14 +63,14 @@ class Metered(StructuredOutputGrammar):
         return valid
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by so many tokens."""
+        """Go back by this many tokens."""
         began = time.thread_time()
         self._grammar.rollback(num_tokens)
         self._spent += time.thread_time() - began
         self._tokens -= num_tokens
 
     def fill_bitmask(self, bitmask: Any, batch_index: int) -> None:
-        """Write the allowed tokens; all of them for a grammar that has cost too much."""
+        """Write the mask of allowed tokens; all of them if the grammar has cost too much."""
         if self._is_over():
             bitmask[batch_index].fill_(-1)
             return
@@ -84,7 +84,7 @@ class Metered(StructuredOutputGrammar):
         return not self._costly and bool(self._grammar.is_terminated())
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self._grammar.reset()
 
     def _is_over(self) -> bool:
@@ -98,6 +98,6 @@ class Metered(StructuredOutputGrammar):
 
 
 def problem_of(request: Any) -> str:
-    """Return why a request's grammar gave it up; empty for one that has none, or did not."""
+    """Return why a request's grammar gave it up; empty if it did not, or if there is no grammar."""
     asked = request.structured_output_request
     return str(getattr(asked.grammar, "problem", "")) if asked is not None else ""

@@ -1,6 +1,6 @@
-"""Whether a grammar has an answer that ends: a rule that always refers to itself has none.
+"""Tells whether a grammar has an answer that ends: a rule that always refers to itself has none.
 
-Works on the text form of a parsed grammar, not on its source, so schemas, regexes and grammars are all alike.
+It works on the serialized parsed grammar, not on the source, so schemas, regexes and grammars are all alike.
 
 Leans on: xgrammar.Grammar.serialize_json of version v16 (rules, grammar_expr_data, grammar_expr_indptr,
 root_rule_id; an expression is its type, the number of its values, and these).
@@ -17,7 +17,7 @@ _RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
 
 
 def has_an_end(serialized: str) -> bool:
-    """Return False if no answer can ever satisfy the grammar. True where that cannot be told."""
+    """Return False if no answer can ever satisfy the grammar, True if one can or if that is unknown."""
     grammar = json.loads(serialized)
     if grammar.get("__VERSION__") != _VERSION:
         return True
@@ -30,7 +30,7 @@ class _Grammar:
         self._starts: list[int] = grammar["grammar_expr_indptr"]
         self._bodies: list[int] = [rule[1] for rule in grammar["rules"]]
         self._root: int = grammar["root_rule_id"]
-        self._ends: set[int] = set()  # rules with an answer that ends
+        self._ends: set[int] = set()  # rules that can end
 
     def root_ends(self) -> bool:
         users: dict[int, list[int]] = {}

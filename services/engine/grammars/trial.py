@@ -1,7 +1,7 @@
-"""One trial of a grammar, in a process of its own that is ended when it takes too long.
+"""One trial of a grammar, in a separate process that is ended if it takes too long.
 
-vLLM's own checks choose the backend; then the grammar is compiled by it, and walked through. Whatever this
-finds, a segmentation fault included, ends nothing but this process.
+vLLM's own checks choose the backend, which compiles the grammar; then the trial walks through it. Whatever
+goes wrong, even a segmentation fault, ends only this process.
 
 Leans on: SamplingParams._validate_structured_outputs, which imports the backends' checks when it is called
 (vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}, vllm.sampling_params.
@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 # Bytes of a compiled grammar: its request holds them, the compiler's cache keeps them
 # (VLLM_XGRAMMAR_CACHE_MB). A schema of 20 KB took 2.5 MiB, 10,000 choices 19, a regex of 3.4 KB 87.
 _MOST_COMPILED = 32 << 20
-_MOST_WORDS = 1000  # characters: some errors repeat the grammar
-# Bytes. The search for rules without an end takes some 0.3 s for so much; it is left out for more.
+_MOST_WORDS = 1000  # characters of an error, as some repeat the grammar
+# Bytes. The search for rules without an end takes about 0.3 s for these, and is skipped above them.
 _MOST_SERIALIZED = 2 << 20
 
 
 @dataclass(frozen=True)
 class Context:
-    """The parts of the engine's configuration that a trial needs. Pickled."""
+    """The parts of the engine's configuration that a trial needs, pickled to reach it."""
 
     model_config: Any
     structured_outputs_config: Any
@@ -62,7 +62,7 @@ class Context:
         return cls(config.model_config, config.structured_outputs_config, drafted)
 
     def config(self) -> Any:
-        """Return it as the part of a VllmConfig that vLLM's backends read."""
+        """Return a stand-in for VllmConfig with the parts that vLLM's backends read."""
         spec = SimpleNamespace(num_speculative_tokens=self.speculative_tokens)
         return SimpleNamespace(
             model_config=self.model_config,
@@ -78,21 +78,21 @@ class Bench:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         _restore_checks()
-        os.environ[REGEX_TIMEOUT] = "0"  # seconds of a clock: a busy machine is no fault of the client's
+        os.environ[REGEX_TIMEOUT] = "0"  # it counts wall time, and clients cannot help a busy machine
         self._context = context
         self._tokenizer = cached_tokenizer_from_config(model_config=context.model_config)
         self._backends: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """Make the backends that most requests need: a trial that had to make one would be a long one."""
+        """Make the backends that most requests need, because making one in a trial would slow it down."""
         for name in ("xgrammar", "guidance"):
             try:
                 self.backend(name)
-            except Exception:  # a tokenizer that it does not support: vLLM's checks say so for each request
+            except Exception:  # an unsupported tokenizer; vLLM's checks say so for each request
                 logger.warning("grammars: no backend %s for this tokenizer", name, exc_info=True)
 
     def backend(self, name: str) -> Any:
-        """Return the backend of that name, made now if need be."""
+        """Return the backend with this name, and make it if needed."""
         if name not in self._backends:
             self._backends[name] = make_backend(name, self._context.config(), self._tokenizer)
         return self._backends[name]
@@ -104,13 +104,13 @@ class Bench:
         try:
             settings = self._context.structured_outputs_config
             params._validate_structured_outputs(self._context.model_config, settings, self._tokenizer)
-        except Exception as error:  # noqa: BLE001 (as vLLM's front end: whatever it is, the request is at fault)
+        except Exception as error:  # noqa: BLE001 (the request is at fault, as in vLLM's front end)
             return Verdict(problem=describe(error)[:_MOST_WORDS])
         backend = self.backend(params.structured_outputs._backend)
         began = time.process_time()
         try:
             grammar = _compiled(backend, params)
-        except Exception as error:  # noqa: BLE001 (told to the client)
+        except Exception as error:  # noqa: BLE001 (reported to the client)
             if "bad_alloc" in str(error):
                 raise MemoryError from None
             return Verdict(problem=f"this grammar cannot be compiled: {describe(error)[:_MOST_WORDS]}")
@@ -142,8 +142,8 @@ class Bench:
 
     def _ends(self, params: Any) -> bool:
         if params.structured_outputs._backend != "xgrammar":
-            return True  # guidance says so itself
-        # A client's own rules may go on until max_tokens; an answer to a schema is of no use before its end.
+            return True  # guidance finds this itself
+        # A client's own rules may run until max_tokens, but an unfinished answer to a schema is useless.
         parsed = parse_schema(params)
         serialized = parsed.serialize_json() if parsed is not None else ""
         return not 0 < len(serialized) < _MOST_SERIALIZED or has_an_end(serialized)
@@ -161,7 +161,7 @@ def _compiled(backend: Any, params: Any) -> Any:
 
 
 def _restore_checks() -> None:
-    """Undo what a router's process does: there the checks are left to this one."""
+    """Restore the checks that router processes turn off and leave to this one."""
     for module, name in native_checks():
         function: Callable[..., Any] = getattr(module, name)
         setattr(module, name, getattr(function, "__wrapped__", function))

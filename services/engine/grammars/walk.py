@@ -1,4 +1,4 @@
-"""A walk through a compiled grammar: what a step of it costs, and whether a request can follow it at all.
+"""A walk through a compiled grammar: the cost of its steps, and whether a request can follow it at all.
 
 Leans on: vllm.v1.structured_output.backend_types.StructuredOutputGrammar (fill_bitmask, accept_tokens,
 is_terminated, reset), StructuredOutputBackend.allocate_token_bitmask (int32, one bit a token, lowest first),
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-# Seconds of CPU: of one call in an engine's step, and of all calls for one token on average. 10,000 choices
+# CPU seconds for one call in an engine's step, and for all calls of a token on average. 10,000 choices
 # took 9 and 7 ms with 150,000 tokens, a schema of 20 KB 0.3 and 0.02 ms, `(a{1,1000}){1,1000}` 126 and 45 ms.
 MOST_CALL_S = 0.06
 MOST_TOKEN_S = 0.01
 STEPS = 64
-# States looked at to show that a request's other fields leave nothing of its grammar.
+# Most states to visit to show that a request's other fields leave nothing of its grammar.
 STATES = 200
 
 
@@ -36,7 +36,7 @@ class Walker:
     """Walks through one grammar of one request."""
 
     def __init__(self, grammar: Any, backend: Any, params: Any, *, thinks: bool = False) -> None:
-        """Prepare. thinks: tokens may come before those that the grammar is for; min_tokens counts them."""
+        """Prepare. thinks: the answer may begin with a thought, which only min_tokens counts."""
         self._grammar = grammar
         self._bitmask = backend.allocate_token_bitmask(1)
         self._vocabulary = self._bitmask.shape[1] * 32
@@ -60,7 +60,7 @@ class Walker:
 
     def measure(self) -> None:
         """Walk twice: by random tokens, and by the first allowed ones, which are short. Raises TooCostly."""
-        draw = random.Random(0)  # noqa: S311 (the same walk each time)
+        draw = random.Random(0)  # noqa: S311 (repeats the same walk)
         for pick in (lambda found: found[draw.randrange(len(found))], lambda found: found[0]):
             self._grammar.reset()
             self._measure(pick)
@@ -94,9 +94,9 @@ class Walker:
         return bool(self._mask().any())
 
     def can_be_followed(self) -> bool:
-        """Return False if the request's other fields surely leave no answer of the grammar.
+        """Return False if the request's other fields certainly leave no answer of the grammar.
 
-        Looks at every state that can be reached, unless there are many.
+        Visits every state that can be reached, unless there are too many.
         """
         if self._open is None and not self._min_tokens:
             return True

@@ -1,13 +1,13 @@
-"""Goes on after a step that raised: its requests fail, and the engine serves the others.
+"""Keeps the engine going after a step that raised: the step's requests fail, and the others are served.
 
 vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler
-does not expect, a grammar's matcher. Here, with one rank, what the step left behind is cleared: every request
-that holds anything of the engine ends, its blocks leave the prefix cache (those of this step were perhaps
-never written), the KV connector's work of the step is begun or dropped and reported, and the model runner's
-batch is emptied. Requests that only wait stay. Then the engine answers a request of its own: one that
-cannot do that any more is broken, and ends as before.
+does not expect, a grammar's matcher. With one rank, this module clears what the step left behind: every
+request that holds something in the engine ends, its blocks leave the prefix cache (this step's blocks may
+never have been written), the KV connector's work of the step is begun or dropped and reported, and the model
+runner's batch is emptied. Requests that only wait stay. Then the engine answers a request of its own; an
+engine that cannot do this is broken, and ends as before.
 
-What says that the device or the process is in an unknown state is not recovered from: a CUDA error sticks.
+There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
 
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, batch_queue, scheduler,
 request_block_hasher, model_executor.driver_worker.worker.model_runner, log_error_detail, which dumps the
@@ -40,9 +40,9 @@ from baton.services.engine.shapes import shape_of
 
 logger = logging.getLogger(__name__)
 
-# The steps and seconds within which an engine answers its own request, of two tokens.
+# The steps and seconds in which an engine must answer its own request of two tokens.
 PROBE_STEPS, PROBE_S = 64, 30.0
-SHAPES = 16  # of the requests of a failed step, in the log
+SHAPES = 16  # most requests of a failed step that the log describes
 _STICKY = (
     *("cuda error", "cuda runtime", "cublas", "cudnn", "nccl", "hip error", "device-side assert"),
     *("out of memory", "illegal memory access", "accelerator"),
@@ -50,7 +50,7 @@ _STICKY = (
 
 
 def is_fatal(error: BaseException | None) -> bool:
-    """Tell whether an exception leaves the device, or the process, in a state that nobody knows."""
+    """Return whether an exception leaves the device or the process in an unknown state."""
     import torch
 
     while error is not None:
@@ -58,7 +58,7 @@ def is_fatal(error: BaseException | None) -> bool:
             error, MemoryError | EngineFailed | HandoffError | torch.AcceleratorError | torch.OutOfMemoryError
         ):
             return True
-        # The device's errors are RuntimeErrors; others may quote what a client wrote.
+        # The device's errors are RuntimeErrors; other texts may quote a client.
         if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _STICKY):
             return True
         error = error.__cause__ or error.__context__
@@ -69,27 +69,27 @@ class FailedStep:
     """The seam in a loaded engine. For the engine's thread."""
 
     def __init__(self, engine: Any) -> None:
-        """Remember from now on what the last steps scheduled."""
+        """Start to remember what the last steps scheduled."""
         self._engine = engine
         self._connector = engine.scheduler.get_kv_connector()
         waiting = engine.batch_queue_size if engine.batch_queue is not None else 0
-        self._outputs: deque[Any] = deque(maxlen=1 + waiting)  # of the steps that are on their way
-        self._failing: list[str] = []  # the requests of the step that is recovered from: they have ended
+        self._outputs: deque[Any] = deque(maxlen=1 + waiting)  # outputs of the steps in flight
+        self._failing: list[str] = []  # requests of the failed step during the recovery: they have ended
         self._numbers = itertools.count()
         replace(engine.scheduler, "schedule", self._noting, ("throttle_prefills",))
         engine.log_error_detail = _without_details
 
     def recover(self, error: Exception) -> list[str]:
-        """Clear what a step that raised left behind; return the requests that end with it.
+        """Clear what a failed step left behind; return the requests that end with it.
 
-        Raises `error` where the engine cannot go on, and whatever the recovery itself raises.
+        Raises `error` if the engine cannot go on, or whatever the recovery itself raises.
         """
         if is_fatal(error):
             raise error
         began = time.monotonic()
         touched = self._touched()
         if not touched:
-            raise error  # no request's fault
+            raise error  # not a request's fault
         self._failing = touched
         self._log(error, touched)
         engine, scheduler = self._engine, self._engine.scheduler
@@ -124,7 +124,7 @@ class FailedStep:
         return touched
 
     def holding(self) -> set[str]:
-        """Return the requests that have run, or hold something of the engine: not those that only wait."""
+        """Return the requests that have run or hold something in the engine, not those that only wait."""
         return set(self._failing or self._touched())
 
     def _noting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +136,7 @@ class FailedStep:
         return noting
 
     def _touched(self) -> list[str]:
-        """Return all requests but those that wait and never began; where there are only such, all."""
+        """Return all requests that have begun; if none has, all requests."""
         from vllm.v1.request import RequestStatus
 
         scheduler = self._engine.scheduler
@@ -150,7 +150,7 @@ class FailedStep:
             for name, one in scheduler.requests.items()
             if name not in untouched and not one.is_finished()
         }
-        # A step that raised late has ended some of its requests, and their last outputs are lost.
+        # A step that raised late may have ended some of its requests; their last outputs are lost.
         known.update(name for output in self._outputs for name in output.num_scheduled_tokens)
         return sorted(known) or sorted(untouched)
 
@@ -163,7 +163,7 @@ class FailedStep:
                 logger.error("in the step that failed: %s: %s", name, shape_of(request), extra=names)
 
     def _wait_for_steps(self) -> None:
-        """Let steps end that are on their way (asynchronous scheduling): they still write to blocks."""
+        """Let the steps in flight end (asynchronous scheduling), because they still write to blocks."""
         queue = self._engine.batch_queue
         while queue:
             future = queue.pop()[0]
@@ -180,7 +180,7 @@ class FailedStep:
         self._engine.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def _probe(self) -> None:
-        """Have the engine answer a request of its own, with nobody else. Raises what that raises."""
+        """Let the engine answer a request of its own, alone. Raises what that raises."""
         engine, scheduler = self._engine, self._engine.scheduler
         request = self._own_request()
         deadline = time.monotonic() + PROBE_S
@@ -223,14 +223,14 @@ class FailedStep:
 
 @contextlib.contextmanager
 def _without_details(scheduler_output: Any) -> Iterator[None]:
-    """Take the place of vLLM's report of a step, which prints what its requests hold."""
+    """Replace vLLM's report of a step, which prints the content of its requests."""
     del scheduler_output
     yield
 
 
 @contextlib.contextmanager
 def _alone(scheduler: Any) -> Iterator[None]:
-    """Keep those that wait out of the steps within."""
+    """Keep waiting requests out of the steps inside the block."""
     from vllm.v1.core.sched.request_queue import create_request_queue
 
     waiting, holding = scheduler.waiting, scheduler.kv_holding_waiting
@@ -245,10 +245,10 @@ def _alone(scheduler: Any) -> Iterator[None]:
 
 
 def _clear_runner(runner: Any) -> None:
-    """Empty the model runner's batch. What it knows of requests goes when it hears that they ended."""
+    """Empty the model runner's batch. Its other state of requests goes when it hears that they ended."""
     import torch
 
-    with torch.inference_mode():  # in which its tensors were made
+    with torch.inference_mode():  # as when its tensors were made
         _empty(runner)
 
 
@@ -262,7 +262,7 @@ def _empty(runner: Any) -> None:
     batch.batch_update_builder.reset()
     for name in list(batch.req_id_to_index):
         batch.remove_request(name)
-    # As condense() does for an empty batch, which may not know of rows that this step had removed.
+    # As in condense() for an empty batch, which may not know of rows that this step removed.
     for rows in (batch._req_ids, batch.req_output_token_ids, batch.spec_token_ids):
         rows.clear()
     batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None
@@ -271,7 +271,7 @@ def _empty(runner: Any) -> None:
 
 
 def _clear_processors(batch: Any) -> None:
-    """Have all rows of the processors of logits forgotten: they may not have heard of the last moves."""
+    """Make the logits processors forget all rows, as they may have missed the last moves."""
     from vllm.v1.sample.logits_processor import BatchUpdate
 
     update = BatchUpdate(batch_size=0, removed=range(batch.max_num_reqs), added=(), moved=())
@@ -282,9 +282,9 @@ def _clear_processors(batch: Any) -> None:
 
 
 def install(engine: Any) -> FailedStep | None:
-    """Go on after steps that fail from now on; None where the engine has several ranks.
+    """Set up the recovery from failed steps; None if the engine has several ranks.
 
-    Those are processes of their own, and what each of them has done of a step is not known here.
+    Ranks are separate processes, and this one does not know how much of a step each has done.
     """
     if engine.vllm_config.parallel_config.world_size > 1:
         return None

@@ -121,7 +121,7 @@ class GivingWay:
         )
 
     def step_failed(self) -> None:
-        """Forget the last step: it raised."""
+        """Forget the last step, which raised."""
         self._step, self._tokens = None, 0
 
     def take_counts(self) -> Yielded:

@@ -1,8 +1,8 @@
 """Streams a token's id together with its text while a stop string may still be found in that text.
 
-vLLM holds back as many letters as the longest stop string has, and sends the ids of their tokens at once: a
-reasoning parser that sees the id of a thought's end looks for its mark in a text that has not got there. Here
-text is held back by whole tokens, and their ids and log-probabilities with it.
+vLLM holds back as many characters as the longest stop string has, but sends their tokens' ids at once: a
+reasoning parser that sees the id of a thought's end looks for its mark in text that has not arrived yet. Here
+text is held back by whole tokens, together with their ids and log-probabilities.
 
 Leans on: vllm.v1.engine.detokenizer.{IncrementalDetokenizer.from_new_request, BaseIncrementalDetokenizer}
 (stop_buffer_length, decode_next, called once for each token that has text, get_next_output_text, output_text,
@@ -32,7 +32,7 @@ def install() -> None:
 
 
 class HeldTokens:
-    """The tokens of one stream whose text is not sent yet. It stands in for methods of its detokenizer."""
+    """The tokens of one stream whose text is not sent yet. It replaces methods of the detokenizer."""
 
     __slots__ = ("_decode", "_detokenizer", "_ends", "_next_text", "sent")
 
@@ -40,20 +40,20 @@ class HeldTokens:
         self._detokenizer = detokenizer
         self._decode = detokenizer.decode_next
         self._next_text = detokenizer.get_next_output_text
-        self._ends: list[int] = []  # of each token in the text
-        self.sent = 0  # tokens
+        self._ends: list[int] = []  # the end of each token in the text
+        self.sent = 0  # tokens sent
         detokenizer.decode_next = self._noting
         detokenizer.get_next_output_text = self._whole_tokens
 
     def ripe(self) -> int:
-        """Return how many tokens have no letter that a stop string may still take."""
+        """Return how many tokens have no character that a stop string may still remove."""
         detokenizer = self._detokenizer
         return bisect_right(self._ends, len(detokenizer.output_text) - detokenizer.stop_buffer_length)
 
     def ids(self, ripe: int) -> list[int]:
-        """Return the ids of the tokens up to `ripe` that were not sent."""
+        """Return the unsent token ids up to `ripe`."""
         tokens: list[int] = self._detokenizer.token_ids
-        prompt = len(tokens) - self._detokenizer.num_output_tokens()  # of a slow tokenizer
+        prompt = len(tokens) - self._detokenizer.num_output_tokens()  # 0 but with a slow tokenizer
         return tokens[prompt + self.sent : prompt + ripe]
 
     def _noting(self, token_id: int) -> str:

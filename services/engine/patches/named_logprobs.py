@@ -1,9 +1,9 @@
-"""Gives each request of a batch the log-probabilities that it asked for: of the best tokens, or of named.
+"""Gives each request of a batch the log-probabilities that it asked for: of the best or of named tokens.
 
-vLLM's V1 gives all of a batch those columns that the requests with `logprob_token_ids` need: a neighbour
-gets fewer than it asked for, and some invented. Beside drafts it raises, which ends the engine, or returns
-none. Here the number of the best tokens, which reaches each place that gathers columns, also carries the
-named tokens of each request; the rows of a request that names some are filled with those.
+vLLM's V1 gives the whole batch the columns that requests with `logprob_token_ids` need: their neighbours
+get fewer than they asked for, and some invented ones. With drafts it raises, which ends the engine, or
+returns none. Here the number of best tokens, which reaches every place that gathers columns, also carries the
+named tokens of each request, and the rows of a request that names tokens are filled with those.
 
 Leans on: vllm.v1.worker.gpu_input_batch.InputBatch._make_sampling_metadata (num_reqs; its result's
 max_num_logprobs and logprob_token_ids, by row), vllm.v1.sample.sampler.Sampler.gather_logprobs (static; gets
@@ -29,10 +29,10 @@ def install() -> None:
 
 
 class Wanted(int):
-    """A number of best tokens, and the tokens that requests named, by their row in the batch."""
+    """A number of best tokens, and the named tokens of each row in the batch."""
 
     named: Mapping[int, Sequence[int]]
-    requests: int  # of the batch
+    requests: int  # in the batch
 
     def __new__(cls, best: int, named: Mapping[int, Sequence[int]], requests: int) -> Wanted:
         made = super().__new__(cls, best)
@@ -62,9 +62,9 @@ def _filled(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
-    """Return the columns with those of named tokens in the rows of the requests that name some.
+    """Return the columns, with named tokens in the rows of the requests that name them.
 
-    Columns that a row does not need repeat its sampled token: nobody is to see them.
+    Columns that a row does not need repeat its sampled token; nobody sees them.
     """
     import torch
 
@@ -82,7 +82,7 @@ def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
 
 
 def _widened(columns: Any, width: int) -> Any:
-    """Return a copy with so many columns, the new ones equal to the first."""
+    """Return a copy with this many columns, the new ones equal to the first."""
     import torch
 
     return torch.cat((columns, columns[:, :1].expand(-1, width - columns.shape[1])), dim=1)

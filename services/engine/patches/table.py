@@ -296,22 +296,22 @@ PATCHES = (
     ),
     Patch(
         name="named_logprobs",
-        why="`logprob_token_ids` of one request replaces the whole batch's columns of log-probabilities: a "
-        "neighbour gets fewer than it asked for, and some invented. Beside drafts the shapes differ, which "
-        "ends the engine, or nobody gets any. Here each request gets its own columns.",
+        why="`logprob_token_ids` of one request replaces the log-probability columns of the whole batch: its "
+        "neighbours get fewer than they asked for, and some invented ones. With drafts the shapes differ, "
+        "which ends the engine, or nobody gets any. With the patch each request gets its own columns.",
         symbols=(
             "vllm.v1.worker.gpu_input_batch:InputBatch._make_sampling_metadata",
             "vllm.v1.sample.sampler:Sampler.gather_logprobs",
         ),
         processes=RANKS,
-        until="vLLM's V1 gathers the tokens that a request names for its own rows alone, also of drafts",
+        until="vLLM's V1 gathers the named tokens for the request's own rows only, also with drafts",
         runners="V1",
     ),
     Patch(
         name="thinking_rows",
-        why="A thinking budget stays in its row of the batch when its request has ended: the one that moves "
-        "there has to end a thought that it never began. In a step without drafts of an engine that drafts, "
-        "it acts on row 0, whoever is there.",
+        why="A thinking budget stays in its row of the batch after its request has ended, so the request "
+        "that moves into the row must end a thought that it never began. When an engine that drafts has a "
+        "step without drafts, the budget acts on row 0, whichever request is there.",
         symbols=(
             "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.sync_batch",
             "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.apply_to_logits",
@@ -349,9 +349,9 @@ PATCHES = (
     ),
     Patch(
         name="held_tokens",
-        why="Of a stream with stop strings, text is held back and token ids are not: a reasoning parser sees "
-        "the id of a thought's end, looks for its mark in a text that has not got there, and streams "
-        "thoughts twice. Here both come together.",
+        why="In a stream with stop strings vLLM holds back text but not token ids: a reasoning parser sees "
+        "the id that ends a thought, looks for its mark in text that has not arrived yet, and streams the "
+        "thought twice. With the patch ids and text arrive together.",
         symbols=(
             "vllm.v1.engine.detokenizer:IncrementalDetokenizer.from_new_request",
             "vllm.v1.engine.output_processor:RequestState._new_completion_output",
@@ -400,9 +400,9 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/engine/patches/failed_step.py",
-        why="vLLM ends an engine whose step raises, whichever request it was about. Between steps the host "
-        "clears what such a step left behind and goes on; to know what it had scheduled, the loaded engine's "
-        "schedule is wrapped. vLLM's report of the step, which prints what requests hold, is left out.",
+        why="vLLM ends an engine whose step raises, whichever request caused it. Between steps the host "
+        "clears what such a step left behind and goes on; the loaded engine's schedule is wrapped to know "
+        "what the step contained. vLLM's report of the step, which prints the requests' content, is dropped.",
         symbols=(
             "vllm.v1.core.sched.scheduler:Scheduler.schedule",
             "vllm.v1.engine.core:EngineCore.log_error_detail",
@@ -421,7 +421,7 @@ OBJECTS = (
     ObjectPatch(
         file="services/router/vllm/grammar_checks.py",
         why="vLLM's front end parses each grammar on its event loop, in C++ and Rust, where some take "
-        "gigabytes or end the process: a router checks the form alone, and a worker does the rest in a "
+        "gigabytes or end the process. A router only checks the form, and a worker does the rest in a "
         "process that can be ended.",
         symbols=(
             "vllm.v1.structured_output.backend_xgrammar:validate_xgrammar_grammar",
@@ -436,13 +436,13 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/engine/grammars/engine.py",
-        why="vLLM's manager has the backend of the first request compile the grammars of all: a grammar for "
-        "another one means something else, or is refused. And compilations wait in one queue for all "
-        "clients. Grammars are compiled before vLLM's scheduler sees their requests, each by its backend, "
-        "through a view of the manager.",
+        why="vLLM's manager lets the first request's backend compile everybody's grammars: a grammar meant "
+        "for another backend changes its meaning or is refused. Compilations of all clients wait in one "
+        "queue. Here each grammar is compiled by its own backend, through a view of the manager, before "
+        "vLLM's scheduler sees the request.",
         symbols=("vllm.v1.structured_output:StructuredOutputManager._create_grammar",),
         processes=CORE,
-        until="vLLM's manager has a backend for each request, and turns between clients",
+        until="vLLM's manager has a backend for each request, and clients take turns",
     ),
     ObjectPatch(
         file="services/router/vllm/request_limits.py",
@@ -454,7 +454,7 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/stream_errors.py",
-        why="What ends a stream is worded as the router words its refusals, with their status and type.",
+        why="An error that ends a stream is worded like the router's refusals, with their status and type.",
         symbols=(
             "vllm.entrypoints.generate.base.serving:"
             "GenerateBaseServing._convert_generation_error_to_streaming_response",
@@ -464,18 +464,18 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/cut_calls.py",
-        why="Of a whole chat answer that max_tokens cut after a tool call, vLLM says tool_calls, as if all "
-        "calls were there.",
+        why="When max_tokens cuts a chat answer that is not streamed after a tool call, vLLM's finish_reason "
+        "is tool_calls, as if all calls were there.",
         symbols=(
             "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_full_generator",
         ),
         processes=ROUTER,
-        until="vLLM says length, as it does of a stream",
+        until="vLLM says length, as it does in streams",
     ),
     ObjectPatch(
         file="services/router/vllm/messages.py",
-        why="Anthropic's handler logs each refusal with its traceback, cannot read an error in the stream "
-        "that it converts, and parses the arguments of a tool call that was cut.",
+        why="Anthropic's handler logs each refusal with a traceback, cannot read an error in the stream that "
+        "it converts, and parses the arguments of tool calls that were cut.",
         symbols=(
             "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.create_messages",
             "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.count_tokens",
@@ -483,12 +483,12 @@ OBJECTS = (
             "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.messages_full_converter",
         ),
         processes=ROUTER,
-        until="vLLM's handler raises what it does not foresee, and converts errors and cut calls",
+        until="vLLM's handler raises unexpected errors, and converts errors and cut calls",
     ),
     ObjectPatch(
         file="services/router/vllm/response_store.py",
-        why="vLLM stores responses for ever and for whoever knows an id, which a client may choose; one in "
-        "the background counts for nobody, and its failure is not noted.",
+        why="vLLM stores responses for ever and for anybody who knows an id, which a client may choose. A "
+        "background response counts for nobody, and its failure is not recorded.",
         symbols=(
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses",
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._run_background_request",
@@ -501,8 +501,8 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/responses.py",
-        why="A response that was cut is called completed, and a stream that fails breaks off without an "
-        "event.",
+        why="vLLM reports a response that was cut as completed, and a stream that fails breaks off without "
+        "an event.",
         symbols=(
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_full_generator",
@@ -512,9 +512,9 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/quick_unions.py",
-        why="pydantic tries all members of a union for each item of a list, and all items: the request "
-        "models get validators that accept the same, but try only the members that an item's `type` or "
-        "`role` leaves, and end at the first wrong item.",
+        why="pydantic tries all members of a union for every item of a list. The request models get "
+        "validators that accept the same bodies, but try only the members that match an item's `type` or "
+        "`role`, and stop at the first wrong item.",
         symbols=(
             "vllm.entrypoints.openai.responses.protocol:ResponsesRequest",
             "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest",
@@ -524,24 +524,24 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/tokenizing.py",
-        why="vLLM tokenizes a whole text, of up to 250 times its memory, before it cuts it to the model's "
-        "length: a text that can hardly fit is counted a piece at a time first.",
+        why="vLLM tokenizes a whole text, which takes a second and 80 MiB per MiB, before it cuts it to the "
+        "model's length. A text that is unlikely to fit is first counted a piece at a time.",
         symbols=("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
         processes=ROUTER,
         until="vLLM's tokenizing ends at the model's length",
     ),
     ObjectPatch(
         file="services/router/vllm/error_texts.py",
-        why="An error that quotes the request is searched for paths, in the square of its length, and sent "
-        "back whole: it is cut first.",
+        why="vLLM searches an error that quotes the request for paths, in time quadratic in its length, and "
+        "sends it back whole. Here it is cut first.",
         symbols=("vllm.entrypoints.serve.exception_handling.utils:sanitize_message",),
         processes=ROUTER,
         until="vLLM bounds the texts of errors",
     ),
     ObjectPatch(
         file="services/router/vllm/large_answers.py",
-        why="An answer with thousands of log-probabilities is made and encoded in one go, and all streams "
-        "wait: its long lists are made and encoded a few entries at a time.",
+        why="vLLM builds and encodes an answer with thousands of log-probabilities in one go, while all "
+        "streams wait. Here its long lists are built and encoded a few entries at a time.",
         symbols=(
             "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionResponse.model_dump",
             "vllm.entrypoints.openai.completion.protocol:CompletionResponse.model_dump",

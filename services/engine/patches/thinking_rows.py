@@ -1,8 +1,8 @@
 """Keeps a thinking budget to its own request's row of the batch.
 
-vLLM's V1 keeps budgets by the batch's rows. Where a request with one ends and another moves into its row, the
-budget stays, and the other one's answer is made to end a thought that it never began. And where an engine
-drafts, but a step has no drafts at all, the end of a thought is put into row 0, whoever is there.
+vLLM's V1 keeps budgets by row of the batch. When a request with a budget ends and another moves into its row,
+the budget stays, and forces the other's answer to end a thought that it never began. And when an engine that
+drafts has a step without any drafts, the end of a thought goes into row 0, whichever request is there.
 
 Leans on: vllm.v1.sample.thinking_budget_state.ThinkingBudgetStateHolder (sync_batch, which passes over what
 was in a row that another is moved to; apply_to_logits, which takes a row for each draft if in_spec_mode, and
@@ -33,7 +33,7 @@ def _emptying_rows(original: Callable[..., None]) -> Callable[..., None]:
 
         if batch_update and self._state:
             for _, row, direction in batch_update.moved:
-                if direction == MoveDirectionality.UNIDIRECTIONAL:  # into the row of one that has ended
+                if direction == MoveDirectionality.UNIDIRECTIONAL:  # into the row of a request that has ended
                     self._state.pop(row, None)
         original(self, batch_update)
 

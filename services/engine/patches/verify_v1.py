@@ -5,10 +5,10 @@ logits (penalties, bad words, allowed tokens, biases, thinking budgets); where n
 into the kernel as the model made them. Temperature, min-p, top-k and top-p are the kernel's. All rows are
 sampled by it, the one behind the drafts too, which vLLM sampled separately.
 
-Some steps stay with vLLM, by its standard method, whose outputs are distributed the same: with seeded
-requests (vLLM's generators give the same tokens with and without speculation beside them, and are to go on
-doing so), with log-probabilities of processed logits (they need what is never computed here), and with logits
-processors that are not vLLM's own.
+Some steps stay with vLLM's standard method, whose outputs have the same distribution: steps with seeded
+requests (vLLM's generators must keep giving the same tokens whether or not other requests are speculated),
+with log-probabilities of processed logits (which are never computed here), and with logits processors that
+are not vLLM's own.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__` makes rejection_sampler where it drafts,
 and it is called with metadata, draft_probs, logits, sampling_metadata);

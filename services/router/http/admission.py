@@ -62,10 +62,10 @@ class Admission:
         self.request = request  # within its tenant's limits; None for one that came without HTTP
         self.error: RequestFailed | None = None
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
-        self.own: Own = NOTHING  # of its body's fields
+        self.own: Own = NOTHING  # the router's own fields of its body
         self.options = usage.UsageOptions()
         self.states: list[RequestState] = []  # of its sequences
-        self.lasting: asyncio.Task[None] | None = None  # goes on when its response is over
+        self.lasting: asyncio.Task[None] | None = None  # continues after its response
 
     def refuse(self, error: RequestFailed) -> None:
         """Keep the error for the client, if it is the first."""
@@ -93,7 +93,7 @@ class AdmissionMiddleware:
         classes: Classes | None = None,
         comment_s: float = 0.0,
     ) -> None:
-        """Add a comment to streams that are silent for `comment_s` seconds; to none if it is 0."""
+        """Add comments to streams that are silent for `comment_s` seconds; 0: no comments."""
         self._app = app
         self._comment_s = comment_s
         self._classes = classes or Classes()
@@ -147,7 +147,7 @@ class AdmissionMiddleware:
                     self._chronicle.over(state)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand on what is not admitted: other methods, and messages of the server itself."""
+        """Pass on what needs no admission: other methods, and the server's own messages."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -160,9 +160,9 @@ class AdmissionMiddleware:
     async def _body(
         self, receive: Receive, admission: Admission, caller: Caller, chosen: bool
     ) -> bytes | None:
-        """Read the body, and the request's own options in it; None if the client leaves, or it is refused.
+        """Read the body and the options in it; return None if the client leaves or the request is refused.
 
-        With `chosen` the request's class is, and the body chooses none.
+        With `chosen`, the request's class is chosen already, and the body does not choose.
         """
         try:
             body = await read(receive)
@@ -254,7 +254,7 @@ class _HeldResponse:
         await self._first(message)
 
     async def _begun(self) -> bool:
-        """Begin a stream before its first piece, for a comment; return False for one that has failed."""
+        """Begin a stream for a comment, before its first piece; return False if it has failed."""
         if self._state == self._held:
             if self._start is None or self._admission.error is not None:
                 return False

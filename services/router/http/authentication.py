@@ -19,7 +19,7 @@ from baton.services.tenants.model import ANYBODY, Caller, digest
 
 OPEN = frozenset({"/health", "/ping", "/version"})
 METRICS = "/metrics"
-# What these tell is of all tenants together: none of them sees it, whatever its key.
+# These paths describe all tenants together, so no tenant may see them, whatever its key.
 OF_ALL_TENANTS = (METRICS, "/load")
 _NOT_FOR_TENANTS = (
     "this is about all tenants, so no tenant's key opens it: operators read it at router.metrics_port"

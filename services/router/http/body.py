@@ -1,4 +1,4 @@
-"""The body of a request, read whole and within its budget before any handler sees it."""
+"""Reads a request's whole body, within its budget, before any handler sees it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.budget import Budget
 
-PIECE = 64 << 10  # bytes that are counted without a pause for others
+PIECE = 64 << 10  # bytes counted without a pause
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -19,8 +19,8 @@ Receive = Callable[[], Awaitable[Message]]
 async def read(receive: Receive) -> bytes | None:
     """Return a request's body; None if its client leaves.
 
-    Raises TooLarge or Unsupported for one beyond its budget, once it has arrived: clients read no answer
-    before they have sent all. What follows the mistake is not kept.
+    Raises TooLarge or Unsupported if it exceeds its budget, but only once all of it has arrived: clients do
+    not read an answer before they have sent everything. Bytes after the mistake are not kept.
     """
     budget = Budget()
     pieces: list[bytes] = []
@@ -44,7 +44,7 @@ async def read(receive: Receive) -> bytes | None:
     budget.finish(whole)
     if budget.lone_surrogates:
         raise Unsupported(
-            f"{lone_surrogate(whole)}: half of a surrogate pair, as from a text that was cut in a character"
+            f"{lone_surrogate(whole)}: an unpaired surrogate, as in text that was cut inside a character"
         )
     return whole
 
@@ -59,7 +59,7 @@ async def _count(budget: Budget, body: bytes) -> None:
 
 
 def lone_surrogate(body: bytes) -> str:
-    """Return the place of the first text with half of a surrogate pair, as `messages[0].content`."""
+    """Return the place of the first text with an unpaired surrogate, such as `messages[0].content`."""
     try:
         found = _surrogate_in(json.loads(body))
     except (ValueError, RecursionError):
@@ -68,7 +68,7 @@ def lone_surrogate(body: bytes) -> str:
 
 
 def _surrogate_in(value: Any) -> str | None:
-    """Search a value. Its depth is within the budget."""
+    """Search a value, whose depth is within the budget."""
     if isinstance(value, str):
         return "" if _is_broken(value) else None
     pairs: Any = ()
@@ -93,7 +93,7 @@ def _is_broken(text: str) -> bool:
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body which was read, and then what follows it."""
+    """Return a `receive` that gives a body already read, and then the messages after it."""
     first: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def given() -> Message:

@@ -1,9 +1,9 @@
-"""The budget of a request's body: what it may hold, counted in its bytes before anything is built from them.
+"""The budget of a request's body: its contents are counted in its bytes before anything is built from them.
 
-A few bytes of JSON become an object of a hundred, and its validation costs more still. The counts here are
-made by bytes.count and the like, a piece at a time as the body arrives: 8 MiB of text take 30 ms, 8 MiB of
+A few bytes of JSON become an object of a hundred bytes, and validating it costs even more. The counts use
+bytes.count and the like, a piece at a time as the body arrives: 8 MiB of text take 30 ms, 8 MiB of
 escaped surrogates 400 ms, in steps of at most 10 ms; a chat of 3 KB takes 14 us. A body that is not JSON is
-counted right up to its first mistake, where any parser ends.
+counted correctly up to its first mistake, where any parser stops.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from json import detect_encoding
 from baton.services.router.errors import TooLarge, Unsupported
 
 MAX_DEPTH = 200  # levels; a schema of the greatest depth that vLLM accepts, 64, has 140
-MAX_VALUES = 1 << 19  # a prompt of half a million token ids; Python's parser takes 80 ms for them
-MAX_TEXTS = 1 << 17  # strings, with the names of fields
+MAX_VALUES = 1 << 19  # a prompt of half a million token ids, which Python parses in 80 ms
+MAX_TEXTS = 1 << 17  # strings, field names included
 MAX_CONTAINERS = 1 << 15  # lists and objects
-MAX_ITEMS = 1 << 13  # objects that are items of lists: messages, parts, tools, calls
+MAX_ITEMS = 1 << 13  # objects in lists: messages, parts, tools, calls
 MAX_NUMBER = 64  # characters
 
 _OPEN, _CLOSE = b"[{", b"]}"
@@ -29,18 +29,18 @@ _LONG_NUMBER = b"0" * (MAX_NUMBER + 1)
 _LARGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
 _OVERLAP = MAX_NUMBER + 1
 _DIGITS = b"0" * 19
-_INTEGER = re.compile(rb"(?<=[^0-9.eE+-])-?[0-9]{19,}(?=[^0-9.eE+-])")  # seen whole
-# Half of a surrogate pair without the other half, with what is needed on both sides to tell.
+_INTEGER = re.compile(rb"(?<=[^0-9.eE+-])-?[0-9]{19,}(?=[^0-9.eE+-])")  # a whole number
+# An unpaired surrogate, with enough context on both sides to tell.
 _LONE = re.compile(
     rb"(?<=.{6})\\u[dD](?:[89abAB]..(?=.{6})(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F])",
     re.DOTALL,
 )
-_BESIDE = 18  # bytes of the piece before that are looked at again: 6 before an escape, itself, 6 behind it
+_BESIDE = 18  # bytes of the previous piece to look at again: an escape, 6 bytes before it, 6 after it
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Budget:
-    """Counts one body. Raises TooLarge (413) beyond a limit, Unsupported (400) for what no JSON may have."""
+    """Counts one body. Raises TooLarge (413) beyond a limit, Unsupported (400) for invalid JSON."""
 
     __slots__ = (
         *("_before", "_decoder", "_depth", "_ended", "_escapes", "_last", "_quotes", "_tail", "bytes"),
@@ -51,21 +51,21 @@ class Budget:
         self.bytes = self.values = self.containers = self.items = self.depth = 0
         self.lone_surrogates = False
         self._quotes = 0
-        self._depth = 0  # at the last byte
-        self._ended = False  # a bracket closes what was never opened: no parser comes this far
-        self._tail = b""  # a backslash whose partner is still to come
-        self._last = b""  # the last byte outside of strings that is no space
+        self._depth = 0  # nesting at the last byte
+        self._ended = False  # an unmatched closing bracket: no parser gets past it
+        self._tail = b""  # a backslash whose second character has not arrived
+        self._last = b""  # the last byte outside of strings that is not a space
         self._before = b""  # the last bytes outside of strings
-        self._escapes = b" " * _BESIDE  # the last bytes
+        self._escapes = b" " * _BESIDE  # the last bytes, to find unpaired surrogates
         self._decoder: codecs.IncrementalDecoder | None = None  # once a byte is not ASCII
 
     @property
     def texts(self) -> int:
-        """The number of strings, with the names of fields."""
+        """Return the number of strings, field names included."""
         return (self._quotes + 1) // 2
 
     def take(self, piece: bytes) -> None:
-        """Count the next piece, of at most some 64 KiB: it holds the loop for a millisecond at worst."""
+        """Count the next piece, of about 64 KiB at most: it holds the loop for a millisecond at worst."""
         if not self.bytes:
             check_encoding(piece)
         self._check_text(piece)
@@ -87,7 +87,7 @@ class Budget:
         _within(self.texts, MAX_TEXTS, "strings and names of fields")
 
     def finish(self, body: bytes) -> None:
-        """Look at what only the whole body tells."""
+        """Check what only the whole body shows."""
         check_encoding(body)
         self._check_text(b"", final=True)
         self._look_for_surrogates(b" " * _BESIDE)
@@ -105,7 +105,7 @@ class Budget:
             raise Unsupported(f"the body is not UTF-8 at byte {at}: {error.reason}") from None
 
     def _without_escapes(self, piece: bytes) -> bytes:
-        """Return a piece without backslashes and quotes that are escaped, so that each quote counts."""
+        """Return a piece without escaped backslashes and quotes, so that each remaining quote counts."""
         piece = (self._tail + piece).replace(b"\\\\", b"__").replace(b'\\"', b"__")
         if piece.endswith(b"\\"):
             self._tail = b"\\"
@@ -114,7 +114,7 @@ class Budget:
         return piece
 
     def _count(self, outside: bytes) -> None:
-        """Count in what is outside of strings."""
+        """Count the text outside of strings."""
         self._check_numbers(outside)
         opens = outside.count(b"[") + outside.count(b"{")
         self.containers += opens
@@ -141,8 +141,10 @@ class Budget:
         if _LONG_NUMBER in digits:
             raise Unsupported(f"the body has a number of more than {MAX_NUMBER} characters")
         for found in _INTEGER.finditer(near):
-            if not -(1 << 63) <= int(found[0]) < 1 << 64:  # what is sent to workers has no larger ones
-                raise Unsupported(f"the body has an integer that 64 bits do not hold: {found[0].decode()}")
+            if not -(1 << 63) <= int(found[0]) < 1 << 64:  # messages to workers cannot hold larger ones
+                raise Unsupported(
+                    f"the body has an integer that does not fit into 64 bits: {found[0].decode()}"
+                )
 
     def _descend(self, brackets: bytes) -> None:
         depth = self._depth
@@ -166,7 +168,7 @@ class Budget:
 
 
 def check_encoding(start: bytes) -> None:
-    """Check that a body which begins so is UTF-8. Raises Unsupported for UTF-16 and UTF-32."""
+    """Check that a body with this beginning is UTF-8. Raises Unsupported for UTF-16 and UTF-32."""
     if detect_encoding(start[:4]) not in ("utf-8", "utf-8-sig"):
         raise Unsupported("the body is not UTF-8: JSON has to be")
 

@@ -1,6 +1,6 @@
-"""The choice of a model: each request goes to the app of the model, or of the adapter, that its body names.
+"""The choice of a model: each request goes to the app of the model or adapter that its body names.
 
-It costs one look into a dictionary, however many models there are: admission has read the field.
+It costs one look-up in a dictionary, however many models there are, because admission has read the field.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.services.router.http.forms import App, Receive, Scope, Send, error_re
 
 
 class ModelMiddleware:
-    """Pure ASGI middleware, to be the innermost of an app, inside admission, which reads the body."""
+    """Pure ASGI middleware. It must be the innermost one, inside admission, which reads the body."""
 
     def __init__(self, app: App, apps: Mapping[str, App | None], paths: frozenset[str]) -> None:
         """Hand requests on these `paths` to `apps`, by model; None stands for `app`, which has all others."""

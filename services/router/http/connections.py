@@ -1,7 +1,7 @@
 """A router's HTTP connections: uvicorn's, with bounds on the size and the pace of requests.
 
-It costs nothing per token, and a client within its limits a few comparisons per request. At every moment a
-connection waits for one thing (Phase), and a timer runs until it has waited long enough:
+They cost nothing per token, and a few comparisons per request while a client keeps within its limits. At
+every moment a connection waits for one thing (Phase), and a timer limits how long:
 
     REQUEST   the rest of a request           slow_client_s, and longer at LEAST_SENT_PER_S: then 408
     ANSWER    the application                 which has deadlines of its own
@@ -14,7 +14,7 @@ What is counted:
     too many connections          503, and far above the limit the connection is dropped without a response
     headers and trailers          431 where they are too large; so are chunks' extensions and empty lines
     a body that is too large      413, before it is read where its length is declared, else once it exceeds
-    all bodies together           503 for the largest one that is still on its way; each counts until its
+    all bodies together           503 for the largest one still arriving; each counts until its
                                   response is complete, or its connection ends
     a body after an early answer  a short one is dropped as it comes; for a longer one the connection ends
     a router that ends            each connection may have one request more, for LAST_REQUEST_S
@@ -55,16 +55,16 @@ from baton.services.router.timings import HttpTimes
 # A request may take slow_client_s, and as much longer as it takes at this rate (bytes/s).
 LEAST_SENT_PER_S = 16 << 10
 LEAST_READ_PER_S = 1 << 10  # bytes/s, of a response that fills its connection's buffers
-FRAMING = 16  # bytes around one byte of a chunked body: a chunk of its own has five
+FRAMING = 16  # framing bytes allowed per byte of a chunked body; a one-byte chunk has five
 # The kernel's buffer per connection. Its default grows to megabytes for a client that does not read, and
 # reports progress only when a third is free: a slow client must read at least that much in slow_client_s.
 SEND_BUFFER_BYTES = 64 << 10
 WRITE_BUFFER_BYTES = 16 << 10  # our own per connection; above it a response waits for its client to read
-LINGER_S = 2.0  # without a byte of a client whose connection ends: cut at once it would not see its response
-LINGER_BYTES = 64 << 20  # that it may go on sending
+LINGER_S = 2.0  # silence before an ending connection is cut; cut at once, a client may miss its response
+LINGER_BYTES = 64 << 20  # bytes that its client may still send
 BODIES_AT_ONCE = 8  # bodies of the largest size that fit into memory; smaller ones in proportion
-SHORT_BODY_BYTES = 64 << 10  # that may follow an early answer on a connection that stays
-MAX_PIPELINED = 32  # whole requests that wait for the response before theirs
+SHORT_BODY_BYTES = 64 << 10  # most bytes of a body after an early answer for the connection to stay
+MAX_PIPELINED = 32  # complete requests that wait for the response before theirs
 # A router that ends hears each open connection for so long: a request may be on its way, and a client that
 # kept the connection from a response without `Connection: close` sends its next one at once.
 LAST_REQUEST_S = 0.5
@@ -73,7 +73,7 @@ LAST_REQUEST_S = 0.5
 class LimitedConnection(HttpToolsProtocol):
     """One client's connection; its requests follow one another.
 
-    Its phase is derived from what is known, never set. `_settle` is called wherever that may have changed.
+    Its phase is derived from the other fields, never set. Call `_settle` wherever it may have changed.
     """
 
     def __init__(self, *, limits: HttpLimits, intake: Intake, refused: OnRefused, **uvicorn: Any) -> None:
@@ -81,21 +81,21 @@ class LimitedConnection(HttpToolsProtocol):
         self._limits = limits
         self._intake = intake
         self._on_refused = refused
-        self._running: RequestResponseCycle | None = None  # its response is under way, or was the last
-        self._over = False  # nothing more is heard
+        self._running: RequestResponseCycle | None = None  # the current response, or the last one
+        self._over = False  # all further input is dropped
         self._in_message = False  # from a request's first byte to its last
         self._in_body = False  # from its headers' end on, until the next one begins
         self._header_bytes = 0
         self._body_bytes = 0
         self._raw = 0  # bytes read since a request began, or since the last one was complete
         self._arrival_began = 0.0  # the loop's time
-        self._held: dict[RequestResponseCycle, int] = {}  # of the intake
+        self._held: dict[RequestResponseCycle, int] = {}  # bytes counted in the intake
         self._lasting = True  # the connection stays after the response
         self._ending = False  # the router ends: the next response is the last one
         self._phase = Phase.NEXT
-        self._since = 0.0  # the loop's time: the phase began, or was last looked at (READING)
-        self._unread = 0  # bytes then
-        self._heard = 0.0  # the loop's time of the last byte that was dropped
+        self._since = 0.0  # loop time when the phase began, or was last checked (READING)
+        self._unread = 0  # unread bytes at that time
+        self._heard = 0.0  # loop time of the last dropped byte
         self._timer: asyncio.TimerHandle | None = None
         self._times = HttpTimes()  # of the exchange whose response is under way
         self._paused = 0.0  # time.monotonic: the response waits for its client to read since then
@@ -132,7 +132,7 @@ class LimitedConnection(HttpToolsProtocol):
             return
         self._parse(data)
         if self._raw > MAX_HEADER_BYTES and not self._over:
-            framed = (FRAMING + 1) * self._body_bytes + 2 * MAX_HEADER_BYTES  # with the headers before it
+            framed = (FRAMING + 1) * self._body_bytes + 2 * MAX_HEADER_BYTES  # including its headers
             if not (self._in_message and self._in_body) or self._raw > framed:
                 self._refuse(too_many_headers())
         self._settle()
@@ -161,9 +161,9 @@ class LimitedConnection(HttpToolsProtocol):
                 return
 
     def _head_without_upgrade(self) -> bytes:
-        """Return a request's head, to be parsed anew: with an upgrade, the parser takes no body for one.
+        """Return a request's head without its upgrade, to parse it again: the parser would ignore the body.
 
-        Java's own client asks for h2c with each request that it sends in plain text.
+        Java's own client asks for h2c with each plain-text request.
         """
         version = self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)]
@@ -186,7 +186,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
-        if not self._in_body:  # what follows a body joins no headers: the request may have begun
+        if not self._in_body:  # trailers are not headers: the request may have begun
             super().on_header(name, value)
         elif self._header_bytes > MAX_HEADER_BYTES:
             self._refuse(too_many_headers())
@@ -202,7 +202,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._in_body = True
         self._lasting = self.cycle.keep_alive
         if self.expect_100_continue or not self._body_is_short():
-            self.cycle.keep_alive = False  # until it is complete: an answer before that ends the connection
+            self.cycle.keep_alive = False  # until it is complete; an earlier answer ends the connection
         if self._ending:
             self._lasting = self.cycle.keep_alive = False
 
@@ -214,7 +214,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(too_large(self._limits))
             return
         if self.cycle.response_complete:
-            return  # nobody reads it
+            return  # nobody would read it
         self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         self._intake.held += len(body)
         while self._intake.full and not self._over:
@@ -269,13 +269,13 @@ class LimitedConnection(HttpToolsProtocol):
             return Unsupported(f"more than {MAX_PIPELINED} requests wait on one connection")
         method = self.parser.get_method()
         if method == b"CONNECT":
-            return Unsupported("CONNECT is for proxies: this is none")
+            return Unsupported("CONNECT is for proxies, and this is not one")
         if method != b"POST":
             return None  # health and metrics stay available
         return objection(self._limits, self.headers, len(self.connections))
 
     def _upgrades(self) -> bool:
-        """Whether the parser hands the rest of the connection over; CONNECT is refused as it is."""
+        """Return whether the parser hands over the rest of the connection; CONNECT is refused anyway."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _body_is_short(self) -> bool:
@@ -308,12 +308,12 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def _is_anthropics(self) -> bool:
-        """Whether the request that is refused is for Anthropic's API."""
-        url: bytes = getattr(self, "url", b"")  # none before a first request
+        """Return whether the refused request is for Anthropic's API."""
+        url: bytes = getattr(self, "url", b"")  # not set before the first request
         return is_anthropics(url.decode("latin-1").partition("?")[0], self.headers or ())
 
     def _refuse_largest(self) -> None:
-        """Refuse the largest body that is still on its way: few large ones, sent slowly, close no door."""
+        """Refuse the largest body still arriving, so that a few large, slow bodies cannot shut out others."""
         others = (one for one in self.connections if isinstance(one, LimitedConnection))
         largest = max(others, key=lambda one: one.arriving, default=self)
         if largest.arriving <= self.arriving:
@@ -322,11 +322,11 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def arriving(self) -> int:
-        """The bytes that are counted of a body which is not complete."""
+        """Return the counted bytes of an incomplete body."""
         return self._held.get(self.cycle, 0) if self._in_message and not self._over else 0
 
     def _finish(self) -> None:
-        """Hear nothing more, and end the connection once its client has read what was written."""
+        """Drop further input, and end the connection once its client has read what was written."""
         if self._over or self.transport.is_closing():
             return
         self._over = True
@@ -353,7 +353,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def timed(self) -> bool:
-        """Whether a timer runs, as one does until the connection is lost."""
+        """Return whether a timer runs, which is always so until the connection is lost."""
         return self._timer is not None and not self._timer.cancelled()
 
     @property
@@ -361,7 +361,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self._running is not None and not self._running.response_complete
 
     def _now(self) -> Phase:
-        """Derive the phase from what is known."""
+        """Derive the current phase."""
         answering = self._answering and not self._over
         if self.flow.write_paused or (not answering and self.transport.get_write_buffer_size()):
             return Phase.READING
@@ -372,7 +372,7 @@ class LimitedConnection(HttpToolsProtocol):
         return Phase.ANSWER if answering else Phase.NEXT
 
     def _settle(self) -> None:
-        """Begin to time another phase, if this is one."""
+        """Restart the timer if the phase has changed."""
         phase = self._now()
         if phase is not self._phase:
             self._phase = phase
@@ -386,12 +386,12 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(max(0.0, seconds), self._tick)
 
     def _left(self) -> float:
-        """Return the seconds for which the phase may go on."""
+        """Return the seconds that the phase may still last."""
         limits, now = self._limits, self.loop.time()
         match self._phase:
             case Phase.REQUEST:
                 if self.flow.read_paused:
-                    self._arrival_began = now  # the delay is not the client's
+                    self._arrival_began = now  # the client did not cause the delay
                 return self._arrival_began + limits.slow_client_s + self._raw / LEAST_SENT_PER_S - now
             case Phase.NEXT:
                 between = limits.slow_client_s if self.cycle is None else limits.keep_alive_s
@@ -413,14 +413,14 @@ class LimitedConnection(HttpToolsProtocol):
         self._arm(left)
 
     def _expire(self) -> None:
-        """Act on a phase that has gone on for long enough."""
+        """Act when the phase's time is over."""
         match self._phase:
             case Phase.REQUEST:
                 self._refuse(self._too_slow())
             case Phase.READING:
                 self._look_at_reader()
             case Phase.NEXT if readable(self.transport):
-                pass  # it is on its way to us: closed now, the request would be lost
+                pass  # a request has arrived, and closing now would lose it
             case Phase.NEXT if self.cycle is None and not self._ending:
                 self._refuse(self._too_slow())
             case Phase.NEXT:
@@ -429,7 +429,7 @@ class LimitedConnection(HttpToolsProtocol):
                 self.transport.abort()
 
     def _look_at_reader(self) -> None:
-        """Cut a client that has read too little. While the response waits, only its reads free the buffer."""
+        """Cut a client that reads too slowly. While the response waits, only its reads free the buffer."""
         unread, now = self.transport.get_write_buffer_size(), self.loop.time()
         if self._unread - unread < LEAST_READ_PER_S * (now - self._since):
             self._cut("unread")

@@ -7,15 +7,15 @@ import resource
 
 log = logging.getLogger(__name__)
 
-# Refused connections that may wait for their 503; more than these are dropped: file descriptors are finite.
+# Refused connections that may wait for their 503; further ones are dropped, as descriptors are finite.
 SPARE_CONNECTIONS = 256
-OWN_DESCRIPTORS = 512  # of the router beside its clients: workers, scheduler, files
+OWN_DESCRIPTORS = 512  # for everything but clients: workers, scheduler, files
 
 
 def affordable_connections(wanted: int) -> int:
-    """Return `wanted`, or as many connections as file descriptors allow; raise their limit if need be.
+    """Return `wanted`, or as many connections as file descriptors allow; raise their limit if needed.
 
-    Without a descriptor no client can be accepted and no worker reached: clients would wait in vain.
+    Without a free descriptor the router could neither accept clients nor reach workers.
     """
     beside = SPARE_CONNECTIONS + OWN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""The form of an error: that of the API whose path the client called.
+"""The form of errors, which follows the API that the client called.
 
     OpenAI's      {"error": {"message", "type", "param", "code"}}
     Anthropic's   {"type": "error", "error": {"type", "message"}}
@@ -25,9 +25,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _MESSAGES = "/v1/messages"
-_MODELS = "/v1/models"  # both APIs have this path: Anthropic's clients name their version in a header
+_MODELS = "/v1/models"  # both APIs have this path; Anthropic's clients send their version in a header
 _VERSION = b"anthropic-version"
-_MOST_BYTES = 1 << 20  # of an error's body
+_MOST_BYTES = 1 << 20  # limit of an error's body
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -44,14 +44,14 @@ _TYPES = {
 
 
 def is_anthropics(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Tell whether a request is for Anthropic's API. `path` is without what a proxy left in front."""
+    """Return whether a request is for Anthropic's API. `path` has no proxy's prefix."""
     if path.startswith(_MESSAGES):
         return path == _MESSAGES or path[len(_MESSAGES)] == "/"
     return path.startswith(_MODELS) and any(name == _VERSION for name, _ in headers)
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path as routes know it: a proxy may have left its own part in front."""
+    """Return the path as routes know it, without a proxy's prefix."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
@@ -95,13 +95,13 @@ class ErrorForms:
 
 
 class _Translated:
-    """A `send` that holds an error's response until it is whole, and sends it in Anthropic's form."""
+    """A `send` that holds an error response until it is complete, and sends it in Anthropic's form."""
 
     __slots__ = ("_body", "_send", "_start")
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._start: Message | None = None  # of an error
+        self._start: Message | None = None  # the start of an error response
         self._body = bytearray()
 
     async def __call__(self, message: Message) -> None:
@@ -124,7 +124,7 @@ class _Translated:
 
 
 def _said(body: bytes) -> str:
-    """Return the message of an error's body, of either form; the body itself if it has none."""
+    """Return the message in an error's body of either form, or the body itself if there is none."""
     try:
         found = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The reasons to refuse a request by its headers, before any of its body is read."""
+"""Reasons to refuse a request by its headers, before its body is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.services.router.errors import (
     UnreadableBody,
 )
 
-MAX_HEADER_BYTES = 64 << 10  # with the request's first line
+MAX_HEADER_BYTES = 64 << 10  # including the request's first line
 RETRY_AFTER_S = 1.0
 _PLAIN = (b"", b"identity")
 
@@ -23,17 +23,17 @@ _PLAIN = (b"", b"identity")
 class HttpLimits:
     """The limits for every client."""
 
-    max_body: int  # bytes
+    max_body: int  # in bytes
     max_connections: int
     slow_client_s: float
-    keep_alive_s: float  # between two requests
-    of_router: bool = True  # and so settings, whose names refusals tell
+    keep_alive_s: float  # the longest pause between two requests
+    of_router: bool = True  # so refusals name the router's settings
 
 
 def objection(
     limits: HttpLimits, headers: Iterable[tuple[bytes, bytes]], connections: int
 ) -> RequestFailed | None:
-    """Return why a request with a body is refused while there are so many connections; None if it is not."""
+    """Return why a request is refused, given this many connections; None if it is not."""
     for name, value in headers:
         if name == b"content-length" and int(value) > limits.max_body:
             return too_large(limits)
@@ -63,7 +63,7 @@ def too_large(limits: HttpLimits) -> TooLarge:
 
 
 def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
-    """Return the refusal of a body that has no room beside all others, which may have `in_all` bytes."""
+    """Return the refusal of a body without room beside the others, which may have `in_all` bytes together."""
     return Overloaded(
         f"the bodies of all requests exceed {in_all / (1 << 20):g} MiB"
         f"{_named(limits, 'max_body_mib', f'{in_all // limits.max_body} times ')}",
@@ -72,7 +72,7 @@ def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
 
 
 def too_many_headers() -> HeadersTooLarge:
-    """Return the refusal of headers, trailers, chunks' extensions or empty lines without end."""
+    """Return the refusal of too many headers, trailers, chunk extensions or empty lines."""
     return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
 
 

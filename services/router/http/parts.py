@@ -1,4 +1,4 @@
-"""The smaller parts of a connection: what it counts into, writes to, and sends in the application's stead.
+"""Smaller parts of a connection: its counters, its transport, and responses without the application.
 
 Leans on: uvicorn.protocols.http.httptools_impl (RequestResponseCycle: disconnected, message_event,
 response_complete; STATUS_LINE).
@@ -22,7 +22,7 @@ OnRefused = Callable[[str], None]
 
 
 class Phase(Enum):
-    """Names what a connection waits for: connections.py."""
+    """Names the things that a connection waits for; see connections.py."""
 
     REQUEST = auto()
     ANSWER = auto()
@@ -32,7 +32,7 @@ class Phase(Enum):
 
 
 class Intake:
-    """The bytes of all bodies that are read or processed now. One for all connections of a router."""
+    """The bytes of all bodies being read or processed. One for all connections of a router."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -40,12 +40,12 @@ class Intake:
 
     @property
     def full(self) -> bool:
-        """Whether the limit is exceeded."""
+        """Return whether the limit is exceeded."""
         return self.held > self.limit
 
 
 class Outlet:
-    """A connection's transport, as responses see it: they close it no sooner than their client has read."""
+    """A connection's transport as responses see it: it closes only after the client has read."""
 
     __slots__ = ("close", "is_closing", "write")
 
@@ -56,14 +56,14 @@ class Outlet:
 
 
 def readable(transport: asyncio.Transport) -> bool:
-    """Return whether bytes have come that the loop has not read yet."""
+    """Return whether bytes have arrived that the loop has not read yet."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
 def abandon(cycle: RequestResponseCycle | None) -> None:
-    """Let the application see that its client has left."""
+    """Tell the application that its client has left."""
     if cycle is not None and not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()

@@ -1,6 +1,6 @@
-"""The API key that a client presents, however it is spelled: one key is one client.
+"""The API key that a client presents, in either header: one key is one client.
 
-OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; both count on every path.
+OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; both work on every path.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
         self._end_all = end_all
         self._looking: asyncio.Task[None] | None = None
-        self._told = False  # to end, by a signal of which the second one hurries
+        self._told = False  # told to end by a signal, so that a second one hurries
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end; a second SIGINT or SIGTERM ends all streams at once."""
+        """Start to shut down; a second SIGINT or SIGTERM ends all streams at once."""
         del frame
         if not self.should_exit:
             asyncio.get_running_loop().call_later(self._drain_s, self._end_all)

@@ -1,8 +1,8 @@
-"""Streams through proxies: headers that keep them from gathering it, comments that keep it from being cut.
+"""Streams through proxies: headers that prevent buffering, and comments that prevent timeouts.
 
-A comment (`: keep-alive`) is for proxies that give up on a silent connection; clients pass over it. It comes
-when a stream was silent for `every_s` seconds, whichever API it is of, and also before the first event: then
-it begins the response, which otherwise waits for that event (docs/decisions/0003).
+A comment (`: keep-alive`) is for proxies that give up on a silent connection; clients ignore it. It is sent
+when a stream of any API has been silent for `every_s` seconds. Before the first event it begins the
+response, which otherwise waits for that event (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.scheduler.tasks import spawn
 
 COMMENT = b": keep-alive\n\n"
 _EVENTS = b"text/event-stream"
-# nginx gathers a response until its buffers are full; caches and some proxies until its end.
+# nginx buffers a response until its buffers are full; caches and some proxies until it ends.
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
@@ -26,38 +26,38 @@ def streams(start: Message) -> bool:
 
 
 def mark(start: Message) -> None:
-    """Tell proxies that a stream is to be passed on as it comes."""
+    """Tell proxies to pass on a stream as it comes."""
     known = {name for name, _ in start["headers"]}
     start["headers"] = [*start["headers"], *(one for one in _HEADERS if one[0] not in known)]
 
 
 class Comments:
-    """A `send` that adds comments to a silent stream, once `begin` was called; without `every_s` none.
+    """A `send` that adds comments to a silent stream, after a call of `begin`; without `every_s`, none.
 
-    Parts of the response go to `sender`. A timer runs until it is complete, or `end` is called; each part
-    costs two looks at the clock. `pass_on` is the `send` behind it.
+    Send parts of the response to `sender`. A timer runs until the response is complete or `end` is called;
+    each part costs two looks at the clock. `pass_on` is the `send` behind this one.
     """
 
     def __init__(self, send: Send, every_s: float) -> None:
         self.pass_on = send
-        self.sender: Send = self.send if every_s else send  # nothing is in the way of what needs no comments
+        self.sender: Send = self.send if every_s else send  # without comments, send directly
         self._every_s = every_s
         self._loop = asyncio.get_running_loop()
         self._before: Callable[[], Awaitable[bool]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
         self._sending = False
-        self._last = 0.0  # the loop's time of the last part
+        self._last = 0.0  # loop time of the last part
 
     def begin(self, before: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """Watch the stream from now on. `before` begins the response, and returns whether it has begun."""
+        """Start to watch the stream. `before` begins the response, and returns whether it has begun."""
         self._before = before
         if self._every_s and self._timer is None:
             self._last = self._loop.time()
             self._again()
 
     def end(self) -> None:
-        """Add no more comments."""
+        """Stop adding comments."""
         if self._timer is not None:
             self._timer.cancel()
         if self._comment is not None:
@@ -94,7 +94,7 @@ class Comments:
 
 
 def passing(send: Send, every_s: float) -> Comments:
-    """Return a `send` for responses that nothing holds back: their streams get headers and comments."""
+    """Return a `send` for responses that go out directly; it adds streams' headers and comments."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start" and streams(message):

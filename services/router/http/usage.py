@@ -32,7 +32,7 @@ class UsageOptions(BaseModel):
 
 
 def options_in(own: Own) -> UsageOptions:
-    """Return the options among a request's own fields. Raises Unsupported (400) for an unknown one."""
+    """Return the options in a request's own fields. Raises Unsupported (400) for an unknown option."""
     if own.baton is msgspec.UNSET:
         return UsageOptions()
     try:

@@ -2,7 +2,7 @@
 
     server.py    the page's own port: its files, its feed, requests, actions
     door.py      who may look: a key of its own, and nobody's other pages
-    tries.py     wrong keys, and how long to wait after them
+    tries.py     waits after wrong keys
     feed.py      one message for all who look, made once a tick
     fleet.py     workers as rows, with rates
     flows.py     KV that went from worker to worker

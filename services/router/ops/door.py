@@ -47,7 +47,7 @@ class Door:
         )
 
     def shown(self, headers: Headers) -> list[bytes]:
-        """Return the keys in a request's headers, right or wrong; none where no key is asked for."""
+        """Return the keys in a request's headers, right or wrong; none if no key is needed."""
         return presented.keys_in(headers) if self._key else []
 
     def may_act(self, headers: Headers) -> bool:
@@ -55,7 +55,7 @@ class Door:
         return any(name == ACTION_HEADER for name, _ in headers)
 
     def fits(self, *given: bytes) -> bool:
-        """Return whether the key was given, and no other: a request is one try."""
+        """Return whether the right key was given and no other, because a request is one try."""
         return (
             bool(self._key) and len(given) == 1 and hmac.compare_digest(_digest(*given), _digest(self._key))
         )

@@ -41,7 +41,7 @@ from baton.services.router.recent import LAST, Recent
 
 STOP_S = 2.0  # for open pages, when the router ends
 MOST_BODY = 64 << 10  # bytes: a key, or an action
-MOST_CONNECTIONS = 4 * MOST_WATCHERS  # a browser has up to six
+MOST_CONNECTIONS = 4 * MOST_WATCHERS  # a browser opens up to six
 SLOW_CLIENT_S = 10.0
 KEEP_ALIVE_S = 30.0
 _FORM = "application/x-www-form-urlencoded"
@@ -76,7 +76,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
     @app.post("/ops/login")
     async def login(request: Request) -> Response:
-        # A form of another kind would be written to files while it comes.
+        # Other kinds of forms would be written to files while they arrive.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
             return _problem(415, f"send the key in a form: Content-Type: {_FORM}")
         try:
@@ -183,7 +183,7 @@ async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterato
     limits = HttpLimits(MOST_BODY, MOST_CONNECTIONS, SLOW_CLIENT_S, KEEP_ALIVE_S, of_router=False)
     config = uvicorn.Config(
         app,
-        http=cast(Any, connections(limits, lambda _: None)),  # declared as a class, but only called
+        http=cast(Any, connections(limits, lambda _: None)),  # typed as a class, but uvicorn only calls it
         ws="none",
         log_level="warning",
         access_log=False,

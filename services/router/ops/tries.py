@@ -1,6 +1,6 @@
-"""Wrong keys: after a few of one address no key from there is looked at for a while, which doubles each time.
+"""Wrong keys: after a few from one address, keys from there are ignored for a time that doubles each time.
 
-The table is bounded. Where all of it waits, nobody new may try: there are too many at it.
+The table is bounded. If all of its addresses wait, no new address may try, because too many are at it.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-FREE = 5  # wrong keys without a wait
+FREE = 5  # wrong keys before the first wait
 LONGEST_S = 60.0
-FORGOTTEN_S = 900.0  # after the last wrong key
+FORGOTTEN_S = 900.0  # an address is forgotten this long after its last wrong key
 MOST = 4096  # addresses
 
 
 @dataclass(slots=True)
 class _Address:
     wrong: int
-    last: float  # of the clock: its last wrong key
-    until: float  # no key is looked at before
+    last: float  # clock at its last wrong key
+    until: float  # clock until which its keys are ignored
 
 
 class Tries:
-    """Counts wrong keys by address; for IPv6 by its network of 64 bits, as one client has all of it."""
+    """Counts wrong keys by address; for IPv6 by /64 network, because one client has all of it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, most: int = MOST) -> None:
         self._now_s = now_s
         self._most = most
-        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # the last wrong key's is the last one
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # by last wrong key
 
     def __len__(self) -> int:
         return len(self._addresses)
 
     def wait_s(self, host: str) -> float:
-        """Return for how long no key of this client is looked at; 0 if it may try."""
+        """Return how long this client's keys are ignored; 0 if it may try."""
         now = self._now_s()
         self._forget(now)
         found = self._addresses.get(_network(host))
@@ -45,7 +45,7 @@ class Tries:
         return 1.0 if len(self._addresses) >= self._most else 0.0
 
     def failed(self, host: str) -> None:
-        """Note a wrong key."""
+        """Count a wrong key."""
         now, network = self._now_s(), _network(host)
         found = self._addresses.pop(network, None) or _Address(0, now, now)
         found.wrong += 1
@@ -56,7 +56,7 @@ class Tries:
             self._addresses[network] = found
 
     def passed(self, host: str) -> None:
-        """Forget a client's wrong keys: it has shown the right one."""
+        """Forget a client's wrong keys, as it has sent the right one."""
         self._addresses.pop(_network(host), None)
 
     def _forget(self, now: float) -> None:

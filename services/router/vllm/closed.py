@@ -1,7 +1,7 @@
-"""Routes of vLLM's that are not offered: 404 here.
+"""vLLM routes that are not offered: they answer 404.
 
-They are for one engine's administrators and for models of another kind, or for developers
-(VLLM_SERVER_DEV_MODE): those end requests of others, empty the caches of all and show the configuration.
+They are for administrators of a single engine, for other kinds of models, or for developers
+(VLLM_SERVER_DEV_MODE). The latter end other clients' requests, empty all caches and show the configuration.
 
 Leans on: the Starlette app that vllm.entrypoints.launchers.app.build_app returns (routes: path, endpoint),
 and the modules of vLLM's routes, which are named here.
@@ -29,9 +29,9 @@ _MODULES = (
 
 
 def is_left_out(route: BaseRoute) -> bool:
-    """Return whether a route of vLLM's is not offered, or is its second /metrics: one without OpenMetrics.
+    """Return whether a vLLM route is not offered, or is its second /metrics, which lacks OpenMetrics.
 
-    The first, which is mounted, serves what a scraper asks for, exemplars too.
+    The first, which is mounted, serves the format that a scraper asks for, also with exemplars.
     """
     path = getattr(route, "path", "")
     module = getattr(getattr(route, "endpoint", None), "__module__", None) or ""

@@ -37,7 +37,7 @@ from baton.services.tenants.model import salted
 # Arguments reserved for router, scheduler and workers: clients must not steer how KV is transferred.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 _RESERVED_PREFIX = "baton"
-# Of one request: the rest of its message, tokens so far and a manifest, has as much room.
+# Limit of one request. The rest of its message, tokens so far and a manifest, has as much room.
 MOST_BYTES = MAX_MESSAGE_BYTES // 2
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -75,7 +75,7 @@ class RelayLimits:
     flush_s: float = 0.0  # outputs wait so long for more tokens of their streams
     hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # of LoRA, by name
-    steps: StepLimits = LOOSEST  # of the engines' steps
+    steps: StepLimits = LOOSEST  # limits of the engines' steps
 
 
 class RelayClient(EngineCoreClient):
@@ -223,12 +223,12 @@ class RelayClient(EngineCoreClient):
         self._queue.put(output, at_once=True)
 
     def _give_up(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error that its relay does not know of."""
+        """End a request with an error that its relay does not know."""
         self.fail(request_id, error)
         self.abort([request_id])
 
     def _drop(self, request_id: str) -> None:
-        """Drop the outputs of a request that waits for none of them any more."""
+        """Drop the outputs of a request that is over."""
         self._queue.drop(request_id)
         self.prompt_logprobs.drop(request_id)
 

@@ -1,7 +1,7 @@
-"""Bounds on the texts of errors: a client's own megabytes are not read again, nor sent back.
+"""Bounds on error texts, so that a client's own megabytes are neither searched nor sent back.
 
-vLLM's errors quote values of the request, and its search for paths in such a text takes time in the square of
-its length: a model's name of 32 KB held the router for minutes.
+vLLM's errors quote values of the request, and its search for paths in the text takes quadratic time: a model
+name of 32 KB held the router for minutes.
 
 Leans on: sanitize_message(message) by its name in the modules of vllm.entrypoints that use it (`_USERS`).
 """
@@ -26,7 +26,7 @@ _PATH = re.compile(r"(?:/[\w\-]+){3,}")
 
 
 def bound_error_texts() -> None:
-    """Bound all errors of vLLM's handlers; a second call does nothing."""
+    """Bound the errors of all vLLM handlers; a second call does nothing."""
     for name in _USERS:
         replace(importlib.import_module(name), "sanitize_message", _bounded, ("message",))
 

@@ -1,4 +1,4 @@
-"""Limits on the fields of a request that cost more than their bytes, in the router's loop.
+"""Limits on fields of a request that cost the router's loop more than their size suggests.
 
 vLLM bounds the number of bad words and stop strings, not their length. Bad words are tokenized twice each: 10
 of 60 KB took 0.4 s, 100 of them 2.5 s. Stop strings are looked for at each token, and travel to each worker.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Characters of all texts in a field: 16,384 take 20 ms to tokenize.
+# Characters of all texts in a field; 16,384 take 20 ms to tokenize.
 MAX_CHARACTERS: Mapping[str, int] = {
     "bad_words": 16 << 10,
     "stop": 16 << 10,
@@ -24,7 +24,7 @@ MAX_TOOLS = 512  # OpenAI's own limit is 128
 
 
 def field_problem(request: Any) -> str:
-    """Return why a request's fields are refused; empty if they are not."""
+    """Return why a request's fields are refused; empty if they are allowed."""
     for name, allowed in MAX_CHARACTERS.items():
         size = sum(map(len, _texts(getattr(request, name, None))))
         if size > allowed:

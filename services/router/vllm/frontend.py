@@ -116,7 +116,7 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
     args.host, args.port = router.host, router.port
     if engine.lora is not None:
         args.lora_modules = [LoRAModulePath(name, path) for name, path in engine.lora.adapters.items()]
-    args.sse_keep_alive_interval = 0  # the router's own comments are on every path, vLLM's on two
+    args.sse_keep_alive_interval = 0  # the router sends its own comments on every path, vLLM on two
     args.structured_outputs_config = config.structured_outputs_config
     return args
 
@@ -256,11 +256,11 @@ def opened_to_clients(
     comment_s: float = 0.0,
     store: ResponseStore | None = None,
 ) -> Any:
-    """Return the first model's app with our admission around it, and behind that the other models' apps.
+    """Return the first model's app inside our admission, with the other models' apps behind it.
 
-    `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, they are of one
-    of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without
-    one all are accepted. Streams that are silent for `comment_s` seconds get a comment. `store` keeps their
+    `tenancy` admits requests within their tenants' limits, `chronicle` records their times, and `classes` are
+    their classes (the built-in ones if None). `door` is the middleware that authenticates clients; without it
+    all are accepted. Streams that are silent for `comment_s` seconds get a comment. `store` keeps stored
     Responses.
     """
     app = models[0].app
@@ -279,7 +279,7 @@ def opened_to_clients(
     if door is not None:
         outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
         app.user_middleware.insert(outer + 1, door)
-    # build_app has built it already, without ours.
+    # build_app has built the stack already, without our middleware.
     app.middleware_stack = ErrorForms(app.build_middleware_stack())
     envs.enable_envs_cache()  # otherwise vLLM reads its environment once per token
     return app

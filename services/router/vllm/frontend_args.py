@@ -125,7 +125,7 @@ def frontend_namespace(engine: EngineSettings, router: RouterSettings) -> Namesp
 
 
 def comment_s(router: RouterSettings) -> float:
-    """Return after how many seconds a silent stream gets a comment; 0: none does."""
+    """Return after how many seconds a silent stream gets a comment; 0: never."""
     return float(check_names(router).get("sse_keep_alive_interval") or 0)
 
 

@@ -1,12 +1,12 @@
-"""Checks of a router: the size and the form of a grammar, nothing that parses or compiles it.
+"""A router's checks of grammars: of size and form, without parsing or compiling them.
 
-vLLM's front end has each grammar parsed on its event loop, by C++ and Rust: a schema with a chain of 2,000
-references and a `multipleOf` ends the process by a segmentation fault, `minItems` of 10^9 takes 11 GiB. Here
-those checks are left to the worker, which makes them, the same functions, in a process that can be ended
-(services/engine/grammars); a refusal is 400 all the same.
+vLLM's front end parses each grammar on its event loop, in C++ and Rust: a schema with a chain of 2,000
+references and a `multipleOf` ends the process with a segmentation fault, and `minItems` of 10^9 takes 11 GiB.
+Here those checks are left to the worker, which runs the same functions in a process that can be ended
+(services/engine/grammars); a refusal is still a 400.
 
 Every way to a grammar ends in SamplingParams.structured_outputs: response_format, structured_outputs,
-text.format, and tools, which vLLM's parsers turn into schemas, structural tags or grammars. Its size is
+text.format, and tools, which vLLM's parsers turn into schemas, structural tags or grammars. So the size is
 checked there.
 
 Leans on: vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}'s checks and
@@ -32,13 +32,13 @@ from vllm.v1.structured_output import (
 
 from baton.services.engine.patches.replace import replace
 
-# Of a schema, choice, regex, grammar, or of what tools become. 10,000 choices (59 KB) took 0.5 s to compile.
+# Limit of a schema, choice, regex or grammar, also from tools. 10,000 choices (59 KB) took 0.5 s to compile.
 MAX_GRAMMAR_BYTES = 128 << 10
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 def leave_to_workers() -> None:
-    """Have this process's vLLM check no more than the form; a second call does nothing. Raises StartError."""
+    """Let vLLM in this process check only the form; a second call does nothing. Raises StartError."""
     replace(backend_xgrammar, "validate_xgrammar_grammar", _form, ("sampling_params",))
     replace(backend_guidance, "validate_guidance_grammar", _nothing, ("sampling_params", "tokenizer"))
     replace(backend_outlines, "validate_structured_output_request_outlines", _nothing, ("params",))
@@ -52,7 +52,7 @@ def leave_to_workers() -> None:
 
 
 def size_problem(params: Any) -> str:
-    """Return why the grammar of these SamplingParams is too large; empty if it is not."""
+    """Return the error if the grammar of these SamplingParams is too large; else an empty text."""
     asked = getattr(params, "structured_outputs", None)
     if asked is None:
         return ""
@@ -60,7 +60,7 @@ def size_problem(params: Any) -> str:
 
 
 def too_large(size: int) -> str:
-    """Return why a grammar of so many bytes is refused; empty if it is not."""
+    """Return the error for a grammar of this many bytes; empty if it is allowed."""
     if size <= MAX_GRAMMAR_BYTES:
         return ""
     return f"the answer's grammar or schema has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed"

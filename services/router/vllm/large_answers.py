@@ -1,8 +1,8 @@
-"""Whole answers with many log-probabilities, made a slice at a time.
+"""Whole answers with many log-probabilities, built a slice at a time.
 
-vLLM's handlers make and encode an answer in one go: 4,096 tokens with 20 alternatives each kept the loop,
-and so all other streams, for 2.4 s. Here the long lists are left out of that; they are made and encoded when
-the answer is sent, in turns of a few milliseconds. Short answers go vLLM's way.
+vLLM's handlers build and encode an answer in one go: 4,096 tokens with 20 alternatives each blocked the loop,
+and so all other streams, for 2.4 s. Here the long lists are left out at first. They are built and encoded
+when the answer is sent, in turns of a few milliseconds. Short answers take vLLM's way.
 
 Leans on: vllm.entrypoints.openai.{chat_completion,completion}.api_router and
 vllm.entrypoints.scale_out.token_in_token_out.api_router, which send
@@ -36,8 +36,8 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
     GenerateTokensResponse,
 )
 
-LONG = 64  # entries: a list that is left out has as many
-TURN = 8  # entries made in one turn of the loop; one with 20 alternatives takes half a millisecond
+LONG = 64  # entries from which on a list is left out
+TURN = 8  # entries built in one turn of the loop; one with 20 alternatives takes half a millisecond
 
 _ANSWERS = (ChatCompletionResponse, CompletionResponse, GenerateTextResponse, GenerateTokensResponse)
 _Path = tuple[str | int, ...]
@@ -46,7 +46,7 @@ _whole: ContextVar[bool] = ContextVar("the answer is not streamed", default=Fals
 
 
 def install() -> None:
-    """Have this process's front end send its answers so; a second call does nothing."""
+    """Make this process's front end send its answers in slices; a second call does nothing."""
     if chat_routes.JSONResponse is _Response:
         return
     for routes in (chat_routes, completion_routes, token_routes):
@@ -59,7 +59,7 @@ def install() -> None:
 
 
 class _Entries(list[Any]):
-    """The entries of a list, by a function that makes those from one number up to another."""
+    """The entries of a list, with a function that builds those in a range."""
 
     def __init__(self, length: int, make: Callable[[int, int], list[Any]]) -> None:
         super().__init__()
@@ -68,14 +68,14 @@ class _Entries(list[Any]):
 
 
 class _Later:
-    """An answer that is encoded when it is sent."""
+    """An answer that is encoded only when it is sent."""
 
     def __init__(self, dump: Callable[..., dict[str, Any]], long: dict[_Path, list[Any]]) -> None:
         self._dump = dump
         self._long = long
 
     async def encode(self) -> bytes:
-        """Return the answer in JSON, as JSONResponse makes it. Raises ValueError for a NaN or an infinity."""
+        """Return the answer in JSON, as JSONResponse would. Raises ValueError for a NaN or an infinity."""
         exclude: dict[str | int, Any] = {}
         for path in self._long:
             _set(exclude, path, True)
@@ -138,14 +138,14 @@ def _made_later(make: Callable[..., Any]) -> Callable[..., Any]:
 def _not_streamed(handler: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(handler)
     async def chat_completion_full_generator(*args: Any, **kwargs: Any) -> Any:
-        _whole.set(True)  # in the context of this request's task
+        _whole.set(True)  # only in the context of this request's task
         return await handler(*args, **kwargs)
 
     return chat_completion_full_generator
 
 
 def _long_lists(answer: Any) -> dict[_Path, list[Any]]:
-    """Return the lists of an answer that are long, by their place in it."""
+    """Return the long lists of an answer, by their place in it."""
     found: dict[_Path, Any] = {("prompt_logprobs",): getattr(answer, "prompt_logprobs", None)}
     for number, choice in enumerate(answer.choices):
         found["choices", number, "prompt_logprobs"] = getattr(choice, "prompt_logprobs", None)

@@ -1,8 +1,8 @@
-"""Log-probabilities: how many a request may ask for, and how a prompt's reach vLLM's front end.
+"""Log-probabilities: how many a request may ask for, and how those of a prompt reach vLLM's front end.
 
-vLLM's front end makes an object of each, and then a part of the answer: 20 to 50 us in all, on the loop that
-carries all other streams, too. So their number at one position and in one prompt is bounded, and a prompt's,
-which come all at once, are made a slice at a time.
+vLLM's front end turns each into an object and then into a part of the answer, 20 to 50 us in all, on the loop
+that also carries all other streams. So their number at one position and in one prompt is bounded, and those
+of a prompt, which come all at once, are processed a slice at a time.
 
 Leans on: SamplingParams (num_logprobs, logprob_token_ids, prompt_logprobs, prompt_logprob_token_ids),
 vllm.v1.outputs.LogprobsTensors (its first three fields have a row for each position), and
@@ -21,27 +21,27 @@ from vllm.v1.outputs import LogprobsTensors
 from baton.scheduler.tasks import spawn_apart
 from baton.services.router.errors import RequestFailed, Unsupported
 
-MOST_AT_A_TOKEN = 1024  # of one generated token: it takes the loop some 40 ms
+MOST_AT_A_TOKEN = 1024  # for one generated token; they take the loop some 40 ms
 MOST_OF_A_PROMPT = 1 << 18  # two for each token of a prompt of 128k
-SLICE = 256  # made in one turn of the loop, some 5 ms
+SLICE = 256  # processed in one turn of the loop, some 5 ms
 
 log = logging.getLogger(__name__)
 
 
 def at_a_token(params: Any, vocabulary: int) -> int:
-    """Return how many log-probabilities are kept of a generated token: its own is one more than asked for."""
+    """Return how many log-probabilities are kept per generated token: its own, and those asked for."""
     return _width(params.num_logprobs, vocabulary)
 
 
 def of_the_prompt(params: Any, vocabulary: int, prompt_tokens: int) -> int:
-    """Return how many log-probabilities are kept of the prompt."""
+    """Return how many log-probabilities are kept for the prompt."""
     scored = params.prompt_logprob_token_ids
     rows = [len(row) for row in scored] if scored is not None else ()
     return _width(params.prompt_logprobs, vocabulary) * prompt_tokens + sum(rows)
 
 
 def check(params: Any, vocabulary: int, prompt_tokens: int) -> None:
-    """Refuse a request for too many of them. Raises Unsupported."""
+    """Check the number of log-probabilities that a request asks for. Raises Unsupported."""
     if (wanted := at_a_token(params, vocabulary)) > MOST_AT_A_TOKEN:
         raise Unsupported(
             f"the request asks for {wanted} log-probabilities of each token (logprobs, top_logprobs); "
@@ -62,19 +62,19 @@ def _width(asked: int | None, vocabulary: int) -> int:
 
 
 class PromptLogprobs:
-    """Holds a request's outputs back while the objects of its prompt's log-probabilities are made."""
+    """Holds back a request's outputs while its prompt's log-probabilities are processed."""
 
     def __init__(self, put: Callable[[Any], None], fail: Callable[[str, RequestFailed], None]) -> None:
-        """Pass outputs on to `put`; end a request by `fail` where vLLM refuses its log-probabilities."""
+        """Pass outputs on to `put`; end a request with `fail` if vLLM refuses its log-probabilities."""
         self._put = put
         self._fail = fail
-        self._held: dict[str, list[Any]] = {}  # by request id
-        self._turn = asyncio.Lock()  # one slice in each round of the loop, whosever it is
-        # Set by the front end: adds rows to what it has of a request's prompt, unless the request is gone.
+        self._held: dict[str, list[Any]] = {}  # outputs by request id
+        self._turn = asyncio.Lock()  # one slice per iteration of the loop, over all requests
+        # Set by the front end: adds rows to a request's prompt, unless the request is gone.
         self.add: Callable[[str, LogprobsTensors], None] = lambda *_: None
 
     def takes(self, output: Any) -> bool:
-        """Take an output over if it has to wait, to be passed on in its turn; return whether it was taken."""
+        """Hold an output back if it has to wait, and pass it on in its turn; return whether it is held."""
         if (held := self._held.get(output.request_id)) is not None:
             held.append(output)
             return True
@@ -85,7 +85,7 @@ class PromptLogprobs:
         return True
 
     def drop(self, request_id: str) -> None:
-        """Forget what is held of a request that is over."""
+        """Forget the held outputs of a request that is over."""
         self._held.pop(request_id, None)
 
     async def _make(self, request_id: str, rows: Any) -> None:
@@ -96,7 +96,7 @@ class PromptLogprobs:
             for begin in range(0, count, step):
                 async with self._turn:
                     if self._held.get(request_id) is not held:
-                        return  # it is over
+                        return  # the request is over
                     some = (array[begin : begin + step] for array in rows[:3])
                     self.add(request_id, LogprobsTensors(*some))
                     await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""Anthropic's Messages over vLLM's handler: its refusals, its stream's errors, tool calls that were cut.
+"""Anthropic's Messages over vLLM's handler: refusals, errors in streams, tool calls that were cut.
 
-vLLM's handler logs each exception with its traceback, refusals included, takes an error in the chat's stream
-for a chunk that it cannot read, and parses the arguments of a call that `max_tokens` cut.
+vLLM's handler logs each exception with a traceback, even refusals, takes an error in the chat's stream for a
+chunk that it cannot read, and parses the arguments of calls that `max_tokens` cut.
 
 Leans on: vllm.entrypoints.anthropic.serving.AnthropicServingMessages.{create_messages, count_tokens,
 message_stream_converter, messages_full_converter}, which its routes look up on app.state's object; that its
@@ -25,7 +25,7 @@ from baton.services.router.http.admission import current_admission
 from baton.services.router.http.forms import anthropic_error
 from baton.services.router.vllm.odd_requests import UNFORESEEN, unforeseen_error
 
-# What an app's exception handlers turn into a response without a word in the log.
+# Exceptions that an app's handlers turn into a response without a word in the log.
 FORESEEN = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, jinja2.TemplateError)
 _DATA = "data: "
 _ERROR = 'data: {"error"'
@@ -34,7 +34,7 @@ Call = Callable[..., Awaitable[Any]]
 
 
 def adopt_messages(state: Any) -> None:
-    """Put this module around the handler of Messages in `state`, an app's, if it has one."""
+    """Wrap the Messages handler in an app's `state`, if there is one."""
     handler = getattr(state, "anthropic_serving_messages", None)
     if handler is None:
         return
@@ -58,7 +58,7 @@ def _answering(call: Call) -> Call:
 
 
 def _converted(convert: Callable[[Any], AsyncGenerator[str, None]]) -> Callable[[Any], Any]:
-    """Return a converter that ends with Anthropic's event where the chat's stream ends with an error."""
+    """Return a converter that ends with Anthropic's error event if the chat's stream ends with an error."""
 
     @wraps(convert)
     async def converted(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
@@ -84,7 +84,7 @@ def _converted(convert: Callable[[Any], AsyncGenerator[str, None]]) -> Callable[
 
 
 def _whole(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a converter that bears calls whose arguments are not whole: what there is of them is sent."""
+    """Return a converter that accepts calls with incomplete arguments, and sends those as far as they go."""
 
     @wraps(convert)
     def whole(answer: Any) -> AnthropicMessagesResponse:

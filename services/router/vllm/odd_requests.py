@@ -41,7 +41,7 @@ async def unforeseen(request: Request, error: Exception) -> Response:
 
 
 def unforeseen_error(error: Exception) -> Any:
-    """Return vLLM's ErrorResponse for the same: 400 before the request was placed, 500 after that."""
+    """Return vLLM's ErrorResponse for such an error: 400 before the request was placed, 500 after that."""
     admission = current_admission.get()
     if admission is None or admission.states:
         return create_error_response(error)

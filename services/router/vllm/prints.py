@@ -1,4 +1,4 @@
-"""The digest of an encoded request, equal for all that ask for the same; and its shape for the log.
+"""The digest of an encoded request, equal for equal requests, and its shape for the log.
 
 Leans on: vllm.v1.engine.EngineCoreRequest (request_id, external_req_id, trace_headers, arrival_time,
 client_index, cache_salt, priority, sampling_params), vllm.sampling_params.SamplingParams.seed.
@@ -13,9 +13,9 @@ from baton.services.engine.shapes import shape_of
 
 
 def digest(engine_request: bytes) -> bytes:
-    """Return the same for all requests with this prompt and these parameters, whoever sends them, and when.
+    """Return a digest of a request's prompt and parameters, independent of its sender and time.
 
-    A seed does not count: it differs between the sequences of one request.
+    The seed does not count, because it differs between the sequences of one request.
     """
     request = wire.decode_request(engine_request)
     request.request_id = ""
@@ -28,5 +28,5 @@ def digest(engine_request: bytes) -> bytes:
 
 
 def shape(engine_request: bytes) -> str:
-    """Return which fields a request sets, and how long they are."""
+    """Return which fields a request sets and how long they are."""
     return shape_of(wire.decode_request(engine_request))

@@ -49,7 +49,7 @@ def grammar_bytes(request: Any) -> int:
     """Return the approximate size of the schema or grammar that the output has to follow, bytes."""
     asked = [getattr(request, name, None) for name in ("structured_outputs", "response_format", "text")]
     if getattr(request, "tool_choice", None) not in (None, "none", "auto"):
-        asked.append(getattr(request, "tools", None))  # one of these schemas has to be followed
+        asked.append(getattr(request, "tools", None))  # the answer must follow one of their schemas
     return sum(len(str(one)) for one in asked if one is not None)
 
 

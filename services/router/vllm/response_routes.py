@@ -1,4 +1,4 @@
-"""The routes of stored responses: /v1/responses/ID, to read, follow, cancel and delete one's own.
+"""The routes of stored responses: /v1/responses/ID, to read, follow, cancel and delete a tenant's own.
 
 Leans on: vllm.entrypoints.openai.responses.api_router._convert_stream_to_sse_events; of the handler its
 response_store, event_store and responses_background_stream_generator(id, starting_after).
@@ -42,9 +42,7 @@ def response_routes(store: ResponseStore) -> list[Route]:
         del request
         cancelled = await cancel(handler, response_id)
         if cancelled is None:
-            raise Unsupported(
-                "only a response that is made in the background can be cancelled, until it is over"
-            )
+            raise Unsupported("only an unfinished background response can be cancelled")
         return _shown(cancelled)
 
     async def delete(request: Request, handler: Any, response_id: str) -> Response:
@@ -76,7 +74,7 @@ def response_routes(store: ResponseStore) -> list[Route]:
 
 
 def _as_missing(problem: RequestFailed) -> RequestFailed:
-    """Return why nothing is stored as the 404 that a client expects of an id, or else as it is."""
+    """Turn the lack of a store into the 404 that clients expect for an id; keep other refusals."""
     return NoSuchResponse(problem.message) if isinstance(problem, Unsupported) else problem
 
 

@@ -1,10 +1,10 @@
 """The store of Responses (VLLM_ENABLE_RESPONSES_API_STORE=1): its bounds, and whose answers are whose.
 
-vLLM keeps answers, messages and events in dictionaries of its handler: for ever, for everybody who knows an
-id. Here each id has an owner, its tenant; for all others it does not exist. The oldest answers of the tenant
+vLLM keeps answers, messages and events in its handler's dictionaries, for ever and for anybody who knows an
+id. Here each id has an owner, a tenant; for all others it does not exist. The oldest answers of the tenant
 with the most bytes go first. The router chooses all ids: a client's `request_id` could be another response's.
-Without the store, requests that need it are refused. It is one process's memory: while another router serves
-the same models, an id may be in either, and such requests are refused, too.
+Without the store, requests that need it are refused. The store is one process's memory: while another router
+serves the same models, an id may be in either, so such requests are refused then, too.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 MOST = 1000  # stored answers of a router
 MOST_BYTES = 64 << 20
 AGE_S = 3600.0
-EVENT_BYTES = 1 << 10  # about, of an event that is kept for who follows an answer later
+EVENT_BYTES = 1 << 10  # estimate for an event that is kept for clients that follow an answer later
 NOT_KEPT = (
     "responses are not stored here: send the conversation itself as 'input' (one router stores them with "
     "VLLM_ENABLE_RESPONSES_API_STORE=1: docs/frontend.md)"
@@ -51,9 +51,9 @@ class Kept:
     """An answer that is stored, or will be."""
 
     tenant: str
-    handler: Any  # of its model
+    handler: Any  # its model's handler
     at: float  # time.monotonic
-    size: int = 0  # bytes
+    size: int = 0  # in bytes
 
 
 class ResponseStore:
@@ -66,7 +66,7 @@ class ResponseStore:
         self.elsewhere = ""  # another router of the deployment: answers may be there
 
     def adopt(self, handler: Any) -> None:
-        """Put the store around a model's handler of Responses, if it has one."""
+        """Wrap a model's Responses handler with the store, if there is one."""
         if handler is None:
             return
         self.on = self.on or handler.enable_store
@@ -78,13 +78,13 @@ class ResponseStore:
         handler.msg_store = _Measured(self._measure)
 
     def find(self, response_id: str, tenant: str) -> Any:
-        """Return the handler that has a tenant's answer; None for another's, and for one that is gone."""
+        """Return the handler of a tenant's answer; None if the answer is gone or another tenant's."""
         self._forget_old()
         kept = self._kept.get(response_id)
         return kept.handler if kept is not None and kept.tenant == tenant else None
 
     def delete(self, response_id: str) -> None:
-        """Drop an answer, and end its task in the background."""
+        """Drop an answer, and end its background task."""
         kept = self._kept.pop(response_id, None)
         if kept is None:
             return
@@ -94,7 +94,7 @@ class ResponseStore:
             store.pop(response_id, None)
 
     def problem(self) -> RequestFailed | None:
-        """Return why nothing can be stored or found; None if it can."""
+        """Return why nothing can be stored or found; None if the store works."""
         if not self.on:
             return Unsupported(NOT_KEPT)
         if self.elsewhere:
@@ -106,7 +106,7 @@ class ResponseStore:
 
     @property
     def size(self) -> int:
-        """All bytes that are stored."""
+        """Return the bytes of all stored answers."""
         return sum(one.size for one in self._kept.values())
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class ResponseStore:
             if previous is not None and self.find(previous, tenant) is not handler:
                 return handler._make_not_found_error(previous)
             if previous is not None and _runs(handler.response_store.get(previous)):
-                raise refusal(Unsupported("previous_response_id: that response is not over yet"))
+                raise refusal(Unsupported("previous_response_id: that response is not complete yet"))
             if not self.on or self.elsewhere or not request.store:
                 request.store = False
                 return await create(request, raw_request)
@@ -141,7 +141,7 @@ class ResponseStore:
         return creating
 
     def _running(self, handler: Any, run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        """Return what makes an answer in the background, and notes how that ended."""
+        """Return `run`, which makes an answer in the background, with a record of how it ended."""
 
         @wraps(run)
         async def running(request: Any, *args: Any, **kwargs: Any) -> None:
@@ -149,7 +149,7 @@ class ResponseStore:
             _note(handler, response_id, "in_progress")
             try:
                 await run(request, *args, **kwargs)
-            except Exception as error:  # its client hears of it when it asks
+            except Exception as error:  # its client sees it in the stored answer
                 if response_id not in self._kept:
                     return  # it was deleted, and so cancelled
                 if not isinstance(error, RefusedByRouter):
@@ -169,14 +169,14 @@ class ResponseStore:
         self._make_room()
 
     def _hold_on(self, response_id: str, handler: Any) -> None:
-        """Let a background task count for its tenant until it is over, as its request would have."""
+        """Count a background task for its tenant until it is over, like a request."""
         task = handler.background_tasks.get(response_id)
         admission = current_admission.get()
         if task is not None and admission is not None:
             admission.lasting = task
 
     def _measure(self, response_id: str, added: int) -> bool:
-        """Count the bytes of what is stored now. Return whether it may be stored: it is not forgotten."""
+        """Count the bytes now stored. Return whether the answer may be stored: it was not dropped."""
         kept = self._kept.get(response_id)
         if kept is None:
             return False
@@ -192,7 +192,7 @@ class ResponseStore:
             self.delete(response_id)
 
     def _make_room(self) -> None:
-        """Drop the oldest of the tenant that has the most, in bytes or in number, until all is in bounds."""
+        """Drop the oldest answers of the tenant with the most, in bytes or number, until the bounds hold."""
         size = self.size
         while len(self._kept) > MOST or size > MOST_BYTES:
             held: Counter[str] = Counter()
@@ -205,7 +205,7 @@ class ResponseStore:
 
 
 class _Measured(dict[str, Any]):
-    """One of the handler's dictionaries: it stores what has an owner, and tells its size."""
+    """One of the handler's dictionaries: it stores entries that have an owner, and reports their sizes."""
 
     def __init__(self, measure: Callable[[str, int], bool]) -> None:
         super().__init__()
@@ -224,14 +224,14 @@ class _Measured(dict[str, Any]):
 
 
 def tenant_of(raw_request: Any) -> str:
-    """Return the tenant that sent a request; "" where keys have none."""
+    """Return the tenant that sent a request; "" if keys have no tenants."""
     return raw_request.scope.get(CALLER, ANYBODY).tenant if raw_request is not None else ""
 
 
 def _needs(request: Any) -> str:
-    """Return the field of a request that needs stored answers; empty without one.
+    """Return the field of a request that needs stored answers; empty without such a field.
 
-    `store` is none of these: clients send true by default. Raises the refusal of a conversation.
+    `store` does not count, because clients send true by default. Raises a refusal for `conversation`.
     """
     if (request.model_extra or {}).get("conversation") is not None:
         raise refusal(Unsupported("conversation: conversations are not stored here; send it as 'input'"))
@@ -241,7 +241,7 @@ def _needs(request: Any) -> str:
 
 
 def _runs(stored: Any) -> bool:
-    """Tell whether a stored answer is still made in the background."""
+    """Return whether a stored answer is still being made in the background."""
     return stored is not None and stored.status in ("queued", "in_progress")
 
 
@@ -254,13 +254,13 @@ def _note(handler: Any, response_id: str, status: str, error: dict[str, str] | N
 
 
 def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Return what streams the events of an answer in the background, until the last one or its task's end."""
+    """Return a stream of a background answer's events, until the last one or the end of its task."""
 
     async def following(response_id: str, starting_after: int | None = None) -> AsyncGenerator[Any, None]:
         found = handler.event_store.get(response_id)
         task = handler.background_tasks.get(response_id)
         if found is None and task is not None and not task.done():
-            await asyncio.sleep(0)  # it has just been made: its first step opens the events
+            await asyncio.sleep(0)  # the task is new: its first step creates the events
             found = handler.event_store.get(response_id)
         if found is None:
             raise refusal(
@@ -283,7 +283,7 @@ def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
 
 
 async def cancel(handler: Any, response_id: str) -> Any:
-    """Cancel an answer that is made in the background. Return it, or None if it is over."""
+    """Cancel an answer that is being made in the background. Return it, or None if it is over."""
     stored = handler.response_store.get(response_id)
     if not _runs(stored):
         return None

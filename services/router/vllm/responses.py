@@ -1,8 +1,8 @@
 """OpenAI's Responses over vLLM's handler: how they end.
 
-An answer that `max_output_tokens` cut is incomplete, and so is its last item; vLLM says so of whole answers'
-status alone. A stream that fails ends with `response.failed`, where vLLM's breaks off. A stream's two opening
-events wait for the next one: a refusal before the first token is an HTTP status, as on the other paths.
+An answer that `max_output_tokens` cut is incomplete, and so is its last item; vLLM says so only in the status
+of whole answers. A stream that fails ends with `response.failed`, while vLLM's breaks off. A stream's two
+opening events wait for the third, so a refusal before the first token is an HTTP status, as on other paths.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.{responses_stream_generator,
 responses_full_generator, _convert_generation_error_to_streaming_response} and the events of the first:
@@ -35,7 +35,7 @@ Events = AsyncGenerator[Any, None]
 
 
 class FailedEvent(BaseModel):
-    """A stream's last event where the response has failed."""
+    """A stream's last event if the response has failed."""
 
     type: Literal["response.failed"] = "response.failed"
     sequence_number: int
@@ -43,17 +43,17 @@ class FailedEvent(BaseModel):
 
 
 class IncompleteEvent(ResponseIncompleteEvent):
-    """A stream's last event where the response was cut."""
+    """A stream's last event if the response was cut."""
 
     response: ResponsesResponse
 
 
 class _StreamFailed(Exception):
-    """Carries what ended a stream through vLLM's generator, which would have taken its text for an event."""
+    """Carries an error through vLLM's generator, which would take the error's text for an event."""
 
 
 def adopt_responses(state: Any) -> None:
-    """Put this module around the handler of Responses in `state`, an app's, if it has one."""
+    """Wrap the Responses handler in an app's `state`, if there is one."""
     handler = getattr(state, "openai_serving_responses", None)
     if handler is None:
         return
@@ -63,7 +63,7 @@ def adopt_responses(state: Any) -> None:
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """Return the object `error` of a response that has failed."""
+    """Return the `error` object of a failed response."""
     refused = isinstance(error, RefusedByRouter) and error.error.status is HTTPStatus.TOO_MANY_REQUESTS
     return {"code": "rate_limit_exceeded" if refused else "server_error", "message": str(error)}
 
@@ -109,7 +109,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
                     yield one
                 held = []
                 yield ending
-        except Exception as error:  # whatever it was, its client is told, and waits for nothing more
+        except Exception as error:  # whatever it is, tell the client, so that it does not wait
             cause = (error.__cause__ or error) if isinstance(error, _StreamFailed) else error
             if not isinstance(cause, RefusedByRouter):
                 log.exception("a stream of /v1/responses has failed")
@@ -123,7 +123,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
 
 
 def _ending(event: Any, held: list[Any]) -> Any:
-    """Return the event as it is, or a cut response's last one; then the item before it was cut, too."""
+    """Return the event, changed if it ends a cut response; then the item before it was cut, too."""
     if event.type != _COMPLETED or event.response.status != "incomplete":
         return event
     if held and held[-1].type == "response.output_item.done":

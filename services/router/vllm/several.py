@@ -1,4 +1,4 @@
-"""The health of a router, which vLLM's app has for one model, over all of them.
+"""The health of a router over all its models; vLLM's app has it for one model.
 
 Leans on: the paths of vLLM's routes.
 """
@@ -26,7 +26,7 @@ def model_paths(app: Any) -> frozenset[str]:
 
 
 def routes_of_all(apps: Mapping[str, Any]) -> list[Route]:
-    """Return the routes of /health over the apps of all models, by their names."""
+    """Return the /health routes over the apps of all models, by model name."""
 
     async def health(request: Request) -> Response:
         """Answer 200 while one model can be served, or the one of the query `model`; name the others."""

@@ -1,6 +1,6 @@
 """Errors inside vLLM's streams: OpenAI's error object with our status and type, and no traceback in the log.
 
-Leans on: the handlers in vLLM's app.state, and of those that stream
+Leans on: the handlers in vLLM's app.state, and, for those that stream,
 GenerateBaseServing._convert_generation_error_to_streaming_response(error), whose text chat and completions
 send before [DONE].
 """
@@ -18,13 +18,13 @@ _CONVERT = "_convert_generation_error_to_streaming_response"
 
 
 def handlers(state: Any) -> Iterator[Any]:
-    """Yield vLLM's handlers in an app's state, each once."""
+    """Yield each vLLM handler in an app's state once."""
     found = {id(one): one for one in vars(state)["_state"].values() if hasattr(one, "_check_model")}
     yield from found.values()
 
 
 def word_stream_errors(state: Any) -> None:
-    """Have every handler word what ends a stream as the router words its refusals."""
+    """Make every handler word errors in streams like the router's refusals."""
     for handler in handlers(state):
         if original := getattr(handler, _CONVERT, None):
             setattr(handler, _CONVERT, _worded(original))

@@ -1,9 +1,9 @@
-"""A bound on what tokenizing costs: no more of a text is tokenized than the model can take.
+"""A bound on the cost of tokenizing: no more of a text is tokenized than the model can take.
 
-vLLM tokenizes in a thread, but a whole text at once: each MiB takes a second and 80 MiB, and what is beyond
-the model's length is cut off after that. Here a text that can hardly fit is first counted a piece at a time,
-until it is certain that it does not fit, or that what follows would be cut off. /tokenize has no limit of its
-own: there it is the model's length, too.
+vLLM tokenizes in a thread, but the whole text at once: each MiB takes a second and 80 MiB, and only then is
+the text cut to the model's length. Here a text that is unlikely to fit is first counted a piece at a time,
+until it is certain that it does not fit, or that the rest would be cut off. /tokenize has no limit of its
+own, so the model's length applies there, too.
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
@@ -21,15 +21,15 @@ from vllm.renderers.base import BaseRenderer
 
 from baton.services.engine.patches.replace import replace
 
-PIECE = 64 << 10  # characters; one takes 20 ms, without Python's lock
-# Characters a token: a text with fewer for each of the model's tokens is tokenized at once.
+PIECE = 64 << 10  # characters; a piece takes 20 ms, without the GIL
+# Characters per token; a text with fewer for each of the model's tokens is tokenized at once.
 LIKELY = 2
-# Cut into pieces a text has more tokens than in one: at most so many more for each cut are expected.
+# A text cut into pieces has more tokens than in one piece: we expect at most this many more per cut.
 SLACK = 16
 
 
 def bound_tokenizing() -> None:
-    """Bound it in all renderers that are made from now on; a second call does nothing."""
+    """Bound tokenizing in all renderers created from now on; a second call does nothing."""
     replace(BaseRenderer, "_tokenize_prompt", _bounded, ("self", "prompt", "params"))
 
 
@@ -58,7 +58,7 @@ def _bounded(tokenize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def enough(tokenizer: Any, text: str, tokens: int, *, end: bool = False) -> str:
-    """Return the beginning of a text, or its `end`, that has more than `tokens` tokens; or else all of it."""
+    """Return a part from a text's beginning, or its `end`, with more than `tokens` tokens; or all of it."""
     found = 0
     for at in range(0, len(text), PIECE):
         piece = text[-at - PIECE : len(text) - at] if end else text[at : at + PIECE]
@@ -71,7 +71,7 @@ def enough(tokenizer: Any, text: str, tokens: int, *, end: bool = False) -> str:
 
 
 def _count(tokenizer: Any, piece: str) -> int:
-    """Count a piece's tokens, in a quarter of the time where the tokenizer is Hugging Face's in Rust."""
+    """Count a piece's tokens, in a quarter of the time with Hugging Face's Rust tokenizer."""
     backend = getattr(tokenizer, "_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         return len(tokenizer(piece, add_special_tokens=False)["input_ids"])

@@ -1,5 +1,5 @@
 """Operations with a naive, a CPU and a GPU form; links to the files of the root folder `kernels`.
 
-That folder is no package of its own: it would hide the package `kernels` of Hugging Face from whatever is
+That folder is not a package itself, because it would hide Hugging Face's package `kernels` from programs
 started in the root folder.
 """

@@ -27,7 +27,7 @@ from baton.security.revocations import Revocations
 from baton.security.tokens import TokenStore
 
 KEY, ROOT, TOKENS, REVOKED = "ca.key", "ca.crt", "tokens.json", "revoked.json"
-KEPT = "kept"  # a folder for revocations alone, where the rest is copied from elsewhere at each start
+KEPT = "kept"  # a folder for revocations only, for when the rest is copied from elsewhere at each start
 LIFE_S = 3600.0  # of a certificate, unless its token says otherwise
 ROOT_DAYS = 3650
 SKEW = 1 / 12  # of its life: so much earlier a certificate begins, as hosts' clocks may differ
@@ -113,9 +113,9 @@ class Authority:
         return self._certificate(name, _key_in(request), timedelta(seconds=life_s))
 
     def revoke_token(self, token_id: str) -> bool:
-        """Let nobody join with a token any more, also where its file is replaced by an older one.
+        """Let nobody join with a token any more, even if its file is replaced by an older copy.
 
-        Returns False for one that is not known. Raises AuthorityError.
+        Return False for an unknown token. Raises AuthorityError.
         """
         known = self.tokens.revoke(token_id)
         if known:

@@ -33,9 +33,9 @@ from baton.security.names import Name, Role
 
 MAX_BODY = 16 << 10
 READ_S = 10.0  # for a request's body
-CONNECTION_S = 20.0  # for a connection, from its handshake to its end: a joiner has one for each exchange
-MOST_CONNECTIONS = 256  # more are closed unheard
-ACCEPT_AGAIN_S = 0.5  # after an error, as of too few file descriptors
+CONNECTION_S = 20.0  # lifetime of a connection, handshake included; a joiner has one per exchange
+MOST_CONNECTIONS = 256  # more are closed at once
+ACCEPT_AGAIN_S = 0.5  # pause after an error, such as too few file descriptors
 OWN_LIFE_S = 86_400.0  # of the service's own certificate
 RENEW_S = OWN_LIFE_S / 2
 RETRY_S = 60.0  # after a renewal that failed
@@ -60,7 +60,7 @@ class JoinService:
         app.router.add_post("/renew", self._answering(self._renew))
         self._runner = web.AppRunner(app, access_log=None)
         self._tasks: list[asyncio.Task[None]] = []
-        self._open: set[asyncio.Task[None]] = set()  # connections, from their acceptance on
+        self._open: set[asyncio.Task[None]] = set()  # accepted connections
 
     async def __aenter__(self) -> Self:
         self._take_certificate()
@@ -96,7 +96,7 @@ class JoinService:
             try:
                 connection, _ = await loop.sock_accept(self._listening)
             except OSError as error:
-                log.warning("the CA accepts no connection: %s; it is tried again", error)
+                log.warning("the CA cannot accept a connection: %s; trying again", error)
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             if len(self._open) >= MOST_CONNECTIONS:
@@ -107,10 +107,10 @@ class JoinService:
             task.add_done_callback(self._open.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Serve one connection for CONNECTION_S at most, handshake and all."""
-        assert self._runner.server is not None  # noqa: S101 (it is set up)
+        """Serve one connection for at most CONNECTION_S, handshake included."""
+        assert self._runner.server is not None  # noqa: S101 (the runner is set up)
         watched = _Watched(self._runner.server())
-        with connection, contextlib.suppress(TimeoutError, OSError):  # of a client that is slow, or leaves
+        with connection, contextlib.suppress(TimeoutError, OSError):  # the client is slow, or leaves
             async with asyncio.timeout(CONNECTION_S):
                 transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: watched, connection, ssl=self._context
@@ -182,7 +182,7 @@ class JoinService:
 
 
 class _Watched(asyncio.Protocol):
-    """A connection of the web server's, whose end can be waited for."""
+    """A connection of the web server whose end can be awaited."""
 
     def __init__(self, served: asyncio.Protocol) -> None:
         self._served = served

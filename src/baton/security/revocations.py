@@ -1,8 +1,8 @@
-"""Certificates and tokens that count no more, in a file that `baton ca revoke` and `baton ca serve` share.
+"""Revoked certificates and tokens, in a file that `baton ca revoke` and `baton ca serve` share.
 
-What is revoked is a line, a name or a token's id. A line is a certificate and all that it was renewed into:
-each holds the serial number of the first. A name is everything that was issued for it until then: who joins
-with a token afterwards has a certificate that counts.
+You can revoke a line, a name or a token's id. A line is a certificate and all its renewals, each of which
+holds the serial number of the first. A name covers everything issued for it until then: a certificate from
+joining with a token afterwards is valid.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Revocations:
 
     def _add(self, what: str) -> None:
         with self._lock() as found:
-            found[what] = time.time()  # with the lock: what is being renewed now comes before
+            found[what] = time.time()  # under the lock, so that renewals in progress come before it
             self._keep(found)
 
     @contextlib.contextmanager

@@ -103,7 +103,7 @@ class TokenStore:
             return grant.life_s
 
     def extend(self, token_id: str, valid_s: float) -> None:
-        """Let a token expire so much later than now, if it is known. Raises AuthorityError."""
+        """Let a known token expire this long from now. Raises AuthorityError."""
         with self._open() as grants:
             if token_id in grants:
                 grants[token_id].expires_at = time.time() + valid_s

@@ -84,7 +84,7 @@ def test_only_dead_owners_segments_are_stale() -> None:
 
 @pytest.mark.parametrize("what", ["a pipe", "a folder", "a link", "a socket"])
 def test_what_is_no_segment_is_left_alone(what: str, tmp_path: Path) -> None:
-    """All users may write to the folder: whatever lies there neither ends nor holds up a start."""
+    """All users may write to the folder, so nothing in it may fail or delay a start."""
     name = f"baton-kv-{os.getpid()}-{secrets.token_hex(6)}"
     path = segments.DIRECTORY / name
     with contextlib.ExitStack() as stack:
@@ -105,7 +105,7 @@ def test_what_is_no_segment_is_left_alone(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_stale_segment_is_left_alone() -> None:
-    """It can be opened, and not removed: the folder's sticky bit."""
+    """It can be opened but not removed, because of the folder's sticky bit."""
     path = segments.DIRECTORY / f"baton-kv-1-{secrets.token_hex(6)}"
     path.touch(0o644)
     program = (

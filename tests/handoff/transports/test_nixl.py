@@ -322,7 +322,7 @@ def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None
 def test_a_pull_under_way_outlives_other_peers(
     source: caches.Source, nixl: Nixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer of which something is being read is not the one that is disconnected."""
+    """A peer that is being read from is not disconnected."""
     monkeypatch.setattr(nixl_agent, "_MAX_PEERS", 1)
     blocks = (1, 2, 3, 4, 9, 8, 7, 6, 5)
     chunks = nixl.pull(pull_of(source.begin("among-others", blocks[:4], whole=9)))

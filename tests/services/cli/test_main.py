@@ -133,7 +133,7 @@ def test_what_cannot_be_printed_is_told_in_a_line() -> None:
 
 
 def test_the_words_of_a_bug_are_the_last_ones() -> None:
-    """What extension modules print at exit would bury them: dozens of lines, where vLLM is imported."""
+    """Output of extension modules at exit would bury them: dozens of lines if vLLM is imported."""
     code = """
 import atexit, os
 import baton.services.cli.main as command
@@ -150,7 +150,7 @@ command.main()"""
 
 @pytest.mark.parametrize("how", ["full", "blocked", "left", "closed"])
 def test_a_process_serves_whatever_becomes_of_its_logs(how: str) -> None:
-    """And ends on the first signal. `blocked`: by a reader that lives, and does not read."""
+    """It also ends on the first signal. `blocked`: the reader lives but does not read."""
     port = free_port()
     reading, writing = os.pipe()
     if how == "full":

@@ -183,7 +183,7 @@ def of_settings(**keys: float) -> SuffixProposer:
 
 @pytest.mark.parametrize(("factor", "drafted"), [(0.5, 1), (1.0, 2), (2.0, 4)])
 def test_suffix_decoding_max_spec_factor(factor: float, drafted: int) -> None:
-    """A suffix of two tokens, of which the first occurrence was followed by five."""
+    """A suffix of two tokens, whose first occurrence was followed by five."""
     one = of_settings(suffix_decoding_max_spec_factor=factor, suffix_decoding_min_token_prob=0.0)
     text = [1, 2, 3, 4, 5, 6, 7, 1, 2]
     assert drafts_of(one.propose(batch_of([text], MOST))) == [[3, 4, 5, 6, 7][:drafted]]
@@ -191,7 +191,7 @@ def test_suffix_decoding_max_spec_factor(factor: float, drafted: int) -> None:
 
 @pytest.mark.parametrize(("most", "drafted"), [(0, []), (1, [3, 4]), (10_000, [3, 4])])
 def test_suffix_decoding_max_cached_requests(most: int, drafted: list[int]) -> None:
-    """A request's answer is kept for others, unless none is to be."""
+    """A request's answer is kept for others, unless none may be kept."""
     one = of_settings(suffix_decoding_max_cached_requests=most)
     one.propose(batch_of([[9, 1, 2, 3, 4]], MOST, names=["past"], prompts=[1]))
     one.forget(["past"])

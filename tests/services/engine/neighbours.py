@@ -1,4 +1,4 @@
-"""Runs OpenAI requests together in one engine's batch, and tells what each got. For test_neighbours.py."""
+"""Runs OpenAI requests together in one engine's batch, and returns their answers. For test_neighbours.py."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LIMIT_S = 60.0
 
 @dataclass
 class Told:
-    """What the engine answered, without the columns that vLLM's front end does not look at."""
+    """The engine's answer, without the columns that vLLM's front end ignores."""
 
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, float]] = field(default_factory=list)  # one a token
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # one per token
     prompt_logprobs: list[dict[int, float]] = field(default_factory=list)
-    longest: int = 0  # tokens that came in one step
+    longest: int = 0  # most tokens in one step
     finish: str = ""
     stop: str = ""
 
@@ -47,7 +47,7 @@ def together(engine: Engine, requests: Mapping[str, tuple[list[int], dict[str, A
 
 
 def sampling(engine: Engine, prompt: list[int], body: dict[str, Any]) -> Any:
-    """Return the parameters that vLLM's front end makes of a completion's body."""
+    """Return the parameters that vLLM's front end builds from a completion's body."""
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.tokenizers import cached_tokenizer_from_config
 

@@ -1,4 +1,4 @@
-"""The cores that an engine gets, and the blocks that it has to book."""
+"""The cores of an engine, and the blocks that it has to book."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ PAGE = full(256).page_size_bytes
     ids=["two sizes", "one size", "three sizes"],
 )
 def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks: int) -> None:
-    """By vLLM's own count, of groups whose blocks hold different numbers of tokens."""
+    """Checked with vLLM's own count, for groups whose blocks hold different numbers of tokens."""
     settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048, "max_num_seqs": 8}})
     config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
     cache = KVCacheConfig(
@@ -105,7 +105,7 @@ def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks:
 
 
 def test_windows_alone_are_not_booked_beyond_the_pool() -> None:
-    """Requests shorter than a window leave nothing of it."""
+    """Requests shorter than a window never leave it."""
     settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048}})
     config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
     groups = [KVCacheGroupSpec([str(n)], window(64, 128, PAGE)) for n in range(2)]

@@ -1,4 +1,4 @@
-"""A step that raises, in real engines: its requests end, the others are answered as if it had not been."""
+"""A step that raises, in real engines: its requests end, and the others get the same answers as ever."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def engine(model: Path, drafter: Path) -> Iterator[EngineProcess]:
 
 @pytest.fixture(scope="module")
 def source(model: Path, drafter: Path) -> Iterator[EngineProcess]:
-    """An engine that saves KV for the other, and answers without fail."""
+    """An engine that saves KV for the other one, and always answers."""
     with EngineProcess(Options(model, "source", cores="1", drafter=drafter)) as process:
         yield process
 
@@ -65,7 +65,7 @@ def install(engine: Engine) -> None:
 
 
 def run(engine: Engine) -> Failures:
-    """Step until idle, and go on after steps that fail, as the worker's host does."""
+    """Step until idle, and go on after failed steps, like the worker's host."""
     found = Failures([], [])
     deadline = time.monotonic() + CALL_S / 2
     while time.monotonic() < deadline:
@@ -96,7 +96,7 @@ def among(
 
 
 def blocks(engine: Engine) -> tuple[int, int, int]:
-    """Free blocks, what is left of saves and loads, and staging that is taken."""
+    """Return free blocks, remaining saves and loads, and staging in use."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine.run()
@@ -107,7 +107,7 @@ def blocks(engine: Engine) -> tuple[int, int, int]:
 
 
 def settled(engine: Engine, expected: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The same, once releases have arrived."""
+    """Return the same, once releases have arrived."""
     deadline = time.monotonic() + 10
     while (found := blocks(engine)) != expected and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -132,7 +132,7 @@ def test_its_requests_end_and_later_ones_are_answered_right(
 
 
 def test_a_request_that_is_half_in_the_batch_leaves_it(engine: EngineProcess, source: EngineProcess) -> None:
-    """The sampler's masks are filled as a request joins the batch, by then with a row of its own."""
+    """The sampler's masks are filled when a request joins the batch, and it has a row by then."""
     before = engine.call(blocks)
     prompts = {f"half-{number}": prompt_of(f"half-{number}", 60) for number in range(3)}
     expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
@@ -145,7 +145,7 @@ def test_a_request_that_is_half_in_the_batch_leaves_it(engine: EngineProcess, so
 
 
 def half(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[str]]:
-    """Have a request join the batch, and fail there, in the step in which another one has left it."""
+    """Let a request join the batch and fail, in the same step in which another one left it."""
     first, *others = prompts
     answer = engine.add(first, prompts[first], TOKENS)
     for name in others:
@@ -199,7 +199,7 @@ def test_handoffs_under_way_end_well(engine: EngineProcess, source: EngineProces
 
 
 def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manifest, where: str) -> Failures:
-    """Fail a step in which one request's load begins and another one's prompt is saved."""
+    """Fail a step in which one request's load begins and another's prompt is saved."""
     engine.add(name, prompt, TOKENS, load_params(1, manifest))
     poison(engine, f"saves-{where}", prompt_of(f"saves-{where}", 100), dose("alone", where), save_params(1))
     return run(engine)

@@ -1,4 +1,4 @@
-"""Digests of files: each read once, and what is kept believed only while it is sure."""
+"""Digests of files: each file is read once, and a kept digest is trusted only while it is certain."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_change_is_seen_though_size_and_last_write_are_as_they_were(file: Path
     file.write_bytes(NEW)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert digests([file]) == [sha256(NEW)]
-    file.unlink()  # and another file, which may get its inode
+    file.unlink()  # the next file may get its inode
     file.write_bytes(OLD)
     assert digests([file]) == [sha256(OLD)]
     assert len(reads) == 3
@@ -126,7 +126,7 @@ def test_what_others_may_have_written_is_not_believed(
 ) -> None:
     digests([file])
     lie(kept)
-    assert digests([file]) == ["0" * 64]  # as it stands, it is believed
+    assert digests([file]) == ["0" * 64]  # unchanged, it is trusted
     spoil(kept)
     assert digests([file]) == [sha256(OLD)]
     assert len(reads) == 2
@@ -164,7 +164,7 @@ def test_one_hashes_while_others_wait_for_it(file: Path, kept: Path, reads: list
     (entry,) = entries(kept)
     content = entry.read_text()
     entry.unlink()
-    lock = os.open(f"{entry}.lock", os.O_RDWR)  # as the process has that hashes it
+    lock = os.open(f"{entry}.lock", os.O_RDWR)  # like a process that hashes the file
     fcntl.flock(lock, fcntl.LOCK_EX)
     with ThreadPoolExecutor() as pool:
         other = pool.submit(digests, [file])

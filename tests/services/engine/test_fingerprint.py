@@ -17,7 +17,7 @@ from harness.checkpoints import tiny_qwen2
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept of files is not that of whoever runs the tests."""
+    """Keep digests out of the user's own cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
 
 
@@ -41,7 +41,7 @@ def test_another_byte_is_another_model(model: Path, tmp_path: Path, name: str) -
 
 
 def test_no_byte_of_the_weights_is_left_out(tmp_path: Path) -> None:
-    """200 kB of other weights in a file of 4 MiB, wherever they lie."""
+    """200 kB of changed weights anywhere in a file of 4 MiB."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

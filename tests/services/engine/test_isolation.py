@@ -1,4 +1,4 @@
-"""Variables of vLLM's that would undo the isolation of clients end a start."""
+"""vLLM variables that would undo the isolation of clients prevent a start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step would stumble over is refused in words: as vLLM's classes would, and nothing that they take."""
+"""Fields that a step would stumble over are refused with a reason, and nothing that vLLM accepts is."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ REFUSED: list[tuple[dict[str, Any], StepLimits, str]] = [
 SIZES: list[tuple[str, int]] = [
     ("allowed_token_ids", 1024),
     ("logit_bias", 1024),
-    ("stop_token_ids", 127),  # and the end of sequence
+    ("stop_token_ids", 127),  # one more is the end of sequence
     ("bad_words", 128),
     ("tokens of bad_words", 1024),
     ("logprob_token_ids", 128),
@@ -150,7 +150,7 @@ def v2(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(("name", "most"), SIZES)
 def test_v2_takes_as_many_as_its_buffers_hold(name: str, most: int, v2: Any) -> None:
-    """Its classes raise where we refuse, and nowhere else. V1 takes more, but for named tokens."""
+    """V2's classes raise where we refuse, and nowhere else. V1 takes more, except for named tokens."""
     v2(sized(name, most))
     assert not problem(sized(name, most), 8, V2)
     with pytest.raises(ValueError, match="Too many"):
@@ -167,13 +167,13 @@ def test_the_sizes_are_vllms() -> None:
 
 
 def test_more_log_probabilities_than_tokens_end_a_step() -> None:
-    """vLLM's front end compares with engine.extra.max_logprobs alone."""
+    """vLLM's front end compares only with engine.extra.max_logprobs."""
     with pytest.raises(RuntimeError, match="out of range"):
         Sampler.gather_logprobs(torch.zeros(1, 8), 9, torch.tensor([1]))
 
 
 def test_repetitions_are_looked_for_quickly() -> None:
-    """The worst end of an answer for the longest patterns that may be looked for: 6 ms on an idle core."""
+    """The worst answer for the longest allowed patterns takes 6 ms on an idle core."""
     longest = step_checks.PATTERN_TOKENS
     asked = RepetitionDetectionParams(longest, 1, step_checks.PATTERNS_TOKENS // longest)
     tokens = [7] * 1024 + [8] + [7] * 340
@@ -183,14 +183,14 @@ def test_repetitions_are_looked_for_quickly() -> None:
     assert time.perf_counter() - began < 0.1
 
 
-# vLLM's functions with a `raise`: one that is new is to be read, and named in docs/engine-checks.md if a
-# request's fields lead there. Those without a mark are called when an engine or a request is made.
+# vLLM's functions with a `raise`. Read each new one, and name it in docs/engine-checks.md if fields of a
+# request lead there. Functions without a mark are called when an engine or a request is made.
 RAISING = {
     "v1/sample": {
         "logits_processor/__init__.py": {
             *("_load_logitsprocs_plugins", "_load_logitsprocs_by_fqcns", "build_logitsprocs"),
             *("validate_logits_processors_parameters", "new_req_logits_processor"),
-            "_new_state",  # in a step: of processors that the operator brings
+            "_new_state",  # in a step, for processors that the operator brings
         },
         "logits_processor/interface.py": {"__init__", "apply", "is_argmax_invariant", "update_state"},
         "logits_processor/state.py": {"removed_append"},

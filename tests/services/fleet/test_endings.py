@@ -1,4 +1,4 @@
-"""What ended a process, in words for people."""
+"""Descriptions of how a process ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_signals_have_names() -> None:
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """Yield a cgroup with little memory, of whichever version this machine has."""
+    """Yield a cgroup with little memory, of the version that this machine has."""
     for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         one = Path(base) / f"baton-test-{os.getpid()}"
         try:
@@ -43,7 +43,7 @@ def cgroup() -> Iterator[Path]:
 
 
 def test_too_little_memory_is_said(cgroup: Path, tmp_path: Path) -> None:
-    """A part that the kernel kills at its cgroup's limit: its last line has nothing to do with it."""
+    """The kernel kills a part at its cgroup's limit, and the part's last line is unrelated."""
     code = f"""
 import os, signal, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Logs of parts: bounded in size, made anew where they are gone, and read from their ends alone."""
+"""Logs of parts: bounded in size, recreated if they are gone, and read only from the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rotation() -> Rotation:
 
 
 def test_a_log_that_grows_is_rotated_and_nothing_is_lost(tmp_path: Path) -> None:
-    """Processes go on writing by the descriptor that they inherited."""
+    """Processes keep writing through the descriptor that they inherited."""
     log = tmp_path / "part.log"
     code = "import os\nfor n in range(40_000): os.write(1, b'%079d\\n' % n)"
     writing = log_files.open_log(log)
@@ -95,5 +95,5 @@ def test_lines_of_a_predecessor_are_left_out(tmp_path: Path) -> None:
     log = tmp_path / "part.log"
     log.write_bytes(b"before\nafter\n")
     assert log_files.tail(log, 7) == ["after"]
-    assert log_files.tail(log, 99) == ["before", "after"]  # it was cut off meanwhile
+    assert log_files.tail(log, 99) == ["before", "after"]  # it was truncated meanwhile
     assert log_files.tail(tmp_path / "none.log") == []

@@ -97,13 +97,13 @@ def test_what_dies_is_restarted(owner: Owner) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_port_that_is_taken_meanwhile_is_waited_for(owner: Owner, tmp_path: Path) -> None:
-    """As by an outgoing connection, which may be given any port."""
+    """An outgoing connection, for instance, may get any port."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         owner.order(scheduler("one", port))
         owner.until(one="running")
         log = tmp_path / "one.log"
-        eventually(lambda: "is taken; it is waited for" in log.read_text(), 10, "it waits")
+        eventually(lambda: "is taken; waiting for it" in log.read_text(), 10, "it waits")
     eventually(lambda: listening(port), 10, "it serves")
     owner.order(scheduler("one", port), scheduler("two", free_port()))
     owner.until(one="running", two="running")

@@ -111,7 +111,7 @@ def printed(part: Part) -> str:
 
 
 def break_engine(fleet: Fleet, part: Part) -> None:
-    """Have a worker's process end as one does whose engine failed."""
+    """End a worker's process as if its engine had failed."""
     fleet.end(part, lambda pid: os.kill(pid, signal.SIGUSR1))
     fleet.see(part)
 
@@ -124,7 +124,7 @@ def engine() -> None:
 
 
 def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
-    """A request may do that, again and again: the deployment must not end of it."""
+    """A request may cause this again and again, and must not end the deployment."""
     fleet.add("scheduler", Kind.SCHEDULER)
     worker = fleet.add("mixed-0", Kind.WORKER, engine)
     fleet.add("router", Kind.ROUTER)
@@ -279,7 +279,7 @@ def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
 
 
 def test_a_part_that_a_signal_ends_says_so(fleet: Fleet) -> None:
-    """Its last line may have nothing to do with it."""
+    """Its last line may be unrelated."""
 
     def end() -> None:
         os.write(2, b"WARNING: something else\n")
@@ -292,7 +292,7 @@ def test_a_part_that_a_signal_ends_says_so(fleet: Fleet) -> None:
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Let so many forks fail, as at a limit of processes."""
+    """Let this many forks fail, as at a process limit."""
     fork, left = os.fork, [times]
 
     def failing() -> int:
@@ -316,7 +316,7 @@ def test_a_restart_without_room_for_a_process_is_tried_again(
     ]
     fleet.see(decode)
     assert not fleet.parts.waiting_for
-    assert len(decode.deaths) == 1  # it is no fault of the part
+    assert len(decode.deaths) == 1  # it is not the part's fault
 
 
 def test_a_first_start_without_room_for_a_process_is_told(

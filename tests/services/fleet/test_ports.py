@@ -1,4 +1,4 @@
-"""A part's port that another process holds for a moment is waited for."""
+"""Starts wait for a port that another process holds for a moment."""
 
 from __future__ import annotations
 

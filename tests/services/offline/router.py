@@ -65,7 +65,7 @@ async def _stream(request: web.Request, *pieces: bytes) -> web.StreamResponse:
 
 
 async def streamed(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Stream two events, with comments between them, and splits where they hurt."""
+    """Stream two events, with comments between them and splits in awkward places."""
     del router, seen
     pieces = b": keep-alive\n\n", b'data: {"te', b'xt": "a"}\n', b"\n: keep-alive", b"\n\n"
     return await _stream(request, *pieces, b'data: {"text": "b"}\r\n\r\n', b"data: [DONE]\n\n")
@@ -77,7 +77,7 @@ async def garbled(router: Router, request: web.Request, seen: int) -> web.Stream
 
 
 async def halves(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Respond with a completion that ends within a character of two halves."""
+    """Respond with a completion that ends inside a surrogate pair."""
     del router, request, seen
     return web.json_response(completion("\ud83d"))
 

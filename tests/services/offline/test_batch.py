@@ -129,7 +129,7 @@ async def test_a_stopped_batch_is_resumed(served: Router, tmp_path: Path, how: s
 
 
 async def test_half_characters_neither_end_a_batch_nor_its_resumption(served: Router, tmp_path: Path) -> None:
-    """JSON can hold half of a surrogate pair, and UTF-8 cannot."""
+    """JSON can hold an unpaired surrogate, and UTF-8 cannot."""
     requests = write(tmp_path / "in.jsonl", "\ud83d", "halves", "a")
     results = requests.with_name("out.jsonl")
     status, said = await run(served, requests)

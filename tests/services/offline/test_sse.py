@@ -1,4 +1,4 @@
-"""Server-sent events, as the standard has them."""
+"""Server-sent events, as in the standard."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_event_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_comments_of_a_router_are_no_events(served: Router) -> None:
-    """It sends them while a request waits: sse_keep_alive_interval."""
+    """It sends them while a request waits (sse_keep_alive_interval)."""
     async with Client(Endpoint(served.url, 60.0), 1) as client:
         texts = [event["text"] async for event in client.stream(COMPLETIONS, {"prompt": "streamed"})]
     assert texts == ["a", "b"]
@@ -66,6 +66,6 @@ async def test_comments_of_a_router_are_no_events(served: Router) -> None:
 
 async def test_what_is_no_json_ends_one_request(served: Router) -> None:
     async with Client(Endpoint(served.url, 60.0), 1) as client:
-        with pytest.raises(RequestError, match="what is no JSON object: 'oops'"):
+        with pytest.raises(RequestError, match="is not a JSON object: 'oops'"):
             async for _ in client.stream(COMPLETIONS, {"prompt": "garbled"}):
                 pass

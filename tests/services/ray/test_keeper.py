@@ -63,7 +63,7 @@ def test_a_node_that_dies_is_started_again_with_its_parts(keeper: Keeper) -> Non
 def test_a_start_without_room_for_a_process_is_tried_again(
     keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does it matter that a cleaner removed the folder of its logs."""
+    """It also survives a cleaner that removes its log folder."""
     start, left = subprocess.Popen, [1]
 
     def failing(*args: Any, **options: Any) -> Any:
@@ -89,7 +89,7 @@ def test_a_start_without_room_for_a_process_is_tried_again(
 
 @pytest.mark.timeout(60)
 def test_what_a_library_prints_among_the_events_does_no_harm(keeper: Keeper) -> None:
-    """Whatever comes, the pipe has to be read: a node that nobody reads would wait."""
+    """The pipe must be read in any case, or the node would wait."""
 
     class Printed:
         stdout = io.StringIO(f"warning: odd\n{json.dumps({'event': 'said', 'name': 'a', 'text': 'b'})}\n")

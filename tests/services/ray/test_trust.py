@@ -25,7 +25,7 @@ def expiries(settings: Settings) -> list[float]:
 
 
 async def test_tokens_end_by_themselves_where_the_owner_is_killed(settings: Settings) -> None:
-    Trust(settings, "127.0.0.1")  # and no orderly end
+    Trust(settings, "127.0.0.1")  # never ended properly
     assert len(expiries(settings)) == 4
     assert all(at - time.time() <= 3_600 for at in expiries(settings))
 
@@ -42,4 +42,4 @@ async def test_tokens_are_good_while_the_owner_lives(
             return min(await asyncio.to_thread(expiries, settings)) > first + 1
 
         await until(later)
-    assert not expiries(settings)  # an orderly end revokes them
+    assert not expiries(settings)  # a proper end revokes them

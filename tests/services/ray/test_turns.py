@@ -34,7 +34,7 @@ def test_failures_are_told_and_turns_become_rarer() -> None:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A deployment of which the loop alone runs; each turn fails."""
+    """A deployment that only runs its loop; each turn fails."""
     made: Any = Deployment.__new__(Deployment)
     made.scheduler_address = "127.0.0.1:1"
     made._trust = made._fleet = None

@@ -1,4 +1,4 @@
-"""Requests under which an engine failed, in a router: tried alone, one at a time, cleared or convicted."""
+"""A router's requests under which an engine failed: tried alone, one at a time, cleared or convicted."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def right(got: Answer, prompt: list[int], count: int = TOKENS) -> None:
 
 
 def alone(*workers: FakeWorker) -> list[Start]:
-    """The attempts at which nobody else was to be in the engine."""
+    """Return the attempts that asked for an engine of their own."""
     return [start for worker in workers for start in worker.seen.starts if start.alone_tokens]
 
 
 def convicted(got: Answer) -> None:
     assert isinstance(got.error, Exception)
     assert got.error.http_status == 500  # type: ignore[attr-defined]
-    assert re.search("failed under this request, which ran there alone: .*the test wants it", str(got.error))
+    assert re.search("failed while it ran this request alone: .*the test wants it", str(got.error))
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
@@ -120,7 +120,7 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
         worker.faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)])
     workers[1].faults = workers[2].faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)] * 2)
     got = await cluster.ask(PROMPT, TOKENS)
-    assert "which ran there alone" in str(got.error)
+    assert "while it ran this request alone" in str(got.error)
     assert len(alone(*workers)) == 1
 
 
@@ -129,13 +129,13 @@ async def test_two_lost_workers_make_a_suspect_and_a_third_ends_it(cluster: Clus
     for worker in workers:
         worker.faults = deque([Fault(PHASE_DECODE, die=True)] * 2)
     got = await cluster.ask(PROMPT, TOKENS)
-    assert "which ran there alone" in str(got.error)
+    assert "while it ran this request alone" in str(got.error)
     assert len(alone(*workers)) == 1
     assert sum(worker._server is None for worker in workers) == 3, "so many workers can one request take"
 
 
 async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
-    """All that were in the engine; the worker hears that more follow."""
+    """All requests in the engine are suspects; the worker is told that more follow."""
     prefill, decode = await cluster.pair(step_s=0.01)
     names = [f"q{number}" for number in range(6)]
     decode.faults = deque(Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True) for _ in names)
@@ -251,7 +251,7 @@ def test_progress_between_two_losses_clears_a_request() -> None:
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None:
-    """Else one who sends many requests that break steps would have all others run alone to their ends."""
+    """Otherwise a client with many step-breaking requests would make everybody run alone to the end."""
     suspicion = Suspicion()
     for _ in range(3):
         suspicion.note(Failure(Trouble.ENGINE, "w", "it failed", goes_on), alone=False, generated=40)

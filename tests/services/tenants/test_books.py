@@ -146,7 +146,7 @@ async def test_a_redis_without_its_book_is_told_and_no_password(
     ],
 )
 async def test_a_value_that_is_not_what_its_tag_says_is_told(tmp_path: Path, text: str) -> None:
-    """It once ended the task that follows the file, and keys that were revoked stayed good."""
+    """It once ended the task that follows the file, so that revoked keys stayed good."""
     file = tmp_path / "keys.yaml"
     file.write_text(text)
     with pytest.raises(BookError, match=r"keys\.yaml"):

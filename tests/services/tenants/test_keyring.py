@@ -111,7 +111,7 @@ async def test_a_thousand_keys_are_read_in_a_moment(tmp_path: Path) -> None:
 
 
 class Broken:
-    """A source that fails by a bug at its second look, and has lost a key by the third."""
+    """A source that fails with a bug at the second look, and lacks a key at the third."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -142,5 +142,5 @@ async def test_a_revoked_key_is_refused_though_a_bug_ended_the_task(
         return known(ring) == ["one"]
 
     await until(revoked)
-    assert "changes of the keys failed by a bug; it begins again" in caplog.text
+    assert "changes of the keys failed because of a bug; it begins again" in caplog.text
     await stop(following)

@@ -60,7 +60,7 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
             await asyncio.to_thread(follow, one, other)
             (await quotas.enter(WHO)).leave()  # no request fails because of it
             assert not store.up
-            with pytest.raises(BookError, match="is a replica"):  # which would still answer reads
+            with pytest.raises(BookError, match="is a replica"):  # although it still answers reads
                 await book.changed()
             await until(lambda: _true(store.up))
             for _ in range(30):  # it stays, on each of its connections
@@ -88,7 +88,7 @@ async def _true(value: bool) -> bool:
 async def test_limits_are_away_while_the_master_is_a_replica(
     own_redis: RedisServer, tmp_path: Path, quick: None
 ) -> None:
-    """A replica answers PING, and much else: only a write tells."""
+    """A replica answers PING and much else, so only a write tells."""
     with servers(tmp_path, 1) as (master,):
         store = SharedStore(own_redis.url, TOPIC)
         quotas = Quotas(store, "r1")

@@ -46,7 +46,7 @@ class Host:
 
 
 class Compilers:
-    """Compilers of grammars that break, or take their time, on demand."""
+    """Grammar compilers that break, or take their time, on demand."""
 
     def __init__(self) -> None:
         self.broken: Exception | None = None
@@ -252,7 +252,7 @@ def with_logprobs(name: str, entries: int) -> EngineCoreOutput:
 
 
 async def sent(dispatcher: Dispatcher, session: Any, *step: EngineCoreOutput) -> list[RunReply]:
-    """Return the replies that a step brings a router."""
+    """Return a step's replies to a router."""
     outputs_of_step = EngineCoreOutputs(outputs=list(step), timestamp=1.0)
     dispatcher.on_step(EngineStep(outputs={session.number: outputs_of_step}, executed=True))
     return [session._queue.get_nowait() for _ in range(session._queue.qsize())]

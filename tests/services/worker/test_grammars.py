@@ -1,4 +1,4 @@
-"""Grammars on real workers: bombs beside honest ones, and answers that their grammar ends."""
+"""Grammars on real workers: bombs beside honest ones, and answers that end because of their grammar."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_what_nothing_satisfies_is_refused_before_it_is_prefilled(prefill:
 
 
 async def test_each_request_has_the_backend_that_its_grammar_needs(mixed: Worker) -> None:
-    """One for xgrammar, one that only guidance takes, and xgrammar's again: the first one decided for all."""
+    """One for xgrammar, one for guidance only, one for xgrammar again: the first used to decide for all."""
     multiple = '{"type": "integer", "multipleOf": 4001, "minimum": 1, "maximum": 9000}'
     async with connected(mixed.address) as stream:
         for number in (60, 61):

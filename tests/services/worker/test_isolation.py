@@ -1,4 +1,4 @@
-"""A request that is tried alone: nobody else is in the engine while it is, and nobody is lost."""
+"""A request that is tried alone: the engine has no other meanwhile, and no request is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.services.worker.test_dispatcher import GRAMMAR, INFO, Host, start
 
 
 class Engine(Host):
-    """Notes who is in it, and who was there beside one that was to be alone."""
+    """Records its requests, and those that ran beside one that had to be alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Worker:
         self.dispatcher.start(session or self.session, message)
 
     def fail(self, name: str) -> None:
-        """Have a step fail with one request."""
+        """Let a step fail with one request."""
         self.engine.inside.remove(name)
         self.dispatcher.on_step(EngineStep(failed=[name], problem="shape mismatch"))
 

@@ -1,4 +1,4 @@
-"""Grammars that cost their compiler or the engine's steps as much as a client can make them, and honest ones.
+"""Grammars that cost compilers or the engine's steps as much as a client can manage, and honest ones.
 
 Each is a field of StructuredOutputsParams and its value. Some are larger than a router lets through.
 """
@@ -58,7 +58,7 @@ def _tags(number: int, triggers: list[str]) -> Grammar:
 
 _ALTERNATIVES = "|".join(f"([a-z]{{1,{200 + i}}}[0-9]{{1,{300 + i}}}x{i})" for i in range(110))
 _DEEP = "\n".join(f'r{i} ::= "(" r{i + 1} ")" | r{i + 1} r{i + 1}' for i in range(60))
-_UNSUPPORTED = {"m": {"type": "integer", "multipleOf": 3}}  # by xgrammar: guidance takes it
+_UNSUPPORTED = {"m": {"type": "integer", "multipleOf": 3}}  # xgrammar refuses it, guidance takes it
 
 BOMBS: dict[str, Grammar] = {
     "1,000 strings with maxLength": _object(
@@ -107,7 +107,7 @@ BOMBS: dict[str, Grammar] = {
     ),
 }
 
-# Nothing satisfies these.
+# Grammars that nothing satisfies.
 EMPTY: dict[str, Grammar] = {
     "a rule that is itself": ("grammar", "root ::= root"),
     "a class of nothing": ("regex", "[^\\s\\S]"),

@@ -1,4 +1,4 @@
-"""Grammars are tried beside a worker, by the real compilers, for a vocabulary of 150,000 tokens."""
+"""Grammars tried beside a worker, by the real compilers, for a vocabulary of 150,000 tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # one helper, which takes
 EOS = SIZE - 1
 # Bombs that no limit has to stop: with this vocabulary they cost next to nothing.
 HARMLESS = {"maxItems of 10^9", "minItems of 10^9", "300 tags and triggers"}
-# What depends on the tokens of an answer: their steps are bounded while they run (test_metered).
+# Grammars whose cost depends on the answer's tokens: their steps are bounded at run time (test_metered).
 LATER = {"two quantifiers", "three quantifiers", "optional letters", "deep recursion", "minLength of 10^9"}
 
 
@@ -49,11 +49,11 @@ def bomb(number: int) -> Grammar:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def house(context: Context) -> AsyncIterator[GrammarHouse]:
-    """Give each trial in the slow lane 0.5 s of CPU, not 5: these tests are to be quick."""
+    """Give each trial in the slow lane 0.5 s of CPU, not 5, to keep these tests quick."""
     made = GrammarHouse(slow=replace(SLOW, cpu_s=0.5))
     await made.open(context)
     async with asyncio.timeout(120 * PATIENCE):
-        await made.check(asked(HONEST["three choices"]), 0)  # the helper is there
+        await made.check(asked(HONEST["three choices"]), 0)  # wait for the helper
     yield made
     made.close()
 
@@ -89,7 +89,7 @@ async def test_bombs_are_refused_in_time_and_honest_grammars_are_not(house: Gram
 
 
 async def _delay_beside_bombs(house: GrammarHouse) -> float:
-    """Return how long another client's small schemas take while 40 bombs wait, at the most."""
+    """Return the longest time that another client's small schemas take while 40 bombs wait."""
     bombs = [asyncio.create_task(refusal(house, asked(bomb(number)), 1)) for number in range(40)]
     await asyncio.sleep(0.5)
     longest = 0.0

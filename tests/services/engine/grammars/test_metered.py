@@ -1,4 +1,4 @@
-"""A grammar that becomes costly while it runs ends its own request, and an honest one is never touched."""
+"""A grammar that becomes costly while it runs ends its own request, and honest ones are left alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def grammar(compiler: xgrammar.GrammarCompiler, regex: str) -> Metered:
 
 
 def run(one: Metered, token: int, steps: int) -> int:
-    """Step as an engine does, with drafts; return the number of tokens that were taken."""
+    """Step like an engine, with drafts; return the number of accepted tokens."""
     bitmask = xgrammar.allocate_token_bitmask(1, len(VOCABULARY))
     for step in range(steps):
         one.validate_tokens([token, token])

@@ -1,4 +1,4 @@
-"""Grammars without an answer that ends are told from those that have one."""
+"""Grammars that cannot end are told apart from grammars that can."""
 
 from __future__ import annotations
 

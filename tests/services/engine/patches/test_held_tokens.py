@@ -1,4 +1,4 @@
-"""While a stop string is looked for, a stream's text and token ids come together."""
+"""Streams with stop strings: text and token ids come together."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_parser_splits_a_held_stream_as_any_other(tokenizer: Any, stop: str, s
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ids_never_run_ahead_of_their_text(tokenizer: Any, seed: int) -> None:
-    """Whatever the client has seen of the ids spells what it has seen of the text."""
+    """The ids that the client has seen always spell the text that it has seen."""
     ids: list[int] = []
     text = ""
     for output in streamed(tokenizer, cut(TOKENS, random.Random(seed)), ["zzzzzzzzzz"]):

@@ -60,7 +60,7 @@ def plain(site: ApiSite) -> None:
 
 
 def form_of(answer: httpx.Response) -> tuple[str, str]:
-    """Return whose form an error has, and its type."""
+    """Return which API's form an error has, and its type."""
     body = answer.json()
     if body.get("type") == "error":
         assert set(body["error"]) == {"type", "message"}
@@ -242,7 +242,7 @@ async def test_anthropics_tiers_leave_the_class_to_the_key(site: ApiSite) -> Non
 
 
 async def test_what_anthropics_clients_send(site: ApiSite) -> None:
-    """The fields of its reference, and those of coding agents: each is taken, or refused in words."""
+    """Fields of its reference and of coding agents are all accepted, or refused with a reason."""
     tool = {"name": "look", "description": "Looks", "input_schema": {"type": "object", "properties": {}}}
     cached = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
     async with site.anthropic(KEY) as client:

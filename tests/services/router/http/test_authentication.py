@@ -95,7 +95,7 @@ def doors(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 async def test_no_variable_opens_paths_of_vllms_for_developers(
     cluster: Cluster, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They reset the caches of all, end requests of others, and show the whole configuration."""
+    """They reset everybody's caches, end others' requests, and show the whole configuration."""
     from vllm import envs
 
     from baton.services.config import load

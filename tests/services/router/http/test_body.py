@@ -11,7 +11,7 @@ from baton.services.router.http.body import lone_surrogate, read
 
 
 class Arrival:
-    """A body that arrives in pieces; its client may leave behind them."""
+    """A body that arrives in pieces; its client may leave after them."""
 
     def __init__(self, *pieces: bytes, leaves: bool = False) -> None:
         self.asked = 0
@@ -55,7 +55,7 @@ async def test_a_refused_body_is_read_to_its_end() -> None:
     ],
 )
 async def test_half_of_a_surrogate_pair_is_refused_by_its_place(body: bytes, place: str) -> None:
-    with pytest.raises(Unsupported, match=f"^{place}: half of a surrogate pair"):
+    with pytest.raises(Unsupported, match=f"^{place}: an unpaired surrogate"):
         await read(Arrival(body))
 
 

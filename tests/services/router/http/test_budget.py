@@ -1,4 +1,4 @@
-"""What a body may hold, counted as its bytes arrive."""
+"""The budget of a body, counted as its bytes arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE = 64 << 10
 
 
 def counted(body: bytes, piece: int = PIECE) -> Budget:
-    """Return the budget after a body that arrives in such pieces."""
+    """Return the budget after a body that arrives in pieces of this size."""
     one = Budget()
     for at in range(0, len(body), piece):
         one.take(body[at : at + piece])
@@ -80,7 +80,7 @@ def test_half_of_a_surrogate_pair_is_seen(text: str, lone: bool, piece: int) -> 
         (b"[" * (budget.MAX_DEPTH + 1), TooLarge, "201 levels or more; 200"),
         (b"1" * 65, Unsupported, "more than 64 characters"),
         (b"[" + b"1" * 40 + b"." + b"1" * 40 + b"]", Unsupported, "more than 64 characters"),
-        (b'{"top_k": ' + b"1" * 60 + b"}", Unsupported, "an integer that 64 bits do not hold: 1111"),
+        (b'{"top_k": ' + b"1" * 60 + b"}", Unsupported, "an integer that does not fit into 64 bits: 1111"),
         (b'{"a": -9223372036854775809}', Unsupported, "64 bits"),
         (b'{"a": 18446744073709551616}', Unsupported, "64 bits"),
         (b'{"a": NaN}', Unsupported, "not finite"),
@@ -110,7 +110,7 @@ def test_what_is_beyond_the_budget_is_refused(
         b"[" + b"1," * 400_000 + b"1]",
         json.dumps({"a": "\u00e9\U0001f600" * 1000}, ensure_ascii=False).encode(),
         b"\xef\xbb\xbf{}",
-        b"]" * 1000,  # no parser comes further than its first byte
+        b"]" * 1000,  # no parser gets beyond the first byte
     ],
 )
 @pytest.mark.parametrize("piece", [7, 61, PIECE])

@@ -159,7 +159,7 @@ async def test_of_too_much_in_all_bodies_at_once_the_largest_is_503(monkeypatch:
         await until(lambda: server.held == 2 * (MAX_BODY - 1), "both are counted")
         small = HEAD + b"Connection: close\r\nContent-Length: 1000\r\n\r\n" + bytes(1000)
         for _ in range(3):
-            assert (await exchange(server, small))[0] == 200  # those that are slow hold up nobody else
+            assert (await exchange(server, small))[0] == 200  # slow clients hold up nobody else
         await until(lambda: server.held == MAX_BODY - 1, "one of them is refused")
         answers = []
         for reader, writer in half:

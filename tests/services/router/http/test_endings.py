@@ -1,4 +1,4 @@
-"""How answers end on each API: cut, stopped, with thoughts and tool calls; whole and streamed the same."""
+"""Endings of answers on each API: cut, stopped, with thoughts and tool calls; streamed or whole."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def whole(site: ApiSite, path: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("per_step", [1, 3, 16, 200])
 async def test_a_stop_string_and_thoughts(site: ApiSite, per_step: int) -> None:
-    """What is streamed is what is said, on each API, however many tokens come at once."""
+    """Streams and whole answers agree on each API, however many tokens come at once."""
     site.says(THOUGHT, "</think>", SAID, per_step=per_step)
     stop = ["the end of it all."]
     chunks = await events(site, "/v1/chat/completions", {**CHAT, "stop": stop})
@@ -113,7 +113,7 @@ async def test_openais_client_sees_it_so(site: ApiSite) -> None:
 
 
 async def test_calls_that_were_cut(site: ApiSite) -> None:
-    """A call that is not whole is not to be run: the answer was cut, whole or streamed, on each API."""
+    """Nobody should run an incomplete call: each API says that the answer was cut, whole or streamed."""
     tools = [{"type": "function", "function": TOOL}]
     site.says("</think>", CALL, " and more " * 4)
     body = {**CHAT, "tools": tools, "max_tokens": len(CALL) + 10}

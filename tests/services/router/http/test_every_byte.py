@@ -1,4 +1,4 @@
-"""What a client may send beside a request's headers and body: all of it is counted, and nothing stays."""
+"""Everything that a client may send beside a request's headers and body is counted, and nothing stays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.support import CALL_S
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 EARLY = b"POST /early HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
-MOST = 16 << 20  # what kernel buffers take, and more
+MOST = 16 << 20  # more than kernel buffers take
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 async def sent_until_cut(server: Server, head: bytes, piece: bytes) -> int:
-    """Send a head and then pieces without end; return how many bytes went until the connection ended."""
+    """Send a head and then endless pieces; return how many bytes were sent until the connection ended."""
     reader, writer = await connect(server)
     writer.write(head)
     sent = 0
@@ -81,7 +81,7 @@ async def test_trailers_join_no_headers(server: Server) -> None:
 
 @pytest.mark.parametrize("size", [1000, MAX_BODY])
 async def test_a_body_after_an_early_answer_is_not_kept(server: Server, size: int) -> None:
-    """Clients that wait for the answer, then send the body and keep quiet."""
+    """Clients wait for the answer, then send the body and go silent."""
     clients = [await connect(server) for _ in range(8)]
     for reader, writer in clients:
         writer.write(EARLY + b"Content-Length: %d\r\n\r\n" % size)
@@ -96,7 +96,7 @@ async def test_a_body_after_an_early_answer_is_not_kept(server: Server, size: in
 
 
 async def test_a_short_body_after_an_early_answer_costs_no_connection(server: Server) -> None:
-    """Clients that send headers and body apart keep their connection when they are refused."""
+    """Clients that send headers and body separately keep their connection when they are refused."""
     reader, writer = await connect(server)
     for _ in range(3):
         writer.write(EARLY + b"Content-Length: 1000\r\n\r\n")
@@ -108,7 +108,7 @@ async def test_a_short_body_after_an_early_answer_costs_no_connection(server: Se
 
 
 async def test_a_client_that_sends_on_still_reads_its_early_answer(server: Server) -> None:
-    """Cut at once, a client that sends a large body before it reads would see a reset."""
+    """If it were cut at once, a client that sends a large body before it reads would see a reset."""
     reader, writer = await connect(server)
     writer.write(EARLY + b"Content-Length: %d\r\n\r\n" % MAX_BODY)
     for _ in range(8):
@@ -227,7 +227,7 @@ async def one_client(server: Server, chance: random.Random) -> None:
             wire = wire[size:]
             if chance.random() < 0.3:
                 await asyncio.sleep(chance.random() * 0.02)
-            if size == 1:  # not all of it byte by byte
+            if size == 1:  # do not send all of it byte by byte
                 writer.write(wire[:2000])
                 wire = wire[2000:]
     if chance.random() < 0.3:
@@ -238,13 +238,13 @@ async def one_client(server: Server, chance: random.Random) -> None:
     if reads is not None:
         with contextlib.suppress(ConnectionError, TimeoutError):
             await asyncio.wait_for(reads, 5 * SLOW_S)
-    if b"/wait" in sent or b"/endless" in sent:  # these end with their client alone
+    if b"/wait" in sent or b"/endless" in sent:  # these end only with their client
         writer.transport.abort()
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_is_sent_it_ends(server: Server, seed: int) -> None:
-    """Each connection always has a timer, and ends; then no byte is counted any more."""
+    """Each connection always has a timer, and ends; then no bytes are counted any more."""
     chance = random.Random(seed)
     clients = [asyncio.create_task(one_client(server, random.Random(chance.random()))) for _ in range(10)]
     while not all(one.done() for one in clients):
@@ -258,7 +258,7 @@ async def test_whatever_is_sent_it_ends(server: Server, seed: int) -> None:
 
 
 async def test_a_request_that_has_come_is_not_lost_to_the_closing(server: Server) -> None:
-    """It lies in the kernel's buffer when the time between two requests is over."""
+    """It is in the kernel's buffer when the time between two requests is over."""
     reader, writer = await connect(server)
     asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     for _ in range(2):
@@ -276,7 +276,7 @@ async def test_a_request_that_has_come_is_not_lost_to_the_closing(server: Server
 
 
 async def test_a_full_house_of_clients_that_leave_holds_up_nobody(server: Server) -> None:
-    """Large bodies whose clients have closed their side, while more than there is room for arrives."""
+    """Large bodies whose clients have closed their side, while more bodies arrive than there is room for."""
     server.protocol.intake.limit = MAX_BODY
     part = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY // 2)
     for _ in range(6):

@@ -22,8 +22,8 @@ from harness.support import eventually, free_port, listening
 from tests.services.router.http.test_http import START_S, Site, Starter
 
 PAGE = Path("docs/proxies.md")
-PATIENCE_S = 2  # of each proxy, with a stream that is silent
-SILENT_S = 3.0  # of a worker
+PATIENCE_S = 2  # how long each proxy bears a silent stream
+SILENT_S = 3.0  # how long the worker is silent
 CHAT = [{"role": "user", "content": "Hi"}]
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": CHAT, "max_tokens": 2},
@@ -119,7 +119,7 @@ async def ready(site: Site, workers: list[FakeWorker]) -> list[FakeWorker]:
 
 
 async def stream(url: str, path: str, **more: Any) -> tuple[int, list[tuple[float, str]]]:
-    """Return a stream's status, and its pieces with the moments when they came."""
+    """Return a stream's status, and its pieces with their arrival times."""
     body = {"model": MODEL, "stream": True, **PATHS[path], **more}
     pieces = []
     async with (
@@ -156,7 +156,7 @@ async def test_silent_streams_are_whole_and_others_come_as_they_are(
             await asyncio.gather(*(stream(url, path, **{most[path]: 6}) for path in PATHS)),
             strict=True,
         ):
-            assert pieces[-1][0] - pieces[0][0] > 0.5, path  # it was not gathered
+            assert pieces[-1][0] - pieces[0][0] > 0.5, path  # it was not buffered
 
 
 async def test_every_stream_tells_proxies_what_to_do(site: Site, ready: list[FakeWorker]) -> None:

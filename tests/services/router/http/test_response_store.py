@@ -1,4 +1,4 @@
-"""Stored responses: whose they are, how they are made in the background, how many routers there may be."""
+"""Stored responses: their owners, background responses, and the limit of one router."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def no_faults(site: ApiSite) -> None:
 
 
 async def over(client: openai.AsyncOpenAI, response_id: str) -> Any:
-    """Wait for a response in the background."""
+    """Wait for a background response."""
     deadline = asyncio.get_running_loop().time() + 60
     while (found := await client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
         assert asyncio.get_running_loop().time() < deadline
@@ -77,8 +77,8 @@ async def test_an_answer_is_its_tenants_alone(site: ApiSite) -> None:
         more = await mine.responses.create(**ASKED, previous_response_id=made.id)
         assert more.usage is not None
         assert made.usage is not None
-        assert more.usage.input_tokens > made.usage.input_tokens  # with what was said before
-        # A client's own id would stand in the place of another tenant's.
+        assert more.usage.input_tokens > made.usage.input_tokens  # it includes the earlier turns
+        # A client's own id could replace another tenant's.
         named = await theirs.responses.create(**ASKED, extra_body={"request_id": made.id})
         assert named.id != made.id
         kept = await mine.responses.create(**ASKED, store=False)
@@ -126,7 +126,7 @@ async def test_one_in_the_background_counts_for_its_tenant(site: ApiSite) -> Non
             await client.responses.create(**ASKED)
         with pytest.raises(openai.RateLimitError, match="concurrency"):
             await client.responses.create(**ASKED, background=True)
-        async with site.http(ONE) as http:  # as a cancellation is a request, too: it would not be admitted
+        async with site.http(ONE) as http:  # a cancellation would be a request, and refused
             assert (await http.get(f"/v1/responses/{made.id}")).json()["status"] == "in_progress"
             assert (await http.delete(f"/v1/responses/{made.id}")).json()["deleted"]
         await until(lambda: not site.worker.running, "it is dropped by its worker")
@@ -149,7 +149,7 @@ async def test_one_is_cancelled(site: ApiSite) -> None:
     async with site.openai(MINE) as client:
         made = await client.responses.create(**ASKED, background=True)
         await until(lambda: site.worker.running, "it runs")
-        with pytest.raises(openai.BadRequestError, match="is not over yet"):
+        with pytest.raises(openai.BadRequestError, match="is not complete yet"):
             await client.responses.create(**ASKED, previous_response_id=made.id)
         assert (await client.responses.cancel(made.id)).status == "cancelled"
         await until(lambda: not site.worker.running, "it is dropped by its worker")

@@ -1,4 +1,4 @@
-"""The live page's port and clients that mean harm: what it reads, for how long, how often a key is tried."""
+"""The live page's port and hostile clients: how much it reads, for how long, and how often keys are tried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.support import CALL_S
 
 
 async def heard(address: str, *pieces: bytes) -> bytes:
-    """Send the pieces, keep quiet, and return what comes until the end."""
+    """Send the pieces, go silent, and return everything received until the end."""
     host, port = split(address)
     reader, writer = await asyncio.open_connection(host, port)
     answer = asyncio.create_task(reader.read())
@@ -56,7 +56,7 @@ async def test_a_slow_client_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("by", ["form", "header"])
 async def test_a_key_is_not_guessed(by: str) -> None:
-    """After a few wrong ones not even the right one is looked at for a while."""
+    """After a few wrong keys even the right one is ignored for a while."""
     async with live_page(key="secret") as page, httpx.AsyncClient(base_url=page.url) as client:
 
         async def show(key: str) -> httpx.Response:
@@ -105,10 +105,10 @@ def test_the_table_is_bounded_and_a_network_is_one_address() -> None:
         for _ in range(FREE + 1):
             tries.failed(f"10.{number // 2500}.{number // 256 % 256}.{number % 256}")
     assert len(tries) <= 100
-    assert tries.wait_s("192.0.2.1") > 0  # so many wait that nobody new may try
+    assert tries.wait_s("192.0.2.1") > 0  # the table is full of waiting addresses, so no new one may try
     now += 3600.0
     assert tries.wait_s("192.0.2.1") == 0.0
     for number in range(FREE + 1):
         tries.failed(f"2001:db8::{number}")
-    assert tries.wait_s("2001:db8::ffff") > 0  # of one network
+    assert tries.wait_s("2001:db8::ffff") > 0  # the same /64 network
     assert tries.wait_s("2001:db8:1::1") == 0

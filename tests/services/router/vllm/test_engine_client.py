@@ -129,7 +129,7 @@ async def test_what_a_step_would_stumble_over_is_refused_before_it_is_placed(clu
 
 
 async def test_the_limits_are_those_that_the_workers_tell(cluster: Cluster) -> None:
-    """An older worker tells none: what the router knows by itself stays."""
+    """An older worker sends no limits: what the router knows by itself stays."""
     before = cluster.client.limits.steps
     llm: Any = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=2048),

@@ -1,4 +1,4 @@
-"""A router bounds the size of each grammar, and parses none: that is left to the workers."""
+"""A router bounds the size of each grammar, and leaves the parsing to the workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 @pytest.fixture
 def router() -> Iterator[None]:
-    """Be a router's process, for a while."""
+    """Act as a router's process, for a while."""
     before = [(module, name, getattr(module, name)) for module, name in native_checks()]
     leave_to_workers()
     yield
@@ -61,7 +61,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
     [
         (chat(tools=[TOOL], tool_choice="required"), True),
         (chat(tools=[TOOL], tool_choice=NAMED), True),
-        (chat(tools=[TOOL]), False),  # a part of the prompt alone
+        (chat(tools=[TOOL]), False),  # only a part of the prompt
         (chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}), True),
         (chat(structured_outputs={"regex": LARGE}), True),
         (

@@ -1,4 +1,4 @@
-"""Large answers are those that vLLM makes, and hold up no other stream."""
+"""Large answers equal vLLM's, and hold up no other stream."""
 
 from __future__ import annotations
 

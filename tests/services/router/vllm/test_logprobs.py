@@ -1,4 +1,4 @@
-"""The number of log-probabilities that a request may ask for, and the turns in which a prompt's are made."""
+"""The limit on a request's log-probabilities, and the turns in which a prompt's are processed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def rows(count: int, width: int) -> LogprobsTensors:
 
 
 class FrontEnd:
-    """Takes rows as vLLM's does, in the time that it needs, and outputs."""
+    """Takes rows in the same time as vLLM's front end, and outputs."""
 
     def __init__(self, entry_s: float = 20e-6) -> None:
         self.entry_s = entry_s

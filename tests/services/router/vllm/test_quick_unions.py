@@ -1,4 +1,4 @@
-"""Unions that look before they try: the same is accepted, as the same, and a wrong list costs one item."""
+"""Unions that look before they try: results stay the same, and a wrong list costs one item."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def quickened() -> None:
 
 
 def outcome(validator: Any, body: dict[str, Any]) -> Any:
-    """Return what a validator makes of a body, or that it refuses it."""
+    """Return a validator's result for a body, or that it refuses the body."""
     try:
         return plain(validator.validate_python(body))
     except (ValidationError, ValueError, TypeError, AttributeError, VLLMError):
@@ -57,7 +57,7 @@ def outcome(validator: Any, body: dict[str, Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with all that it holds, of which some is validated only now."""
+    """Return a value in plain types; some of its contents are validated only now."""
     if isinstance(value, BaseModel):
         return type(value).__name__, plain(dict(value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The bounds of stored responses: number, bytes, age; and who loses the oldest ones."""
+"""The bounds of stored responses (number, bytes, age), and whose oldest ones are dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.services.tenants.model import Caller, Limits, Tenant
 
 
 class Answer:
-    """What vLLM stores."""
+    """A stored response, like vLLM's."""
 
     def __init__(self, response_id: str, size: int) -> None:
         self.id, self.status, self._size = response_id, "completed", size
@@ -24,7 +24,7 @@ class Answer:
 
 
 class Handler:
-    """The parts of vLLM's handler on which the store leans; it stores an answer of the size asked for."""
+    """The parts of vLLM's handler that the store uses; it stores an answer of the requested size."""
 
     def __init__(self) -> None:
         self.enable_store = True

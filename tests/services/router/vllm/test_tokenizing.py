@@ -1,4 +1,4 @@
-"""No more of a text is tokenized than the model can take, and what is tokenized stays the same."""
+"""No more of a text is tokenized than the model can take, and the tokens stay the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH = 2_000
 
 
 class Counting:
-    """A tokenizer that notes how long the texts are that it gets."""
+    """A tokenizer that records the lengths of its texts."""
 
     def __init__(self) -> None:
         self.real: Any = get_tokenizer(str(MODEL))
@@ -38,7 +38,7 @@ def tokenizer() -> Counting:
 
 
 def tokenized(tokenizer: Counting, text: str, **params: Any) -> list[int]:
-    """Return the tokens that a renderer makes of a text. Raises VLLMValidationError."""
+    """Return a renderer's tokens for a text. Raises VLLMValidationError."""
     tokenizing.bound_tokenizing()
     tokenizing.bound_tokenizing()
     tokenizer.seen.clear()
