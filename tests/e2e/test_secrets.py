@@ -91,7 +91,10 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
         (["router", "--api-key", KEY, "--engine-args", f'{{"hf_token": "{TOKEN}"'], "is not valid JSON"),
         (["router", "--api-key", KEY, "--api-key-file", "/nowhere"], "leave one out"),
         (["scheduler", "--store", f"redis://:{PASSWORD}/x@127.0.0.1/0"], "is not a Redis URL"),
-        (["scheduler", "--store", f"redis:/{PASSWORD}"], "use memory, redis:// or rediss://"),
+        (
+            ["scheduler", "--store", f"redis:/{PASSWORD}"],
+            "use memory, redis://, redis+sentinel:// or redis+cluster://",
+        ),
         (["scheduler", "--store-password-file", "/nowhere"], "cannot read '/nowhere'"),
         (["up", "--model", "{model}", "--api-key-file", "/nowhere"], "cannot read '/nowhere'"),
         (["up", "--model", "{model}", "--engine-args", f'{{"model": "{TOKEN}"}}'], "is not for you to set"),

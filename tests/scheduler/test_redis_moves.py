@@ -259,5 +259,5 @@ def test_what_a_url_says(
     ],
 )
 def test_a_url_that_says_too_little_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"host|name|databases|no URL"):
+    with pytest.raises(ValueError, match=r"host|name|databases|not a Redis URL"):
         RedisPlace.of(url)

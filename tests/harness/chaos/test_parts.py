@@ -620,7 +620,7 @@ def test_a_run_becomes_a_table(tmp_path: Path) -> None:
     written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     page.write(tmp_path / "chaos.json", written)
     text = written.read_text()
-    assert "| p | 2P2D | mtp | memory | 1 | 1 | 0 | 0 | 0 | 0 | 0.50 | 0.50 | 5.0 | 0.50 | 0 |" in text
+    assert "| p | 2P2D | mtp | memory | 1 | 1 | 0 | 0 | 0 | 0 | 0.50 | 0.50 | 5.0 | 0 | 0.50 | 0 |" in text
     assert "| kill-decode | 2 |" in text
     assert "| kill-redis | 5 |" in text
     assert "7 faults in 1.0 minutes" in text

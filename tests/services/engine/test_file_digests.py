@@ -142,7 +142,7 @@ def test_without_a_home_it_works_and_says_so(
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
     assert digests([file]) == [sha256(OLD)]
-    assert "anew at each start: Could not determine home directory" in caplog.text
+    assert "computed again at each start: Could not determine home directory" in caplog.text
 
 
 def test_a_hub_s_blob_is_not_read(tmp_path: Path, reads: list[int]) -> None:

@@ -15,7 +15,7 @@ from baton.services.worker import isolation
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
 from harness.fake_worker import until
-from tests.services.worker.test_dispatcher import GRAMMAR, INFO, Host, start
+from tests.services.worker.test_dispatcher import GRAMMAR, INFO, Compilers, Host, start
 
 
 class Engine(Host):
@@ -47,7 +47,14 @@ class Worker:
 
     def __init__(self, max_requests: int = 8) -> None:
         self.engine = Engine()
-        self.dispatcher = Dispatcher(MIXED, max_requests, cast(Any, self.engine), WorkerMetrics(), None)
+        self.dispatcher = Dispatcher(
+            MIXED,
+            max_requests,
+            cast(Any, self.engine),
+            WorkerMetrics(),
+            None,
+            grammars=cast(Any, Compilers()),
+        )
         self.dispatcher.open(INFO)
         self.session = self.dispatcher.connect("router")
 
@@ -265,7 +272,7 @@ async def test_an_early_load_that_is_held_goes_on_after_its_begin(worker: Worker
     await until(lambda: worker.engine.resumed == ["a#1"], "it goes on")
 
 
-async def test_a_grammar_is_compiled_in_its_turn(worker: Worker) -> None:
+async def test_one_with_a_grammar_is_tried_alone(worker: Worker) -> None:
     worker.start("a")
     worker.start("s", 4, **GRAMMAR)
     worker.end("a#1")

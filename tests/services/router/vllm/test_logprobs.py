@@ -123,9 +123,20 @@ async def test_many_are_made_in_turns_with_other_streams() -> None:
     assert longest < 0.1  # 0.2 s in one go
 
 
-async def test_few_go_with_their_output() -> None:
-    end = FrontEnd()
-    assert not end.making.takes(output([1], rows(50, 5)))
+async def test_few_of_many_prompts_take_turns_too() -> None:
+    end = FrontEnd(entry_s=100e-6)
+    names = [f"q{number}" for number in range(20)]
+    end.making.add = lambda _, some: FrontEnd.add(end, "q", some)
+    for name in names:
+        assert end.making.takes(output([1], rows(50, 5), name))
+    longest = 0.0
+    async with asyncio.timeout(60):
+        while len(end.outputs) < len(names):
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            longest = max(longest, time.monotonic() - began)
+    assert [one.request_id for one in end.outputs] == names
+    assert longest < 0.2  # 0.5 s in one go
 
 
 async def test_a_request_that_is_over_gets_no_more() -> None:
