@@ -1,9 +1,9 @@
 """Whole answers with many log-probabilities, built a slice at a time.
 
 vLLM's handlers build and encode an answer in one go: 42,000 log-probabilities (1,000 tokens of prompt and
-1,000 of answer, 21 each) blocked the loop, and so all other streams, for 0.9 s. Here the long lists are left out at
-first. They are built and encoded when the answer is sent, in turns of a few milliseconds. Short answers take
-vLLM's way.
+1,000 of answer, 21 each) blocked the loop, and so all other streams, for 0.9 s. Here the long lists are left
+out at first. They are built and encoded when the answer is sent, in turns of a few milliseconds. Short
+answers take vLLM's way.
 
 Leans on: vllm.entrypoints.openai.{chat_completion,completion}.api_router and
 vllm.entrypoints.scale_out.token_in_token_out.api_router, which send
