@@ -41,6 +41,9 @@ from harness.stats import median, percentile, save
 
 BLOCK, KV_HEADS, HEAD = 16, 8, 128
 SPREAD = 3  # times as many blocks in the cache as a prompt has
+# Prompts that fit staging: one that is loaded, one that is saved, and the one before, whose room comes back a moment
+# after its last record is whole.
+ROOMS = 3
 ROUNDS = 5
 STEPS = 50  # of each arm in a round
 STEP_S = 0.02  # a decode step of a large model
@@ -69,7 +72,7 @@ class Site:
         self.parts = (Part(0, 0, tuple(ids[:count].tolist())),)
         self.others = (Part(0, 0, tuple(ids[count : 2 * count].tolist())),)
         self.bytes = count * self.cache.record_bytes
-        arena = Arena(2 * self.bytes + 64 * MIB, self.cache.record_bytes, pin=self.cache.pin)
+        arena = Arena(ROOMS * self.bytes + 64 * MIB, self.cache.record_bytes, pin=self.cache.pin)
         self.staging = Staging(arena, LEASE_S)
         self.saver = Saver(self.cache, self.staging, [], rank=0, address="", chunk_bytes=MIB)
         self._number = 0
