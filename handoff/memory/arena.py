@@ -168,6 +168,12 @@ class Arena:
             )
         return place
 
+    def begin(self) -> None:
+        """Bring in the first step's pages, if they are not there."""
+        with self._growing:
+            if not self._grown:
+                self._grow()
+
     def free(self, place: StagingSlots) -> None:
         """Take slots back."""
         with self._lock:

@@ -49,6 +49,7 @@ SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
 # A load's chunk: as much as the transports bring at once. One slot of a pull fills while the other one
 # leaves.
 LOAD_BYTES, _LOAD_SLOTS = 4 << 20, 2
+_LANES = 2  # made at the start: loads at the same time
 
 
 class _Target(Protocol):
@@ -109,16 +110,23 @@ class DeviceBlockCache(BlockCache):
         self.load_bytes = load_bytes
         self._save_chunk = max(1, save_bytes // self.record_bytes)
         self._packing, self._copying = self.device.queue(), self.device.queue()
-        self._slots = [_Slot(self.room(self._save_chunk, self.record_bytes)) for _ in range(_SAVE_SLOTS)]
+        self._packing.after(self.device.current().mark())
+        with self._packing.use():
+            self._slots = [_Slot(self.room(self._save_chunk, self.record_bytes)) for _ in range(_SAVE_SLOTS)]
         self._next_slot = 0
         self._sending = threading.Lock()  # of the slots and both queues
         # Left by pulls that ended, by the size of their records.
         self._lanes: defaultdict[int, queue.SimpleQueue[_Lane]] = defaultdict(queue.SimpleQueue)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-save")
         self._compile()
+        for lane in [_Lane(self, self.record_bytes) for _ in range(_LANES)]:
+            self.give_back(lane)
 
     def room(self, records: int, record_bytes: int) -> torch.Tensor:
-        """Return device memory for so many records."""
+        """Return device memory for so many records, to be used by the current queue.
+
+        The engine's queue has memory that it has freed, but still reads or writes: another may not have it.
+        """
         return torch.empty((records, record_bytes), dtype=torch.uint8, device=self._on)
 
     def _compile(self) -> None:
@@ -263,7 +271,8 @@ class _Lane:
         self.queue = self.cache.device.queue()
         self.slots = []
         for _ in range(_LOAD_SLOTS):
-            records = self.cache.room(self.chunk, self.record_bytes)
+            with self.queue.use():
+                records = self.cache.room(self.chunk, self.record_bytes)
             self.slots.append(_LoadSlot(self.cache.device.pinned(tuple(records.shape), torch.uint8), records))
 
     @property

@@ -7,7 +7,7 @@ runs, and is tested, where there is none.
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -77,6 +77,8 @@ class Cuda:
         """Register the memory. Without it copies are slower, but right all the same."""
         status = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, 0)
         if int(status) != 0:
+            with suppress(RuntimeError):  # the thread's next launch raises the error, whatever it launches
+                torch.ones(1, device=self._device)
             logger.warning(
                 "%d bytes of staging could not be pinned (CUDA error %d)", memory.size, int(status)
             )
@@ -94,8 +96,10 @@ class _Stream:
         self._stream.wait_event(mark)
 
     def mark(self) -> Mark:
-        event: Mark = self._stream.record_event()
-        return event
+        event = torch.cuda.Event(blocking=True)  # else each wait keeps a core busy
+        event.record(self._stream)
+        mark: Mark = event
+        return mark
 
 
 class Inline:

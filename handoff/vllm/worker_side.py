@@ -129,6 +129,7 @@ class WorkerSide:
             transports.register(self._transports, memory)
 
         arena = Arena(size.bytes, cache.record_bytes, pin=came)
+        arena.begin()  # now: pinning memory while the engine captures a graph would end the capture
         # Called on staging's or the service's threads.
         return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
 

@@ -107,7 +107,12 @@ def _marked(output: Any, times: StepPhases) -> Any:
     """Put the times on an output; on one that is still being computed, when it is there. Return it."""
     if hasattr(output, "get_output"):
         get_output = output.get_output
-        output.get_output = lambda: _marked(get_output(), times)
+
+        def once() -> Any:
+            del output.get_output  # else a cycle keeps the step's tensors until a garbage collection
+            return _marked(get_output(), times)
+
+        output.get_output = once
     elif output is not None:
         setattr(output, _KEY, times)
     return output
