@@ -30,9 +30,11 @@ import torch
 
 from baton.handoff import digests
 from baton.handoff.groups import Part
+from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
+from baton.handoff.memory.views import SaveView
 from baton.handoff.records import Bytes
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.staging import Staging
@@ -76,6 +78,7 @@ class Site:
         self.staging = Staging(arena, LEASE_S)
         self.saver = Saver(self.cache, self.staging, [], rank=0, address="", chunk_bytes=MIB)
         self._number = 0
+        self._attached: segments.Attached | None = None
 
     def save(self) -> str:
         """Queue a save of the prompt, as an engine's thread does after a step. Return its name."""
@@ -88,18 +91,28 @@ class Site:
 
     def wait(self, name: str) -> None:
         """Wait until the last record of a save is whole."""
+        first, stop = 0, len(self.parts[0].block_ids)
         with self.staging.opened(name, 1) as entry:
-            entry.view.wait(0, len(self.parts[0].block_ids), "KV", lambda: None)
+            while first < stop:
+                first = entry.view.wait(first, stop, "KV", lambda: None)
 
     def load(self, name: str) -> float:
-        """Load a save into other blocks. Return the seconds it takes. Raises DigestMismatch."""
+        """Load a save into other blocks, through a mapping as another process has it. Return the seconds.
+
+        Raises DigestMismatch.
+        """
         part, began = self.others[0], time.perf_counter()
-        chunk = max(1, 4 * MIB // self.cache.record_bytes)
+        chunk = max(1, (self.cache.load_bytes or 4 * MIB) // self.cache.record_bytes)
         with self.staging.opened(name, 1) as entry:
-            view = entry.view
+            place = entry.place
+            if self._attached is None:
+                self._attached = segments.attach(place.segment)
+            view = SaveView(self._attached.data, place.offset, place.record_bytes, place.runs)
             landing = self.cache.landing(name, digests.seed(name, 1), self.cache.mark())
             try:
                 for first, last in view.pieces(0, len(part.block_ids), chunk):
+                    if self.cache.device is not None:
+                        self._attached.pin(self.cache.device, sum(view.records_of(first, last)))
                     piece = part.within(first, last)
                     landing.take(piece, view.records(first, last), view.digests(first, last))
                 landing.finish()

@@ -21,7 +21,7 @@ from baton.handoff.groups import Part
 from baton.handoff.layers import CacheLayer
 from baton.handoff.memory.cuts import cut_tables
 from baton.handoff.memory.fill import Fill
-from baton.handoff.memory.streams import Mark
+from baton.handoff.memory.streams import Device, Mark
 from baton.handoff.records import Bytes, Digests
 from baton.kernels.kv_pack import KVTable
 
@@ -71,6 +71,8 @@ class BlockCache(ABC):
     ) -> None:
         """tables: of each group, all with one record's size, wire format and device."""
         self.layers = layers
+        self.device: Device | None = None  # that copies records by itself where they are pinned for it
+        self.load_bytes = 0  # a load's chunk should have, for a cache to which each chunk is a cost
         self.rank = division.rank
         self.form = Form(division.ranks, tables[0].wire)
         self._tables = tables

@@ -5,18 +5,20 @@
            copying queue                    └ copy 0 ─ copy 1 ─ …      into staging's own, pinned memory
            a thread                                   └ 0 is whole: it can be sent ─ 1 is whole ─ …
 
-    load   pulling thread     host copy of 0 ─ of 1 ─ of 2 (when 0 left its slot) ─ …
-           its queue                        └ copy 0, unpack 0 ─ copy 1, unpack 1 ─ …
+    load   pulling thread     looks at 0 ─ waits until 0 is copied ─ looks at 1 ─ …
+           its queue                     └ copy 0, unpack 0              └ copy 1, unpack 1 ─ …
 
-Slots (a chunk each) are made once and reused. A pack waits for its slot's last copy, on the device; the
-engine's thread waits for nothing. A request of no more than `_SAVE_SLOTS` chunks frees its blocks at the
-speed of the device's memory, a longer one at that of the bus. Loads compute digests while they unpack: a
-broken chunk is noticed when it is in the cache already, and the load fails; the blocks belong to no other
-request.
+Slots (a chunk each) are made once and reused, in turns. One kernel packs several neighbours; it waits for
+the last copy out of them, on the device; the engine's thread waits for nothing. A request of no more than
+`_SAVE_SLOTS` chunks frees its blocks at the speed of the device's memory, a longer one at that of the bus.
+Loads compute digests while they unpack: a broken chunk is noticed when it is in the cache already, and the
+load fails; the blocks belong to no other request. The device copies records from where they lie if that is
+pinned; else the thread copies them to a slot that is.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import queue
 import threading
@@ -44,11 +46,11 @@ from baton.kernels.kv_pack import KVTable
 
 logger = logging.getLogger(__name__)
 
-# A save's chunk: the engine's thread queues some five operations for each, so chunks are large and few.
-SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
-# A load's chunk: as much as the transports bring at once. One slot of a pull fills while the other one
-# leaves.
-LOAD_BYTES, _LOAD_SLOTS = 4 << 20, 2
+# A save's chunk. To queue a copy takes the engine's thread some 30 us, a kernel some 100.
+SAVE_BYTES, _SAVE_SLOTS, _PACKED_SLOTS = 16 << 20, 8, 4
+# A load's chunk: a few operations and a wait each, while the bus moves it in 0.3 ms. One slot of a pull fills
+# while the other one leaves.
+LOAD_BYTES, _LOAD_SLOTS = 16 << 20, 2
 _LANES = 2  # made at the start: loads at the same time
 
 
@@ -72,14 +74,6 @@ class _Plain:
 
     def records(self, first: int, stop: int) -> Bytes:
         return self.data[first:stop]
-
-
-@dataclass
-class _Slot:
-    """Device memory for a chunk. Invariant: free for what is queued after `left`."""
-
-    records: torch.Tensor  # [chunk, record_bytes] uint8
-    left: Mark | None = None
 
 
 @dataclass(frozen=True)
@@ -106,13 +100,15 @@ class DeviceBlockCache(BlockCache):
     ) -> None:
         super().__init__(layers, tables, division)
         self._on = tables[0].device
-        self.device = device or streams.of(self._on)
+        self.device: streams.Device = device or streams.of(self._on)
         self.load_bytes = load_bytes
+        self._pinned: list[int] = []  # addresses
         self._save_chunk = max(1, save_bytes // self.record_bytes)
         self._packing, self._copying = self.device.queue(), self.device.queue()
         self._packing.after(self.device.current().mark())
         with self._packing.use():
-            self._slots = [_Slot(self.room(self._save_chunk, self.record_bytes)) for _ in range(_SAVE_SLOTS)]
+            self._packed = self.room(_SAVE_SLOTS * self._save_chunk, self.record_bytes)
+        self._left: list[Mark | None] = [None] * _SAVE_SLOTS  # the last copy out of each slot
         self._next_slot = 0
         self._sending = threading.Lock()  # of the slots and both queues
         # Left by pulls that ended, by the size of their records.
@@ -131,7 +127,7 @@ class DeviceBlockCache(BlockCache):
 
     def _compile(self) -> None:
         """Run both kernels once, to no effect: no request shall wait for the compiler."""
-        record, device = self._slots[0].records[:1], self._on
+        record, device = self._packed[:1], self._on
         with self._packing.use():
             digest = torch.empty(1, dtype=torch.int64, device=device)
             for table in self._tables:
@@ -143,7 +139,8 @@ class DeviceBlockCache(BlockCache):
         return self.device.current().mark()
 
     def pin(self, memory: Bytes) -> None:
-        self.device.pin(memory)
+        if self.device.pin(memory):
+            self._pinned.append(memory.ctypes.data)
 
     def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
         try:
@@ -179,6 +176,8 @@ class DeviceBlockCache(BlockCache):
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+        while self._pinned:
+            self.device.unpin(self._pinned.pop())
 
     def _send_down(self, parts: Sequence[Part], records: _Target, after: Mark | None = None) -> list[_Coming]:
         """Queue all packs and copies: nothing here waits for the device.
@@ -202,23 +201,29 @@ class DeviceBlockCache(BlockCache):
         with self._packing.use():
             ids = ids_host.to(device, non_blocking=True)
             found = torch.empty(count, dtype=torch.int64, device=device)
-        for start, stop in pieces(count, self._save_chunk):
-            slot = self._slots[self._next_slot]
-            self._next_slot = (self._next_slot + 1) % len(self._slots)
-            packed = slot.records[: stop - start]
-            if slot.left is not None:
-                self._packing.after(slot.left)
+        start = 0
+        while start < count:
+            slot = self._next_slot
+            slots = min(_PACKED_SLOTS, _SAVE_SLOTS - slot, -(-(count - start) // self._save_chunk))
+            self._next_slot = (slot + slots) % _SAVE_SLOTS
+            stop = min(count, start + slots * self._save_chunk)
+            packed = self._packed[slot * self._save_chunk :][: stop - start]
+            if (left := self._left[slot + slots - 1]) is not None:
+                self._packing.after(left)
             with self._packing.use():
                 kv_pack.pack(table, ids[start:stop], packed, found[start:stop])
             self._copying.after(self._packing.mark())
             with self._copying.use():
-                begin = part.first + start
-                for first, last in records.pieces(begin, part.first + stop, stop - start):
-                    target = torch.from_numpy(records.records(first, last))
-                    target.copy_(packed[first - begin : last - begin], non_blocking=True)
                 found_host[start:stop].copy_(found[start:stop], non_blocking=True)
-            slot.left = self._copying.mark()
-            yield _Coming(slot.left, found_host[start:stop], (ids_host, ids, found))
+            for number, (begin, end) in enumerate(pieces(stop - start, self._save_chunk)):
+                place = part.first + start
+                with self._copying.use():
+                    for first, last in records.pieces(place + begin, place + end, end - begin):
+                        target = torch.from_numpy(records.records(first, last))
+                        target.copy_(packed[first - place : last - place], non_blocking=True)
+                copied = self._left[slot + number] = self._copying.mark()
+                yield _Coming(copied, found_host[start + begin : start + end], (ids_host, ids, found))
+            start = stop
 
 
 def _arrived(chunk: _Coming) -> Digests:
@@ -253,8 +258,8 @@ class _Landed:
 class _LoadSlot:
     """Memory for a chunk of a load, on both sides."""
 
-    host: torch.Tensor  # [chunk, record_bytes] uint8, pinned
-    records: torch.Tensor  # the same on the device
+    records: torch.Tensor  # [chunk, record_bytes] uint8, on the device
+    host: torch.Tensor | None = None  # the same, pinned: made when it is needed
     landed: _Landed | None = None
 
 
@@ -273,7 +278,7 @@ class _Lane:
         for _ in range(_LOAD_SLOTS):
             with self.queue.use():
                 records = self.cache.room(self.chunk, self.record_bytes)
-            self.slots.append(_LoadSlot(self.cache.device.pinned(tuple(records.shape), torch.uint8), records))
+            self.slots.append(_LoadSlot(records))
 
     @property
     def chunk(self) -> int:
@@ -320,17 +325,35 @@ class _DeviceLanding(Landing):
         self._next_slot = (self._next_slot + 1) % len(lane.slots)
         self._settle(slot)
         count, table = len(records), self._tables[part.group]
-        slot.host.numpy()[:count] = records
-        ids_host = self._cache.device.pinned((count,), torch.int64)
-        ids_host.numpy()[:] = wanted(part.block_ids)
-        found_host = self._cache.device.pinned((count,), torch.int64)
         with lane.queue.use():
-            slot.records[:count].copy_(slot.host[:count], non_blocking=True)
+            copied = self._copy(slot, records)
+            ids_host = self._cache.device.pinned((count,), torch.int64)
+            ids_host.numpy()[:] = wanted(part.block_ids)
+            found_host = self._cache.device.pinned((count,), torch.int64)
             ids = ids_host.to(table.device, non_blocking=True)
             found = torch.empty(count, dtype=torch.int64, device=table.device)
             kv_pack.unpack(table, slot.records[:count], ids, found)
             found_host.copy_(found, non_blocking=True)
         slot.landed = _Landed(part.first, saved.copy(), found_host, lane.queue.mark(), (ids_host, ids, found))
+        if copied is not None:
+            copied.synchronize()
+
+    def _copy(self, slot: _LoadSlot, records: Bytes) -> Mark | None:
+        """Queue the copy of records to a slot. Return a mark before which they must stay, if they must."""
+        lane: Any = self._lane
+        parts = self._cache.device.pinned_parts(records)
+        if not parts:
+            if slot.host is None:
+                slot.host = self._cache.device.pinned(tuple(slot.records.shape), torch.uint8)
+            slot.host.numpy()[: len(records)] = records
+            slot.records[: len(records)].copy_(slot.host[: len(records)], non_blocking=True)
+            return None
+        target, address = slot.records.view(-1), records.ctypes.data
+        for start, stop in parts:
+            memory = (ctypes.c_uint8 * (stop - start)).from_address(address + start)  # read-only or not
+            target[start:stop].copy_(torch.frombuffer(memory, dtype=torch.uint8), non_blocking=True)
+        mark: Mark = lane.queue.mark()
+        return mark
 
     def _settle(self, slot: _LoadSlot) -> None:
         """Wait until the slot's chunk is in the cache, and compare its digests."""

@@ -18,11 +18,17 @@ import os
 import re
 import secrets
 import stat
+import threading
+import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from baton.handoff.records import Bytes
+
+if TYPE_CHECKING:  # it imports torch
+    from baton.handoff.memory.streams import Device
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
 _PREFIX = "baton-kv-"
@@ -30,6 +36,7 @@ _NAME = re.compile(rf"{_PREFIX}[0-9]+-[0-9a-f]{{12}}")
 # Do not wait for a named pipe, nor follow a link.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 PAGE = mmap.PAGESIZE
+_PIN_BYTES = 64 << 20  # at once, by a reader: some 10 ms
 _TOUCH_BYTES = 4 << 20  # touched at once; between two of these the thread can end with its process
 
 
@@ -96,8 +103,33 @@ def _name(descriptor: int, name: str) -> None:
         os.close(directory)
 
 
-def attach(name: str) -> Bytes:
-    """Map another process' segment: [size] uint8, read-only; unmapped when the array goes.
+class Attached:
+    """Another process' segment: `data` [size] uint8, read-only, unmapped when the array goes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.data: Bytes = np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
+        self._descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
+        self._pinned = 0  # bytes, from the beginning on
+        self._pinning = threading.Lock()
+
+    def pin(self, device: Device, stop: int) -> None:
+        """Pin a step more of what the owner has grown, unless all is pinned up to `stop`.
+
+        What was not grown stays as it is: pinning brings pages in, and that is for the owner to decide.
+        """
+        with self._pinning:
+            if stop <= self._pinned:
+                return
+            grown = os.lseek(self._descriptor, self._pinned, os.SEEK_HOLE)
+            memory = self.data[self._pinned : min(grown, self._pinned + _PIN_BYTES)]
+            if device.pin(memory):
+                weakref.finalize(self.data, device.unpin, memory.ctypes.data).atexit = False
+            self._pinned += memory.size  # also if it was refused: it would be refused again
+
+
+def attach(name: str) -> Attached:
+    """Map another process' segment.
 
     Raises FileNotFoundError when the owner is gone, ValueError for a name that is no segment's.
     """
@@ -108,7 +140,7 @@ def attach(name: str) -> Bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or not found.st_size:
             raise FileNotFoundError(f"{name} is not a segment")
-        return np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
+        return Attached(descriptor)
     finally:
         os.close(descriptor)
 

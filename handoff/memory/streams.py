@@ -6,7 +6,9 @@ runs, and is tested, where there is none.
 
 from __future__ import annotations
 
+import bisect
 import logging
+import threading
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
@@ -15,6 +17,8 @@ import torch
 from baton.handoff.records import Bytes
 
 logger = logging.getLogger(__name__)
+
+_READ_ONLY = 8  # cudaHostRegisterReadOnly
 
 
 class Mark(Protocol):
@@ -49,8 +53,50 @@ class Device(Protocol):
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return host memory that the device reads and writes by itself."""
 
-    def pin(self, memory: Bytes) -> None:
-        """Turn existing host memory into such memory."""
+    def pin(self, memory: Bytes) -> bool:
+        """Turn existing host memory into such memory, for as long as it is mapped. Return whether it is."""
+
+    def unpin(self, address: int) -> None:
+        """Take back the `pin` of the memory at this address, which is about to be unmapped."""
+
+    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
+        """Return (start, stop) of the bytes that one copy may span; nothing unless all of it was pinned."""
+
+
+class Pins:
+    """The host memory that was pinned, by its addresses. No copy may span two of its pieces."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+
+    def add(self, start: int, stop: int) -> None:
+        with self._lock:
+            at = bisect.bisect(self._starts, start)
+            self._starts.insert(at, start)
+            self._stops.insert(at, stop)
+
+    def remove(self, start: int) -> None:
+        with self._lock:
+            at = bisect.bisect_left(self._starts, start)
+            del self._starts[at], self._stops[at]
+
+    def parts(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the pieces of [start, stop), counted from its start; nothing unless they cover it."""
+        found, at = [], start
+        with self._lock:
+            number = bisect.bisect(self._starts, start) - 1
+            while at < stop:
+                if (
+                    not 0 <= number < len(self._starts)
+                    or not self._starts[number] <= at < self._stops[number]
+                ):
+                    return []
+                end = min(stop, self._stops[number])
+                found.append((at - start, end - start))
+                at, number = end, number + 1
+        return found
 
 
 def of(device: torch.device) -> Device:
@@ -63,6 +109,7 @@ class Cuda:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._pins = Pins()
 
     def queue(self) -> Queue:
         return _Stream(torch.cuda.Stream(self._device))
@@ -73,15 +120,29 @@ class Cuda:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def pin(self, memory: Bytes) -> None:
+    def pin(self, memory: Bytes) -> bool:
         """Register the memory. Without it copies are slower, but right all the same."""
-        status = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, 0)
-        if int(status) != 0:
-            with suppress(RuntimeError):  # the thread's next launch raises the error, whatever it launches
-                torch.ones(1, device=self._device)
-            logger.warning(
-                "%d bytes of staging could not be pinned (CUDA error %d)", memory.size, int(status)
-            )
+        flags = 0 if memory.flags.writeable else _READ_ONLY
+        status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, flags))
+        if status != 0:
+            self._forget_error()
+            logger.warning("%d bytes of staging could not be pinned (CUDA error %d)", memory.size, status)
+            return False
+        self._pins.add(memory.ctypes.data, memory.ctypes.data + memory.size)
+        return True
+
+    def unpin(self, address: int) -> None:
+        self._pins.remove(address)
+        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+            self._forget_error()
+
+    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
+        return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
+
+    def _forget_error(self) -> None:
+        """Take the error that a failed call leaves: else the thread's next launch raises it."""
+        with suppress(RuntimeError):
+            torch.ones(1, device=self._device)
 
 
 class _Stream:
@@ -105,6 +166,9 @@ class _Stream:
 class Inline:
     """A device that does all work at once."""
 
+    def __init__(self) -> None:
+        self._pins = Pins()
+
     def queue(self) -> Queue:
         return _Done()
 
@@ -114,8 +178,15 @@ class Inline:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def pin(self, memory: Bytes) -> None:
-        pass
+    def pin(self, memory: Bytes) -> bool:
+        self._pins.add(memory.ctypes.data, memory.ctypes.data + memory.size)
+        return True
+
+    def unpin(self, address: int) -> None:
+        self._pins.remove(address)
+
+    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
+        return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
 
 
 class _Done:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from baton.handoff.errors import HandoffError, NoCommonTransport
 from baton.handoff.records import Bytes
 from baton.handoff.transports.base import Transport
 from baton.protos.handoff_pb2 import Shard
 from baton.registry import Registry
+
+if TYPE_CHECKING:  # it imports torch
+    from baton.handoff.memory.streams import Device
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,12 @@ def register(transports: Iterable[Transport], memory: Bytes) -> None:
     """Tell each transport of a piece of staging's memory."""
     for transport in transports:
         transport.register(memory)
+
+
+def read_for(transports: Iterable[Transport], device: Device) -> None:
+    """Tell each transport of the device to which pulled records go."""
+    for transport in transports:
+        transport.reads_for(device)
 
 
 def withdraw(transports: Iterable[Transport], request_id: str, epoch: int) -> None:

@@ -10,13 +10,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from baton.handoff import windows
 from baton.handoff.errors import PullCancelled, PullTimeout
 from baton.handoff.memory.arena import StagingSlots
 from baton.handoff.records import Bytes, Records
 from baton.protos.handoff_pb2 import Shard
+
+if TYPE_CHECKING:  # it imports torch
+    from baton.handoff.memory.streams import Device
 
 
 class Cancellation:
@@ -153,6 +156,9 @@ class Transport(ABC):
 
         A lease that ends while the save is offered is withdrawn twice: what is not known is ignored.
         """
+
+    def reads_for(self, device: Device) -> None:  # noqa: B027 (most bring records in memory of their own)
+        """Take note of the device to which pulled records go: what is pinned for it, it copies by itself."""
 
     @abstractmethod
     def reaches(self, shard: Shard) -> bool:

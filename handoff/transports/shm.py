@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from google.protobuf.message import DecodeError
 
 from baton.handoff.errors import LeaseExpired, MalformedManifest, TransportFailed
 from baton.handoff.memory import segments
+from baton.handoff.memory.segments import Attached
 from baton.handoff.memory.views import SaveView, are_inside, joined
-from baton.handoff.records import Bytes, Records
+from baton.handoff.records import Records
 from baton.handoff.tickets import number
 from baton.handoff.transports.base import Pull, SavedShard, Transport
 from baton.protos.handoff_pb2 import Run, Shard, SharedMemoryOffer
 from baton.rpc import host_id
+
+if TYPE_CHECKING:  # it imports torch
+    from baton.handoff.memory.streams import Device
 
 
 class Shm(Transport):
@@ -27,8 +31,12 @@ class Shm(Transport):
 
     def __init__(self) -> None:
         self._host = host_id()
-        self._attached: OrderedDict[str, Bytes] = OrderedDict()
+        self._attached: OrderedDict[str, Attached] = OrderedDict()
+        self._device: Device | None = None
         self._lock = threading.Lock()
+
+    def reads_for(self, device: Device) -> None:
+        self._device = device
 
     def offer(self, saved: SavedShard) -> bytes:
         return SharedMemoryOffer(
@@ -46,7 +54,8 @@ class Shm(Transport):
         runs = [(run.first, run.count) for run in offer.runs]
         if (there := sum(count for _, count in runs)) != pull.slots:
             raise MalformedManifest(f"{pull.what}: {there} slots are offered; the shard has {pull.slots}")
-        segment = self._attach(pull, offer.segment)
+        attached = self._attach(pull, offer.segment)
+        segment = attached.data
         if not are_inside(runs, segment.size, offer.offset, pull.record_bytes):
             raise TransportFailed(
                 f"{pull.what}: its slots, from {offer.offset} on, do not lie in segment {offer.segment}"
@@ -63,6 +72,8 @@ class Shm(Transport):
             self._check(pull, view.holds(ticket, first, first + 1))
 
         for first, last in view.pieces(pull.first_block, stop, pull.records_a_chunk):
+            if self._device is not None:
+                attached.pin(self._device, sum(view.records_of(first, last)))
             while first < last:
                 pull.check_time()
                 end = view.wait(first, last, pull.what, check)
@@ -82,7 +93,7 @@ class Shm(Transport):
                 " it was released or its lease ran out"
             )
 
-    def _attach(self, pull: Pull, name: str) -> Bytes:
+    def _attach(self, pull: Pull, name: str) -> Attached:
         with self._lock:
             if name not in self._attached:
                 # A new name means a new segment or a new source: let go of those whose owners are gone.

@@ -88,6 +88,8 @@ class WorkerSide:
         rpc.act_as(mine, insecure=config.insecure)
         self._client = HandoffClient()
         self._transports = transports.create(config.transports)
+        if cache.device is not None:
+            transports.read_for(self._transports, cache.device)
         segments.remove_stale()
         longest = num_records(found.groups, vllm_config.model_config.max_model_len)
         self.staging = self._make_staging(config, cache, kv_cache_config.num_blocks, longest)
@@ -150,7 +152,7 @@ class WorkerSide:
             self._transports,
             self._client,
             pull_timeout_s=config.pull_timeout_s,
-            chunk_bytes=config.chunk_bytes,
+            chunk_bytes=max(config.chunk_bytes, cache.load_bytes),
         )
 
     def handshake(self) -> RankHandshake:

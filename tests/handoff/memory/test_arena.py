@@ -80,7 +80,7 @@ def test_one_save_can_be_as_large_as_the_bound() -> None:
         view = place.view()
         for first, stop in view.pieces(0, 64, 64):
             view.records(first, stop)[:] = np.arange(first, stop, dtype=np.uint8)[:, None]
-        memory = segments.attach(place.segment)
+        memory = segments.attach(place.segment).data
         records = memory[place.offset : place.offset + 64 * 4096].reshape(64, 4096)
         assert np.array_equal(records[:, 0], np.arange(64))
 

@@ -16,7 +16,8 @@ import torch
 from baton.handoff import digests
 from baton.handoff.errors import DigestMismatch, SaveFailed
 from baton.handoff.groups import Part
-from baton.handoff.memory import streams
+from baton.handoff.memory import device as device_cache
+from baton.handoff.memory import segments, streams
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
@@ -149,6 +150,7 @@ class Recorder:
 
 class Recording(streams.Inline):
     def __init__(self) -> None:
+        super().__init__()
         self.log: list[tuple[Recorder, dict[Recorder, int]]] = []
         self.queues: list[Recorder] = []
         self.engine = Recorder(self.log)
@@ -165,8 +167,9 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
     device = Recording()
     cache = on_device(1, device=device, chunk=1)
     packing, copying = device.queues[:2]
-    slots, count = len(cache._slots), 24
+    slots, together, count = device_cache._SAVE_SLOTS, device_cache._PACKED_SLOTS, 24
     assert count > slots + 3
+    assert count % together == 0
     out = np.empty((count, cache.record_bytes), np.uint8)
     with device.engine.use():
         pass  # the step that wrote the blocks
@@ -177,17 +180,23 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
         cache.gather(0, random_blocks(BLOCKS, count), out)
         packs = [waited for queue, waited in device.log if queue is packing][1:]  # the first copies block ids
         copies = [waited for queue, waited in device.log if queue is copying]
-        assert len(packs) == len(copies) == count
-        for number, (pack, copy) in enumerate(zip(packs, copies, strict=True)):
+        each = together + 1  # copies of a pack: of its digests, and of each slot's records
+        assert len(packs) == count // together
+        assert len(copies) == len(packs) * each
+        for number, pack in enumerate(packs):
             assert pack[device.engine] == step
-            if before + number >= slots:
-                assert pack[copying] == before + number - slots + 1  # the last copy out of its slot, no later
-            assert copy[packing] >= packing.position - count + number + 1
+            lap = slots // together  # packs
+            if before + number * each >= lap * each:
+                assert (
+                    pack[copying] == before + (number - lap + 1) * each
+                )  # the last copy out of them, no later
+            for copy in copies[number * each : (number + 1) * each]:
+                assert copy[packing] >= packing.position - len(packs) + number + 1
         assert device.engine.waited[packing] == packing.position
         if before:
             continue
         # The engine goes on when the last block is packed: not after the last copies, which need the bus.
-        assert device.engine.waited.get(copying, 0) <= count - slots
+        assert device.engine.waited.get(copying, 0) <= len(copies) - slots // together * each
     cache.close()
 
 
@@ -207,7 +216,7 @@ def test_a_pack_on_another_thread_waits_for_the_step_that_is_marked_and_the_engi
     cache.fill([Part(0, 0, (1, 2, 3, 4))], staging.filling(entry), mark)
     assert {waited[device.engine] for queue, waited in device.log if queue is packing} == {1}
     assert device.engine.waited == waited
-    assert len([queue for queue, _ in device.log if queue is copying]) == 4
+    assert len([queue for queue, _ in device.log if queue is copying]) == 5  # of digests, and of four records
     cache.close()
     assert entry.view.whole == 4
     staging.close()
@@ -227,6 +236,63 @@ def test_a_load_waits_for_what_the_engine_had_queued() -> None:
     cache.close()
 
 
+def test_a_load_leaves_no_memory_in_the_engines_pool() -> None:
+    device = Recording()
+    used: list[bool] = []
+
+    class Rooms(DeviceBlockCache):
+        def room(self, records: int, record_bytes: int) -> torch.Tensor:
+            used.append(device.log[-1:] != [] and device.log[-1][0] is not device.engine)
+            return super().room(records, record_bytes)
+
+    whole = on_device(1)
+    Rooms(whole.layers, whole._tables, device=device).close()
+    whole.close()
+    assert used
+    assert all(used), "memory that is not made in a queue of its own may still be the engine's"
+
+
+def test_pinned_records_are_copied_from_where_they_lie() -> None:
+    device = Recording()
+    cache = on_device(1, device=device, chunk=2)
+    segment = segments.create(MIB)
+    other = segments.attach(segment.name).data
+    count, size = 4, cache.record_bytes
+    sent = segment.data[: count * size].reshape(count, size)
+    saved = digests.seeded(cache.gather(0, (1, 2, 3, 4), sent), 77, 0)
+    lanes = [cache._lanes[size].get() for _ in range(device_cache._LANES)]
+    cache.give_back(lanes[0])
+
+    def copied_by_a_thread(ids: tuple[int, ...]) -> bool:
+        landing = cache.landing("KV of a test", 77)
+        landing.take(Part(0, 0, ids), other[: count * size].reshape(count, size), saved)
+        landing.finish()
+        landing.close()
+        assert np.array_equal(records(cache, ids), sent)
+        return any(slot.host is not None for slot in lanes[0].slots)
+
+    # Two pieces, whose border is in the second record: no copy may span it.
+    device.pin(other[: size + 100])
+    device.pin(other[size + 100 :])
+    assert not copied_by_a_thread((5, 6, 7, 8))
+    device.unpin(other.ctypes.data)
+    assert copied_by_a_thread((9, 10, 11, 12))
+    cache.close()
+    segment.close()
+
+
+def test_parts_of_pinned_memory() -> None:
+    pins = streams.Pins()
+    for start, stop in ((300, 400), (100, 200), (200, 300)):
+        pins.add(start, stop)
+    assert pins.parts(100, 400) == [(0, 100), (100, 200), (200, 300)]
+    assert pins.parts(250, 320) == [(0, 50), (50, 70)]
+    assert pins.parts(99, 200) == pins.parts(350, 401) == pins.parts(500, 501) == []
+    pins.remove(200)
+    assert pins.parts(150, 350) == []
+    assert pins.parts(150, 200) == [(0, 50)]
+
+
 # ---- chunks are read while others are on their way
 
 
@@ -234,6 +300,7 @@ class Gate(streams.Inline):
     """A device whose copies arrive when a test lets them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.arrived = threading.Semaphore(1)  # the kernels' first run
         self.broken = False
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from baton.handoff.memory import segments
+from baton.handoff.memory.streams import Inline
 
 
 def test_what_is_written_is_read_through_an_attachment() -> None:
     segment = segments.create(10_000)
     segment.data[:] = np.arange(10_000) % 251
-    other = segments.attach(segment.name)
+    other = segments.attach(segment.name).data
     segment.close()
     assert np.array_equal(other[:10_000], np.arange(10_000) % 251)  # mapped memory outlives its name
     assert not other.flags.writeable
@@ -53,7 +54,7 @@ def test_what_is_not_grown_takes_no_memory() -> None:
     segment.grow(1 << 20, 2 << 20)
     assert path.stat().st_blocks * 512 == 4096 + (1 << 20)
     segment.data[1 << 20 : 2 << 20] = 7
-    assert (segments.attach(segment.name)[1 << 20 : 2 << 20] == 7).all()
+    assert (segments.attach(segment.name).data[1 << 20 : 2 << 20] == 7).all()
     segment.close()
 
 
@@ -118,3 +119,35 @@ def test_another_users_stale_segment_is_left_alone() -> None:
         assert path.exists()
     finally:
         path.unlink()
+
+
+def test_a_reader_pins_what_the_owner_has_grown_a_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_PIN_BYTES", 2 << 20)
+    segment = segments.create(8 << 20, 3 << 20)
+    other = segments.attach(segment.name)
+    device = Inline()
+    start = other.data.ctypes.data
+
+    def pinned(stop: int) -> bool:
+        return bool(device._pins.parts(start, start + stop))
+
+    other.pin(device, 1 << 20)
+    assert pinned(2 << 20)
+    assert not pinned((2 << 20) + 1)
+    other.pin(device, 2 << 20)  # nothing to do
+    other.pin(device, 3 << 20)
+    assert pinned(3 << 20)
+    assert not pinned((3 << 20) + 1)  # the owner has not grown it
+    segment.grow(3 << 20, 8 << 20)
+    other.pin(device, 8 << 20)
+    assert device.pinned_parts(other.data[: 5 << 20]) == [
+        (0, 2 << 20),
+        (2 << 20, 3 << 20),
+        (3 << 20, 5 << 20),
+    ]
+    view = other.data[: 1 << 20]
+    del other
+    assert device.pinned_parts(view)  # somebody still reads it
+    del view
+    assert not device._pins.parts(start, start + 1)
+    segment.close()

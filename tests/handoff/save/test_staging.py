@@ -180,7 +180,7 @@ def test_reading_follows_the_writing(make: Callable[..., Staging]) -> None:
 def test_the_ticket_stands_only_while_the_lease_does(make: Callable[..., Staging]) -> None:
     staging = make()
     entry = put(staging, "a", epoch=5)
-    memory = segments.attach(entry.place.segment)
+    memory = segments.attach(entry.place.segment).data
     view = SaveView(memory, entry.place.offset, RECORD, entry.place.runs)
     assert view.holds(staging.tickets.number("a", 5), 0, 3)
     assert (view.records(0, 3) == 7).all()

@@ -559,7 +559,7 @@ def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
                 fill.add(np.concatenate([digests.of_records(row[None], 0, 0) for row in rows]))
                 fill.close()
             staging.publish(entry)
-        memory = segments.attach(entry.place.segment)
+        memory = segments.attach(entry.place.segment).data
         before, seen = memory.copy(), set[int]()
         hits = [corrupt(os.getpid(), random.Random(1), seen, size) for _ in range(2)]
         assert hits == [1, 0]
