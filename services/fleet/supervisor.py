@@ -203,7 +203,7 @@ def supervise(
     plans = [
         Plan(peer.settings, one.fleet.roles, peer.prefix) for peer, one in zip(peers, whole, strict=True)
     ]
-    found = places_of(plans, lambda own: partial(children.worker, own))
+    found = places_of(plans, lambda own: partial(children.worker, own), settings.fleet.devices)
     places = {one.prefix: each for one, each in zip(plans, found, strict=True)}
     watched = [_watched(settings, peer, places[peer.prefix]) for peer in peers]
 
