@@ -1,7 +1,7 @@
 """Whether a process forked from this one could use the GPU.
 
-CUDA does not survive a fork: torch refuses it in the child. It begins with the first tensor on a GPU, and where
-NVML cannot count the GPUs already when something counts them, as vLLM does when it is imported.
+CUDA does not survive a fork: torch refuses it in the child. It begins with the first tensor on a GPU; where
+NVML cannot count the GPUs, it begins as soon as something counts them, as vLLM does when it is imported.
 
 Leans on: torch.backends.cuda.is_built, torch.cuda.is_initialized and torch.cuda._is_in_bad_fork, which is set
 in forked children by a handler that torch installs before its first call of CUDA's runtime.
