@@ -70,8 +70,8 @@ _SHORT = {
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
     """Return AsyncEngineArgs' keyword arguments for this deployment, the same in the router and each worker.
 
-    Raises ConfigError for a missing model folder and for an argument that vLLM does not have, StartError where
-    vLLM finds no device.
+    Raises ConfigError for a missing model folder and for an argument that vLLM does not have, and StartError
+    where vLLM finds no device.
     """
     check_model(settings)
     _check_device()
@@ -232,9 +232,9 @@ def _check_device() -> None:
 
     if current_platform.is_unspecified():
         raise StartError(
-            "vLLM finds no GPU here: NVML (libnvidia-ml.so.1) cannot be opened, or lists none. See what nvidia-smi "
-            "says; a container needs the driver's capability `utility` (NVIDIA_DRIVER_CAPABILITIES), a machine "
-            "without GPUs baton[cpu]"
+            "vLLM finds no GPU here: NVML (libnvidia-ml.so.1) cannot be opened, or lists none. See what "
+            "nvidia-smi says; a container needs the driver's capability `utility` "
+            "(NVIDIA_DRIVER_CAPABILITIES), a machine without GPUs baton[cpu]"
         )
 
 

@@ -29,8 +29,8 @@ MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
 OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
 
 NEW_PROGRAMS = (
-    "CUDA has begun in this process, as it does where NVML cannot count the GPUs (MIG), and would not survive "
-    "a fork: each part is started as a new program, which takes longer"
+    "CUDA has begun in this process, as it does where NVML cannot count the GPUs (MIG), and would not "
+    "survive a fork: each part is started as a new program, which takes longer"
 )
 
 Say = Callable[[str, str], None]  # a part's name, what happened to it
