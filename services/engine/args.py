@@ -1,8 +1,8 @@
 """vLLM's engine arguments from our settings: one translation, for the router and for every worker.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields), vllm.reasoning.ReasoningParserManager
-.list_registered, vllm.config.reasoning.ReasoningConfig, vllm.utils.import_utils.import_plugin (logs what it
-cannot load, and returns None).
+.list_registered, vllm.config.reasoning.ReasoningConfig, vllm.platforms.current_platform.is_unspecified,
+vllm.utils.import_utils.import_plugin (logs what it cannot load, and returns None).
 """
 
 from __future__ import annotations
@@ -70,9 +70,11 @@ _SHORT = {
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
     """Return AsyncEngineArgs' keyword arguments for this deployment, the same in the router and each worker.
 
-    Raises ConfigError for a missing model folder and for an argument that vLLM does not have.
+    Raises ConfigError for a missing model folder and for an argument that vLLM does not have, and StartError
+    where vLLM finds no device.
     """
     check_model(settings)
+    _check_device()
     args: dict[str, Any] = {
         "model": str(expanded(settings.model, "engine.model"))
         if settings.model.startswith("~")
@@ -223,6 +225,17 @@ def _reasoning(settings: EngineSettings) -> dict[str, Any]:
             problem = " ".join(str(error).split())
             raise ConfigError(f"engine.extra.reasoning_config (value {marks!r}): {problem}") from None
     return args
+
+
+def _check_device() -> None:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_unspecified():
+        raise StartError(
+            "vLLM finds no GPU here: NVML (libnvidia-ml.so.1) cannot be opened, or lists none. See what "
+            "nvidia-smi says; a container needs the driver's capability `utility` "
+            "(NVIDIA_DRIVER_CAPABILITIES), a machine without GPUs baton[cpu]"
+        )
 
 
 def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from vllm import envs
+from vllm import envs, platforms
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms.interface import UnspecifiedPlatform
 
 from baton.services.config import EngineSettings, load
 from baton.services.engine.args import check_model, engine_args
 from baton.services.engine.build import EnginePlan, build_config
-from baton.services.errors import ConfigError
+from baton.services.errors import ConfigError, StartError
 from harness.checkpoints import byte_tokenizer
 from harness.deployment import MODEL
 
@@ -30,6 +31,13 @@ def test_ways_to_split_a_model_that_are_not_served(name: str, short: str) -> Non
         with pytest.raises(ConfigError, match=f"{name} is not served; leave it out") as refused:
             check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
         assert str(refused.value).startswith(f"engine.extra.{key}: ")
+
+
+def test_a_machine_on_which_vllm_finds_no_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where NVML is missing. vLLM's own reason is a traceback, from its front end's flags."""
+    monkeypatch.setattr(platforms, "_current_platform", UnspecifiedPlatform())
+    with pytest.raises(StartError, match=r"no GPU here: NVML .* `utility`"):
+        engine_args(EngineSettings(model=str(MODEL)))
 
 
 ALL = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
