@@ -14,6 +14,7 @@ Sentinel.discover_master, RedisCluster's nodes_manager (initialize, aclose), get
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -65,8 +66,9 @@ class RedisPlace:
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in (*REDIS, *SENTINEL, *CLUSTER):
             raise ValueError("not a Redis URL")
-        parts = urlsplit(f"//{rest}")
-        credentials, at, places = parts.netloc.rpartition("@")
+        netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+        parts = urlsplit(f"//host{rest.removeprefix(netloc)}")  # it can refuse lists of hosts
+        credentials, at, places = netloc.rpartition("@")
         usual = SENTINEL_PORT if scheme in SENTINEL else 6379
         named = places.split(",") if scheme not in REDIS else [places or "localhost"]
         hosts = tuple(_host(place, usual) for place in named)
