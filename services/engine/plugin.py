@@ -5,13 +5,21 @@ vLLM finds it by the entry point `baton` of the group `vllm.general_plugins`.
 
 from __future__ import annotations
 
+import sys
+
 from baton.services import logs
 from baton.services.engine import process
 from baton.services.engine.patches import table
 
 
+# vLLM runs it as a program that looks at a class of models and ends, at the first start of each worker. The patches,
+# which import half of the engine, would add a third to its time.
+_INSPECTION = "vllm.model_executor.models.registry"
+
+
 def register() -> None:
     """Set this process up: its logs, the patches, its end. vLLM calls it once; harmless when called again."""
     logs.follow()
-    table.install()
+    if getattr(sys.modules["__main__"].__spec__, "name", "") != _INSPECTION:
+        table.install()
     process.follow_engine_process()

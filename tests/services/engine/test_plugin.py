@@ -1,0 +1,30 @@
+"""The plug-in: where it sets a process up, and where it does not."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
+
+import pytest
+from vllm.model_executor.models import registry
+
+from baton.services.engine import plugin
+from baton.services.engine.patches import table
+
+
+def test_vllm_finds_it() -> None:
+    (found,) = (one for one in entry_points(group="vllm.general_plugins") if one.name == "baton")
+    assert found.load() is plugin.register
+
+
+@pytest.mark.parametrize(("program", "times"), [(None, 1), ("baton", 1), (registry.__name__, 0)])
+def test_no_patch_where_vllm_only_looks_at_a_class(
+    monkeypatch: pytest.MonkeyPatch, program: str | None, times: int
+) -> None:
+    installed: list[None] = []
+    monkeypatch.setattr(table, "install", lambda: installed.append(None))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", program and ModuleSpec(program, None))
+    plugin.register()
+    assert len(installed) == times
+    assert registry.__name__ in registry._SUBPROCESS_COMMAND
