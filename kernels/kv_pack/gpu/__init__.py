@@ -5,7 +5,7 @@ that a program finds its place in a line of 64 bytes. Nothing here waits for the
 data: a launch can be captured in a CUDA graph.
 """
 
-# ruff: noqa: PLR0917, SIM102 (device code: a compile-time `if` stands alone)
+# ruff: noqa: PLR0917, SIM102, SIM108 (device code: a compile-time `if` stands alone)
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _float32(bits):
 def _load_fours(
     address, at, mask, kind, ALIGN: tl.constexpr, F32: tl.constexpr, F16: tl.constexpr, BF16: tl.constexpr
 ):  # fmt: skip
-    """Load four neighbours for each of `at`, as float32. Only the dtypes that the table has are compiled in."""
+    """Load four neighbours for each of `at`, as float32. Only the dtypes of the table are compiled in."""
     a, b = tl.zeros(at.shape, tl.float32), tl.zeros(at.shape, tl.float32)
     c, d = a, b
     if F16 or BF16:

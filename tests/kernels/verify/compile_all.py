@@ -39,7 +39,7 @@ def jobs(method: str, proposal: str, filters: str, packed: bool, dtype: torch.dt
     job = shape.job(0)
     made = [job, replace(job, positions=None)]
     drafts = job.drafts.logits
-    if drafts is not None:  # processed logits are float32, the drafter's are not; and its vocabulary is shorter
+    if drafts is not None:  # processed logits are float32, the drafter's are not
         made.append(replace(job, drafts=replace(job.drafts, logits=drafts.bfloat16())))
         short = job.logits[:, :2047]
         made.append(replace(job, logits=short, drafts=replace(job.drafts, logits=drafts[:, :, :2047])))
