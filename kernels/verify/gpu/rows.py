@@ -18,6 +18,9 @@ import triton.language as tl
 from baton.kernels.verify.randomness import DOMAIN
 
 _DOMAIN = tl.constexpr(DOMAIN)
+# The least divisor of a mass that may be 0. A literal below float32's smallest normal number is a float64 to
+# Triton, and what is computed from it may be too.
+LEAST = tl.constexpr(2.0**-126)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from baton.kernels.verify.gpu.rows import (
+    LEAST,
     best_of,
     clean,
     draft_at,
@@ -43,7 +44,7 @@ def _proposed(
         top, masses = merge(proposal_maxes, proposal_sums, start + place, tiles, TILES)
         given = proposal + slot * proposal_slot + place * proposal_step + draft
         logit = clean(tl.load(given, mask=draft >= 0, other=float("-inf")))
-        chance = tl.exp(logit * inverse - top) / tl.maximum(tl.sum(masses, axis=0), 1e-38)
+        chance = tl.exp(logit * inverse - top) / tl.maximum(tl.sum(masses, axis=0), LEAST)
     return chance
 
 
@@ -72,11 +73,11 @@ def _accept(
             probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
             start, request, slot, place, draft, inverse, tiles, TILES,
         )  # fmt: skip
-        wanted = mine / tl.maximum(mine + others, 1e-38)  # a row may have no weight at all
+        wanted = mine / tl.maximum(mine + others, LEAST)  # a row may have no weight at all
         chance, _, _ = uniforms(seeds, positions, slot, start + place, place)
         following = draft_at(tokens, start, end, request, place + 1, vocabulary, PACKED)
         if BLOCK:
-            ratio = tl.where(proposed > 0, tl.minimum(ratio * wanted / tl.maximum(proposed, 1e-38), 1.0), 0.0)
+            ratio = tl.where(proposed > 0, tl.minimum(ratio * wanted / tl.maximum(proposed, LEAST), 1.0), 0.0)
             _, mine, others = weigh_draft(
                 logits, stride, maxes, sums, cuts, lasts, kept,
                 start + place + 1, following, inverse, tiles, TILES, SHIFT,
@@ -84,7 +85,7 @@ def _accept(
             if scales is not None:
                 tl.store(scales + start + place + 1, ratio)
             else:
-                residual = ratio * others / tl.maximum(mine + others, 1e-38)
+                residual = ratio * others / tl.maximum(mine + others, LEAST)
                 if chance < _block_chance(ratio, residual, following):
                     accepted = place + 1
         elif (proposed > 0) & (chance * proposed < wanted):
@@ -162,7 +163,7 @@ def _weights(
             given = proposal + slot * proposal_slot + place * proposal_step + here
             share = tl.exp(clean(tl.load(given, mask=inside, other=float("-inf"))) * inverse - highest)
             weights = tl.maximum(
-                weights * (scale / total) - share / tl.maximum(tl.sum(masses, axis=0), 1e-38), 0.0
+                weights * (scale / total) - share / tl.maximum(tl.sum(masses, axis=0), LEAST), 0.0
             )
     else:
         weights = tl.where(here == draft, 0.0, weights)
@@ -239,7 +240,7 @@ def residual_kernel(
         weights = _weights(
             logits, stride, cuts, lasts,
             probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
-            start, request, slot, place, draft, inverse, tile, top, tl.maximum(mine + others, 1e-38), scale,
+            start, request, slot, place, draft, inverse, tile, top, tl.maximum(mine + others, LEAST), scale,
             vocabulary, tiles, TILE, TILES, SHIFT,
         )  # fmt: skip
         tl.store(residuals + into * tiles + tile, tl.sum(weights, axis=0))
@@ -299,7 +300,7 @@ def settle_kernel(
             _, mine, others = weigh_draft(
                 logits, stride, maxes, sums, cuts, lasts, kept, row, draft, inverse, tiles, TILES, SHIFT
             )
-            total = tl.maximum(mine + others, 1e-38)
+            total = tl.maximum(mine + others, LEAST)
         _, for_tile, for_token = uniforms(seeds, positions, slot, row, place)
         tile = _first_beyond(masses, for_tile, TILES)
         weights = _weights(

@@ -1,41 +1,66 @@
-"""`python -m tests.kernels.verify.compile_all [every]`: compile verify's kernels for Hopper, some or all
-variants."""
+"""`python -m tests.kernels.verify.compile_all [every]`: compile verify's kernels for Hopper.
+
+Every branch to Triton's own form, where errors of types show, and some to machine code; with `every` all
+variants. It asserts that no kernel computes in float64 but `cut_kernel`: a GPU has few such units.
+"""
 
 from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from baton.kernels.verify import gpu
+from baton.kernels.verify import Job, gpu
 from harness.verify_cases import Shape
 from tests.kernels.compiling import compile_launches
 
 KERNELS = ["stats_kernel", "gather_kernel", "cut_kernel", "accept_kernel", "residual_kernel", "settle_kernel"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-EVERY = list(
-    itertools.product(
-        ["standard", "block"], ["one-hot", "probs", "logits"], ["", "kpm"], [True, False], DTYPES
-    )
-)
-SOME = [
+METHODS, PROPOSALS = ["standard", "block"], ["one-hot", "probs", "logits"]
+EVERY = list(itertools.product(METHODS, PROPOSALS, ["", "kpm"], [True, False], DTYPES))
+# Each branch of the kernels, with each filter alone.
+BRANCHES = [
+    *itertools.product(METHODS, PROPOSALS, ["", "kpm"], [True], [torch.bfloat16]),
+    *(("standard", "one-hot", one, False, torch.float16) for one in ("k", "p", "m")),
+]
+WHOLE = [
     ("standard", "one-hot", "", False, torch.bfloat16),
+    ("standard", "probs", "", True, torch.bfloat16),
     ("block", "logits", "kpm", True, torch.float32),
 ]
 
 
+def jobs(method: str, proposal: str, filters: str, packed: bool, dtype: torch.dtype) -> list[Job]:
+    """Return jobs as the tests, runner V1 and runner V2 make them, with these kernels."""
+    shape = Shape(3, 3, 2048, 1024, method, proposal, filters, dtype, packed)  # type: ignore[arg-type]
+    job = shape.job(0)
+    made = [job, replace(job, positions=None)]
+    drafts = job.drafts.logits
+    if drafts is not None:  # processed logits are float32, the drafter's are not
+        made.append(replace(job, drafts=replace(job.drafts, logits=drafts.bfloat16())))
+        short = job.logits[:, :2047]
+        made.append(replace(job, logits=short, drafts=replace(job.drafts, logits=drafts[:, :, :2047])))
+    if job.sampling.slots is not None:
+        made.append(replace(job, sampling=replace(job.sampling, slots=job.sampling.slots.int())))
+    return made
+
+
 def main() -> None:
-    for method, proposal, filters, packed, dtype in EVERY if "every" in sys.argv else SOME:
-        shape = Shape(3, 3, 32_000, 1024, method, proposal, filters, dtype, packed)  # type: ignore[arg-type]
-        job = shape.job(0)
-        print(
-            method,
-            proposal,
-            filters,
-            dtype,
-            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job)),
-        )  # type: ignore[misc]
+    seen: dict[tuple[Any, ...], str] = {}
+    whole: dict[tuple[Any, ...], str] = {}
+    for one in EVERY if "every" in sys.argv else BRANCHES + WHOLE:
+        for job in jobs(*one):
+            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), whole=False, seen=seen)  # type: ignore[misc]
+        if "every" in sys.argv or one in WHOLE:
+            job = jobs(*one)[0]
+            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), seen=whole)  # type: ignore[misc]
+    for form in (seen, whole):
+        print({name: sum(key[0] == name for key in form) for name in KERNELS})
+        for key, text in form.items():
+            assert key[0] == "cut_kernel" or "f64" not in text, f"{key} computes in float64"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -217,6 +218,15 @@ def test_what_does_not_go_together_is_refused() -> None:
         verify(logits, drafts, sampling, method="typical")  # type: ignore[arg-type]
 
 
+def test_literals_are_float32() -> None:
+    """To Triton a literal below float32's normal numbers is a float64: which variants then compile, and how
+    they round, depends on its version."""
+    for source in (Path(__file__).parents[3] / "kernels").glob("*/gpu/*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value:
+                assert 2.0**-126 <= node.value < 2.0**128, f"{source}:{node.lineno}: {node.value}"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tests above compile them")
 def test_kernels_compile_where_there_is_no_gpu() -> None:
     """The interpreter is laxer than the compiler."""
@@ -229,8 +239,8 @@ def test_kernels_compile_where_there_is_no_gpu() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=CALL_S,
+        timeout=3 * CALL_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "'cut_kernel': 1" in done.stdout
+    assert done.stdout.count("'cut_kernel': ") == 2
