@@ -11,9 +11,8 @@ from baton.services import logs
 from baton.services.engine import process
 from baton.services.engine.patches import table
 
-
-# vLLM runs it as a program that looks at a class of models and ends, at the first start of each worker. The patches,
-# which import half of the engine, would add a third to its time.
+# vLLM runs it as a program that looks at a class of models and ends, at the first start of each worker. The
+# patches, which import half of the engine, would add a third to its time.
 _INSPECTION = "vllm.model_executor.models.registry"
 
 
