@@ -9,6 +9,7 @@ end it, so that neither process waits for the other. pytest-xdist hands out whol
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,10 @@ SHARING_LAST = (
     "speculation",
 )
 
+
+# Two threads of OpenMP that share a busy core wait for each other, spinning: sixfold the time, and at times
+# sixtyfold. torch reads this when it is loaded; what starts an engine says how many threads that has.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("patient", deadline=None)
