@@ -41,11 +41,23 @@ FIRST = (
     "security/test_rotation.py",  # waits
 )
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
-# Of e2e: minutes each, with engines of their own; what is not named; then who share the folder's engines.
-LONG_FIRST = ("compose", "continuation", "offline", "store_failures", "silent_drafter", "bad_start", "readme")
-SHARING_LAST = (
+# Of e2e: minutes each, with engines of their own, the longest first; what is not named; then those that share
+# the folder's engines.
+LONG_FIRST = (
+    "ray_hosts",
+    "ray_local",
+    "ray_serve",
     "failures",
+    "compose",
     "up",
+    "continuation",
+    "offline",
+    "store_failures",
+    "silent_drafter",
+    "bad_start",
+    "readme",
+)
+SHARING_LAST = (
     "same_answers",
     "api",
     "other_packages",
