@@ -39,6 +39,14 @@ FIRST = (
     "scheduler/test_resilient.py",  # waits
     "docs/test_commands.py",
     "security/test_rotation.py",  # waits
+    "services/router/http/test_tenants.py",  # waits
+    "services/simulate/test_simulation.py",
+    "deploy/test_demo_model.py",
+    "services/router/http/test_proxies.py",  # waits
+    "handoff/test_mutations.py",
+    "services/router/http/test_response_store.py",  # waits
+    "services/router/http/test_apis.py",  # waits
+    "scheduler/test_policy.py",
 )
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
 # Of e2e: minutes each, with engines of their own, the longest first; what is not named; then those that share
