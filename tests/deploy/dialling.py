@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tests.deploy.manifests import COMPONENT, NAMESPACE, WORKERS, Manifests, port_of
-from tests.deploy.network_policies import Doc, Place, Port, edges, lets_in, lets_out
+from tests.deploy.network_policies import Doc, Place, Port, about, edges, lets_in, lets_out
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,16 @@ def differences(
     though the second lets everybody in.
     """
     numbers = {*edges(policies), *(port.number for _, _, port in needed), *ANY}
+    ours = [(one, about(policies, "Ingress", one), about(policies, "Egress", one)) for one in own]
     for number in sorted(numbers):
         for port in (Port(number), Port(number, "UDP")):
-            for one in own:
+            for one, inwards, outwards in ours:
                 for other in [*own, *others]:
                     wanted = (other.name, one.name, port) in needed
-                    if lets_in(policies, other, one, port) != wanted:
+                    if lets_in(inwards, other, one, port) != wanted:
                         yield f"{one.name} {_must(wanted)} let {other.name} in at {_text(port)}"
                     wanted = (one.name, other.name, port) in needed and (one.name, other.name) not in not_out
-                    if lets_out(policies, one, other, port) != wanted:
+                    if lets_out(outwards, one, other, port) != wanted:
                         yield f"{one.name} {_must(wanted)} be let out to {other.name} at {_text(port)}"
 
 

@@ -56,6 +56,11 @@ def lets_out(policies: Iterable[Doc], source: Place, target: Place, port: Port) 
     return _allows(policies, "Egress", source, target, port, target.ports)
 
 
+def about(policies: Iterable[Doc], way: str, place: Place) -> list[Doc]:
+    """Return those that say something of a place's connections, `way`: Ingress or Egress."""
+    return [one for one in policies if _is_about(one, way, place)]
+
+
 def edges(policies: Iterable[Doc]) -> Iterator[int]:
     """Yield the port numbers that rules name, and their neighbours."""
     for policy in policies:
@@ -69,13 +74,13 @@ def edges(policies: Iterable[Doc]) -> Iterator[int]:
 def _allows(
     policies: Iterable[Doc], way: str, own: Place, other: Place, port: Port, names: Mapping[str, int]
 ) -> bool:
-    about = [one for one in policies if _is_about(one, way, own)]
-    if not about:
+    said = about(policies, way, own)
+    if not said:
         return True  # nobody has said anything
     side, peers = ("ingress", "from") if way == "Ingress" else ("egress", "to")
     return any(
         _has_port(rule.get("ports"), port, names) and _has_peer(rule.get(peers), other, own.namespace)
-        for policy in about
+        for policy in said
         for rule in policy["spec"].get(side, [])
     )
 

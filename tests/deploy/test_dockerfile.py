@@ -27,10 +27,10 @@ import yaml
 
 from harness import dockerfile
 from harness.dockerfile import Instruction
-from harness.support import ROOT
+from harness.support import PATIENCE, ROOT
 
 USER = 54321  # as `useradd` makes one: nobody in particular
-RUN_S = 100.0
+RUN_S = 60.0 * PATIENCE
 PINS = "-r constraints.txt"  # the install that is not done
 
 

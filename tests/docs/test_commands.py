@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -55,8 +56,14 @@ def _check(words: list[str], *, whole: bool) -> None:
         _check_module(words[2:])
 
 
+@cache
+def _baton() -> Any:
+    """Return Baton's command line, with all flags of its commands: that takes a quarter of a second."""
+    return typer.main.get_command(app)
+
+
 def _check_baton(words: list[str], *, whole: bool) -> None:
-    group: Any = typer.main.get_command(app)
+    group = _baton()
     context = group.make_context("baton", list(words))
     name, command, arguments = group.resolve_command(context, words)
     while hasattr(command, "resolve_command"):  # a group, as `baton ray`

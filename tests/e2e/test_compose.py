@@ -8,7 +8,8 @@ Docker itself is replaced. The image is the checkout with its .venv (tests/deplo
 steps; those of its user are run here), and the machine's redis-server without its protected mode, as in
 Redis's image. This file follows `depends_on` and health checks, and starts further containers as `--scale`
 does. Requests to the published port come from the bridge's own machine to the container's port. `restart` and
-`stop_grace_period` are not tested.
+`stop_grace_period` are not tested. Each engine computes with one thread: several of them, with a thread for
+each core, would wait for each other.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ class Compose:
         image = {key: value.replace(dockerfile.workdir(), str(ROOT)) for key, value in image.items()}
         if "PYTHONPATH" in os.environ:  # another checkout than the installed one is tested
             image["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        image["OMP_NUM_THREADS"] = "1"
         own = {key: str(value) for key, value in spec.get("environment", {}).items()}
         return {**image, "HOSTNAME": name, "HOME": f"/home/{dockerfile.user()}", **own}
 

@@ -25,12 +25,28 @@ from harness.support import CALL_S, PATIENCE, eventually
 LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
 
-async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair: Deployment) -> None:
-    client = one_pair.async_client()
+LEASE_S = 3.0  # of workers: a hanging one is noticed by then
+BACK_S = 120.0  # an engine starts in ten seconds, and in many more on a machine that is busy
+LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and a fraction of a second
+
+
+@pytest.fixture(scope="module")
+def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
+    """Start 2P2D, whose processes these tests kill; `baton up` starts them again."""
+    config: dict[str, Any] = {
+        "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.2},
+        "tracing": collector.settings,
+    }
+    with deployment(tmp_path_factory.mktemp("two-pairs"), environment=SENT_SOON, **config) as one:
+        yield one.up(2, 2)
+
+
+async def test_a_client_that_leaves_frees_its_workers_within_a_second(two_pairs: Deployment) -> None:
+    client = two_pairs.async_client()
     await ask(client, prompts()[0], max_tokens=2)
-    eventually(lambda: idle(one_pair), 10, "the deployment is idle")
-    before = free_blocks(one_pair)
-    watch = asyncio.to_thread(eventually, lambda: not idle(one_pair), 20, "the requests are seen to run")
+    eventually(lambda: idle(two_pairs), 10, "the deployment is idle")
+    before = free_blocks(two_pairs)
+    watch = asyncio.to_thread(eventually, lambda: not idle(two_pairs), 20, "the requests are seen to run")
     seen = asyncio.create_task(watch)  # from the beginning: a busy test may hear of it when they have ended
     # Without a prefix in common with others: cached blocks count as free.
     streams = await asyncio.gather(
@@ -45,24 +61,8 @@ async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair:
     left = time.monotonic()
     await asyncio.gather(*(stream.close() for stream in streams))
     await client.close()
-    eventually(lambda: idle(one_pair) and free_blocks(one_pair) == before, 1.0, "all blocks are free again")
+    eventually(lambda: idle(two_pairs) and free_blocks(two_pairs) == before, 1.0, "all blocks are free again")
     print(f"free after {time.monotonic() - left:.2f} s, heartbeat of 0.2 s included")
-
-
-LEASE_S = 3.0  # of workers: a hanging one is noticed by then
-BACK_S = 120.0  # an engine starts in ten seconds, and in many more on a machine that is busy
-LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and a fraction of a second
-
-
-@pytest.fixture(scope="module")
-def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
-    """Start 2P2D, whose processes these tests kill; `baton up` starts them again."""
-    config: dict[str, Any] = {
-        "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5},
-        "tracing": collector.settings,
-    }
-    with deployment(tmp_path_factory.mktemp("two-pairs"), environment=SENT_SOON, **config) as one:
-        yield one.up(2, 2)
 
 
 def whole(one: Deployment) -> bool:

@@ -1,4 +1,4 @@
-"""Operators' commands against a real deployment: `baton doctor`, `baton log-level`."""
+"""Operators' commands against a real deployment: `baton doctor`, `baton log-level`, `baton status`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.handoff import transports
 from baton.services.config import Settings, load
 from baton.services.diagnosis.doctor import examine
 from baton.services.diagnosis.finding import Finding, Verdict
-from harness.deployment import Deployment, idle
+from harness.deployment import MODEL_NAME, Deployment, idle
 from harness.support import BATON, CALL_S, ROOT, eventually
 
 
@@ -85,3 +85,14 @@ def test_levels_change_without_a_restart(one_pair: Deployment) -> None:
     assert wrong.returncode == 1
     assert "'nobody' is no process here; there are: scheduler, router-" in wrong.stderr
     assert "use debug, info, warning, error" in baton(one_pair, "log-level", "all", "chatty").stderr
+
+
+def test_status_shows_who_prefilled_and_who_decoded(one_pair: Deployment) -> None:
+    one_pair.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=12)
+
+    def last() -> list[dict[str, object]]:
+        return [past for past in one_pair.status().get("handoffs", []) if past["cost"].get("transport")]
+
+    newest = eventually(last, 10, "the request is reported")[0]
+    assert str(newest["prefill_worker_id"]).startswith("prefill-0.")
+    assert str(newest["decode_worker_id"]).startswith("decode-0.")

@@ -190,14 +190,3 @@ def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
         assert process.wait(60 * PATIENCE) == 1
         last = process.text.splitlines()[-1]
         assert last.startswith("baton: error: prefill-0 died 4 times within 10 min, and no worker is left")
-
-
-def test_status_shows_who_read_and_who_wrote(one_pair: Deployment) -> None:
-    one_pair.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=12)
-
-    def last() -> list[dict[str, object]]:
-        return [past for past in one_pair.status().get("handoffs", []) if past["cost"].get("transport")]
-
-    newest = eventually(last, 10, "the request is reported")[0]
-    assert str(newest["prefill_worker_id"]).startswith("prefill-0.")
-    assert str(newest["decode_worker_id"]).startswith("decode-0.")

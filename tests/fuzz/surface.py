@@ -32,7 +32,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/invocations": {"prompt": "Hi", "max_tokens": 2},
 }
 LENGTHS = ("max_tokens", "max_output_tokens")
-RARELY = 8  # one generated request in so many is sent as it is, but for its length
+SENT = 4  # so many bodies are made of one that was generated, which takes a second at times
+RARELY = 2  # of the generated ones, one in so many is sent as it is, but for its length
 UNAVAILABLE = (503, 504)  # the 5xx that there may be: no room, and the deadline that we send along
 TIMEOUT_S = "20"
 
@@ -50,17 +51,21 @@ def operations(url: str) -> list[Any]:
 
 
 @st.composite
-def requests(draw: Any, operation: Any) -> tuple[Case, Any]:
-    """Generate a case and its body: a right one in which a few fields are generated."""
+def requests(draw: Any, operation: Any) -> tuple[Case, list[Any]]:
+    """Generate a case and its bodies: right ones in which a few fields are generated, each in one of them."""
     case: Case = draw(operation.as_strategy())
     body: Any = case.body
     right = RIGHT.get(operation.path)
     if right is None or not isinstance(body, dict):
-        return case, body
+        return case, [body]
+    bodies = []
     if not draw(st.integers(0, RARELY - 1)):
-        return case, {**{name: value for name, value in right.items() if name in LENGTHS}, **body}
-    few = draw(st.lists(st.sampled_from(sorted(body)), max_size=3, unique=True)) if body else []
-    return case, {"model": MODEL_NAME, **right, **{name: body[name] for name in few}}
+        bodies.append({**{name: value for name, value in right.items() if name in LENGTHS}, **body})
+    fields = draw(st.permutations(sorted(body)))
+    while len(bodies) < SENT:
+        few, fields = fields[: draw(st.integers(0, 3))], fields[3:]
+        bodies.append({"model": MODEL_NAME, **right, **{name: body[name] for name in few}})
+    return case, bodies
 
 
 def send(http: httpx.Client, case: Case, body: Any) -> httpx.Response | None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -106,19 +107,23 @@ def test_what_is_no_segment_is_left_alone(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_stale_segment_is_left_alone() -> None:
-    """It can be opened but not removed, because of the folder's sticky bit."""
-    path = segments.DIRECTORY / f"baton-kv-1-{secrets.token_hex(6)}"
-    path.touch(0o644)
+    """It can be opened but not removed, because of the folder's sticky bit.
+
+    The folder is one as /dev/shm: in that itself, any engine that starts would remove it.
+    """
     program = (
-        "import os; from baton.handoff.memory import segments\n"
+        "import os, pathlib, sys; from baton.handoff.memory import segments\n"
+        "segments.DIRECTORY = pathlib.Path(sys.argv[1])\n"
         "os.setuid(12345); print(segments.remove_stale())"
     )
-    try:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        path = Path(folder) / f"baton-kv-1-{secrets.token_hex(6)}"
+        path.touch(0o644)
+        line = [sys.executable, "-c", program, folder]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert path.exists()
-    finally:
-        path.unlink()
 
 
 def test_a_reader_pins_what_the_owner_has_grown_a_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

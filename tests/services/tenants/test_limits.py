@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,6 +19,7 @@ from baton.services.tenants.rates import Rates
 from baton.services.tenants.shared import SharedStore
 from baton.services.tenants.slots import Slots
 from harness.scheduling import RedisServer, until
+from harness.support import PATIENCE
 
 Share = Callable[[RedisServer], Awaitable[SharedStore]]
 
@@ -81,17 +83,20 @@ async def test_a_refusal_names_the_limit_its_value_and_whose_it_is(
 
 
 async def test_requests_come_back_at_their_rate(alone: Quotas) -> None:
-    who = caller(requests_per_s=20)
-    assert len(await entered(alone, who, 60)) == 20  # a second's worth at once
-    with pytest.raises(OverLimit) as refused:
-        await alone.enter(who)
+    who, began = caller(requests_per_s=20), time.monotonic()
+    count = len(await entered(alone, who, 60))
+    assert 20 <= count <= 20 + 20 * (time.monotonic() - began) + 1  # a second's worth at once
+    with pytest.raises(OverLimit, match="requests_per_s") as refused:  # noqa: PT012 (one may be admitted)
+        for _ in range(100):
+            await alone.enter(who)
+            count += 1
     assert refused.value.retry_after_s <= 0.05
-    began, count = time.monotonic(), 0
-    while time.monotonic() - began < 0.5:
+    deadline = began + 10 * PATIENCE
+    while (until_now := time.monotonic()) < began + 0.5 or count < 25:
+        assert until_now < deadline, f"{count} were admitted"
         count += len(await entered(alone, who, 1))
         await asyncio.sleep(0.005)
-    assert count <= 20 * (time.monotonic() - began) + 1
-    assert count >= 5
+    assert count <= 20 + 20 * (time.monotonic() - began) + 1
 
 
 async def test_of_several_limits_all_are_taken_or_none(alone: Quotas) -> None:
@@ -181,16 +186,26 @@ async def test_two_routers_share_each_limit(redis_server: RedisServer, share: Sh
 async def test_two_routers_hold_a_rate_together(redis_server: RedisServer, share: Share) -> None:
     """They admit the bucket and the rate, within 5 per cent, however many requests come."""
     routers = [Quotas(await share(redis_server), f"r{number}") for number in range(2)]
-    who = caller("flood", "flooding", requests_per_s=200)
+    deadline = time.monotonic() + 10 * PATIENCE
+    for round_ in itertools.count():
+        admitted, asked, most = await _flood(routers, f"flood-{round_}")
+        assert admitted <= most
+        if asked > 2 * most and admitted >= 0.95 * most:
+            return
+        # A busy machine asks too seldom, or stands still while the bucket is full.
+        assert time.monotonic() < deadline, f"{admitted} of {asked} were admitted; it may be {most:.0f}"
+
+
+async def _flood(routers: list[Quotas], tenant: str) -> tuple[int, int, float]:
+    """Ask for a second; return how many were admitted, how many were asked for, and the most that may be."""
+    who = caller(tenant, tenant, requests_per_s=200)
     began, admitted, asked = time.monotonic(), 0, 0
     while time.monotonic() - began < 1.0:
         for router in routers:
             admitted += len(await entered(router, who, 20))
             asked += 20
         await asyncio.sleep(0.001)
-    most = 200 + 200 * (time.monotonic() - began)
-    assert asked > 2 * most
-    assert 0.95 * most <= admitted <= most
+    return admitted, asked, 200 + 200 * (time.monotonic() - began)
 
 
 async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
