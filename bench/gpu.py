@@ -41,8 +41,8 @@ from harness.stats import median, percentile, save
 
 BLOCK, KV_HEADS, HEAD = 16, 8, 128
 SPREAD = 3  # times as many blocks in the cache as a prompt has
-# Prompts that fit staging: one that is loaded, one that is saved, and the one before, whose room comes back
-# a moment after its last record is whole.
+# Prompts that fit staging: one that is loaded, one that is saved, and the one before, whose room comes back a
+# moment after its last record is whole.
 ROOMS = 3
 ROUNDS = 5
 STEPS = 50  # of each arm in a round

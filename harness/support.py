@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-BATON = ROOT / ".venv" / "bin" / "baton"
-PYTHON = ROOT / ".venv" / "bin" / "python"
+PYTHON = Path(sys.executable)  # of the virtual environment that runs the tests, wherever it lies
+BATON = PYTHON.with_name("baton")
 # A prefix of a command that starts it with SIGINT ignored, as a script's `command &` does.
 IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 # And one that starts it with SIGINT as it is in a terminal, wherever the tests themselves were started.

@@ -19,6 +19,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -93,6 +94,18 @@ def _transport(value: str) -> str:
 
 
 TransportName = Annotated[str, AfterValidator(_transport)]
+
+
+def _gpu(value: Any) -> Any:
+    """Return a GPU's name as CUDA_VISIBLE_DEVICES has it: YAML makes numbers of some. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", value):
+        raise ValueError("give GPUs as CUDA_VISIBLE_DEVICES does: by index, or as GPU-... or MIG-...")
+    return value
+
+
+GpuName = Annotated[str, BeforeValidator(_gpu)]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
 
 
@@ -702,6 +715,18 @@ class TracingSettings(_Section):
         return value
 
 
+class FleetSettings(_Section):
+    """The workers of one machine, as `baton up` and `baton node` start them."""
+
+    devices: list[GpuName] | None = Field(
+        None,
+        min_length=1,
+        description="GPUs in the order in which workers take them, by index or UUID. A GPU that is named "
+        "several times is shared by as many workers: docs/operations.md. If unset, each worker has GPUs of "
+        "its own, of those in CUDA_VISIBLE_DEVICES or of all.",
+    )
+
+
 class ModelSettings(_Section):
     """One of several models behind one router: its workers, and what differs from the sections at the top."""
 
@@ -754,6 +779,7 @@ class Settings(BaseSettings):
     classes: ClassesSettings = Field(default_factory=ClassesSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)
     ops: OpsSettings = Field(default_factory=OpsSettings)
+    fleet: FleetSettings = Field(default_factory=FleetSettings)
     models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
     log_format: Literal["text", "json"] = "text"
 

@@ -21,7 +21,8 @@ def run(fleet: dict[str, int], settings: dict[str, Any], logs: str, withhold: in
     supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())
 
 
-def _one_core_each(gpus: Sequence[int]) -> list[devices.Devices]:
+def _one_core_each(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[devices.Devices]:
+    del named
     cores = devices._cpus(max(len(gpus), 2))
     return cores[: len(gpus)]
 

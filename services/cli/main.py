@@ -67,7 +67,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "handoff", "security", "autoscale", "slo", "ops")
+@with_settings("engine", "router", "scheduler", "handoff", "security", "autoscale", "slo", "ops", "fleet")
 def up(
     settings: Settings,
     *,
@@ -151,7 +151,7 @@ def mixed(settings: Settings) -> None:
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
+@with_settings("engine", "worker", "scheduler", "handoff", "security", "fleet", of=Of.ONE)
 def node(
     settings: Settings,
     *,

@@ -42,7 +42,8 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
     tree = settings.model_dump(mode="json", context=REVEAL)
-    shares = devices.assign([settings.engine.tensor_parallel_size] * len(fleet.roles))
+    shares = devices.assign([settings.engine.tensor_parallel_size] * len(fleet.roles), settings.fleet.devices)
+    devices.check_memory(shares, [settings.engine] * len(shares))
     return [
         PartOrder(
             name=f"{role}-{os.uname().nodename}-{fleet.roles[:number].count(role)}",

@@ -8,9 +8,10 @@ vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor
 scheduler.kv_cache_config.kv_cache_groups, add_lora), vllm.lora.request.LoRARequest,
 vllm.config.CacheConfig (mamba_cache_mode, num_gpu_blocks,
 kv_cache_size_tokens), vllm.v1.kv_cache_interface.AttentionSpec (block_size),
-vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
-rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
-the affinity of the thread that starts them.
+vllm.platforms.current_platform (is_cpu, get_device_total_memory), that kv_cache_memory_bytes leaves
+gpu_memory_utilization one meaning (the memory that must be free at the start); on CPU the variables
+VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank
+processes), and that threads of OpenMP inherit the affinity of the thread that starts them.
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ def build_config(plan: EnginePlan) -> Any:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
                 settings.worker.cpu, settings.engine.tensor_parallel_size
             )
+    elif "kv_cache_memory_bytes" in args:
+        _gpu_arguments(args, current_platform.get_device_total_memory())
     args.setdefault("use_tqdm_on_load", False)
     args["distributed_executor_backend"] = "uni" if alone else "mp"
     if settings.handoff.enabled is not False:
@@ -262,6 +265,15 @@ def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
     # Compiled, an 80 M model wrote 3 to 13 % faster and started in 42 s instead of 9 (one core, bfloat16).
     args.setdefault("enforce_eager", True)
+
+
+def _gpu_arguments(args: dict[str, Any], total: int) -> None:
+    """Have vLLM look, as it starts, for room for a given KV cache, and not for nine tenths of the GPU.
+
+    So several workers fit on one. total: bytes of its memory.
+    """
+    if cache := args.get("kv_cache_memory_bytes"):
+        args.setdefault("gpu_memory_utilization", min(1.0, int(cache) / total))
 
 
 def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:

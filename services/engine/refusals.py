@@ -70,6 +70,17 @@ _SAYINGS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
         ),
     ),
     (
+        re.compile(
+            r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than "
+            r"desired GPU memory utilization \([\d.]+, (?P<asked>[\d.]+) GiB\)"
+        ),
+        lambda m: (
+            f"{m['asked']} GiB of the GPU's memory are needed, and {m['free']} of {m['total']} GiB are free: "
+            "lower engine.kv_cache_gib (--kv-cache-gib), put fewer workers on this GPU (fleet.devices), or "
+            "end what else uses it"
+        ),
+    ),
+    (
         re.compile(r"No common block size for (?P<size>\d+) \(.*?MultipleOf\((?P<of>\d+)\)"),
         lambda m: f"engine.block_size (value {m['size']}): give --block-size a multiple of {m['of']}",
     ),

@@ -1,6 +1,7 @@
-"""The work of a supervisor's child processes, each forked from one that called `preload`.
+"""The work of a supervisor's child processes, each forked from one that called `preload`, or a new program.
 
-What a child imports is imported late: a supervisor of schedulers alone needs no vLLM.
+What a child imports is imported late: a supervisor of schedulers alone needs no vLLM. All of it can be
+pickled, to be sent to a new program.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
 
 from baton import addresses
 from baton.services import logs
@@ -30,23 +33,32 @@ def preload(settings: Settings, process: str) -> None:
     app.preload()
 
 
-def worker(settings: Settings, name: str, role: Callable[[], str], where: Devices) -> Callable[[], None]:
-    """Return what a worker's process does, on its share of the machine.
+@dataclass(frozen=True)
+class Worker:
+    """A worker's process, on its share of the machine.
 
     Each restart keeps the name, and asks for the role: it may have changed meanwhile.
     """
 
-    def run() -> None:
+    settings: Settings
+    name: str
+    role: Callable[[], str]
+    where: Devices
+
+    def __call__(self) -> None:
+        """Be the worker until a signal."""
         from baton.services.worker.lifecycle import run_worker
 
         logs.keep_warnings()
-        os.environ.update(where.environment)
-        own = settings.model_copy(deep=True)
-        own.worker.cpu = where.cpu
-        own.worker.worker_id = f"{name}.{os.getpid()}"
-        run_worker(own, role())
+        os.environ.update(self.where.environment)
+        own = self.settings.model_copy(deep=True)
+        own.worker.cpu = self.where.cpu
+        own.worker.worker_id = f"{self.name}.{os.getpid()}"
+        run_worker(own, self.role())
 
-    return run
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send the present role: whoever knows it is in the supervisor."""
+        return Worker, (self.settings, self.name, partial(str, self.role()), self.where)
 
 
 def scheduler(settings: Settings) -> None:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import accumulate
 
-from baton.services.errors import StartError
+from baton.services.config import EngineSettings
+from baton.services.errors import ConfigError, StartError
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -19,21 +22,55 @@ class Devices:
     cpu: str = ""  # as vLLM's thread binding takes them: `0`, `0-3` or `0,2`
     environment: dict[str, str] = field(default_factory=dict)  # shows the worker its GPUs
 
+    @property
+    def gpus(self) -> list[str]:
+        """Its GPUs, by their names in CUDA_VISIBLE_DEVICES."""
+        return _split(self.environment.get(_VISIBLE, ""))
 
-def assign(gpus: Sequence[int]) -> list[Devices]:
-    """Return one share per worker: cores split evenly, shared where workers outnumber them, or whole GPUs.
 
-    gpus: that each worker needs. Raises StartError where there are too few GPUs.
+def assign(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[Devices]:
+    """Return one share per worker: cores split evenly, shared where workers outnumber them, or GPUs.
+
+    gpus: how many each worker needs. They are taken in the order of `named` (fleet.devices), where a GPU may
+    be several times, else of those that are visible. Raises StartError where there are too few GPUs, and
+    ConfigError for a list that cannot be dealt out.
     """
-    return _cpus(len(gpus)) if cpu_build() else _gpus(gpus)
+    if not cpu_build():
+        return _gpus(gpus, named)
+    if named:
+        raise ConfigError("fleet.devices: the installed vLLM runs on the CPU; leave it out")
+    return _cpus(len(gpus))
 
 
-def room(workers: int, gpus_each: int, kept: int = 0) -> int:
-    """Return how many of so many workers this machine has devices for: cores are shared, GPUs are not.
+def room(workers: int, gpus_each: int, kept: int = 0, named: Sequence[str] | None = None) -> int:
+    """Return how many of so many workers this machine has devices for: cores are always shared.
 
-    kept: GPUs that are for others.
+    kept: GPUs that are for others. `named`: as for `assign`.
     """
-    return workers if cpu_build() else min(workers, (len(_visible_gpus()) - kept) // gpus_each)
+    return workers if cpu_build() else min(workers, (len(_all_gpus(named)) - kept) // gpus_each)
+
+
+def check_memory(shares: Sequence[Devices], engines: Sequence[EngineSettings]) -> None:
+    """Raise ConfigError for a worker that shares a GPU and does not say how much of it.
+
+    engines: of the workers that have the shares. vLLM would measure what is left for the KV cache while
+    the others load their models, too, and two would take the same memory.
+    """
+    workers = Counter(gpu for one in shares for gpu in one.gpus)
+    for share, engine in zip(shares, engines, strict=True):
+        if says_memory(engine):
+            continue
+        if crowded := next((gpu for gpu in share.gpus if workers[gpu] > 1), ""):
+            raise ConfigError(
+                f"fleet.devices: {workers[crowded]} workers share GPU {crowded}, and without a size for its "
+                "KV cache each would take nine tenths of it: set engine.kv_cache_gib (--kv-cache-gib), so "
+                "that weights and KV cache of all fit"
+            )
+
+
+def says_memory(engine: EngineSettings) -> bool:
+    """Return whether the KV cache has a given size, and does not take what is left of a GPU."""
+    return engine.kv_cache_gib is not None or "kv_cache_memory_bytes" in engine.extra
 
 
 class Cores:
@@ -73,24 +110,64 @@ def _cpus(workers: int) -> list[Devices]:
     return [Devices(cpu=",".join(map(str, group))) for group in groups]
 
 
-def _gpus(needs: Sequence[int]) -> list[Devices]:
-    gpus = _visible_gpus()
+def _gpus(needs: Sequence[int], named: Sequence[str] | None) -> list[Devices]:
+    gpus = _all_gpus(named)
     if sum(needs) > len(gpus):
         kinds = " and ".join(f"{count} workers of {each} GPU(s)" for each, count in Counter(needs).items())
+        there = f"fleet.devices names {len(gpus)}" if named else f"{len(gpus)} are visible"
+        cure = "name more there" if named else f"list more GPUs in {_VISIBLE}"
+        share = "by naming it again" if named else "with fleet.devices"
         raise StartError(
-            f"{kinds} need {sum(needs)} GPUs, {len(gpus)} are visible: "
-            "start fewer workers, or list more GPUs in CUDA_VISIBLE_DEVICES"
+            f"{kinds} need {sum(needs)} GPUs, {there}: "
+            f"start fewer workers, {cure}, or let workers share a GPU {share}"
         )
-    ends = list(accumulate(needs))
-    return [
-        Devices(environment={"CUDA_VISIBLE_DEVICES": ",".join(gpus[end - each : end])})
-        for each, end in zip(needs, ends, strict=True)
-    ]
+    shares = [gpus[end - each : end] for each, end in zip(needs, accumulate(needs), strict=True)]
+    for own in shares:
+        if twice := _repeated(own):
+            raise ConfigError(
+                f"fleet.devices ({','.join(gpus)}): a worker of {len(own)} GPUs would get GPU {twice} twice; "
+                f"name them in the order in which workers take them, as {','.join(_in_turns(gpus))}"
+            )
+    return [Devices(environment={_VISIBLE: ",".join(own)}) for own in shares]
 
 
-def _visible_gpus() -> list[str]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(_gpu_count())]
+def _all_gpus(named: Sequence[str] | None) -> list[str]:
+    """Return the GPUs to deal out. Raises ConfigError for one that this process cannot show its workers."""
+    visible = _split(os.environ.get(_VISIBLE, ""))
+    if twice := _repeated(visible):
+        listed = ",".join(visible)
+        raise ConfigError(
+            f"{_VISIBLE} ({listed}) names GPU {twice} twice, and CUDA then finds none: name each once; to "
+            f"let workers share GPUs set fleet.devices to {listed}"
+        )
+    if not named:
+        return visible or [str(i) for i in range(_gpu_count())]
+    hidden = next((gpu for gpu in named if visible and gpu not in visible), "")
+    if hidden:
+        raise ConfigError(
+            f"fleet.devices names GPU {hidden}, which {_VISIBLE} ({','.join(visible)}) hides: name GPUs as "
+            "that variable does, or add it there"
+        )
+    return list(named)
+
+
+def _split(visible: str) -> list[str]:
+    return [one.strip() for one in visible.split(",") if one.strip()]
+
+
+def _repeated(gpus: Sequence[str]) -> str:
+    """Return the first GPU that is there several times, or ""."""
+    return next((gpu for gpu, times in Counter(gpus).items() if times > 1), "")
+
+
+def _in_turns(gpus: Sequence[str]) -> list[str]:
+    """Return the list round by round: each GPU once before one comes again."""
+    seen: Counter[str] = Counter()
+    rounds = []
+    for gpu in gpus:
+        rounds.append(seen[gpu])
+        seen[gpu] += 1
+    return [gpus[i] for i in sorted(range(len(gpus)), key=lambda i: rounds[i])]
 
 
 def _gpu_count() -> int:

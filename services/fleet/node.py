@@ -190,7 +190,7 @@ class _Node:
             cpu = self._lent[one.name] = self._cores.lend(one.cores) if cpu_build() else ""
             where = Devices(cpu=cpu, environment=dict(one.environment))
             # Looked up at each start: its role may have changed when it is started again.
-            return children.worker(one.tree, one.name, lambda: self._wanted.get(one.name, one).role, where)
+            return children.Worker(one.tree, one.name, lambda: self._wanted.get(one.name, one).role, where)
         work = children.router if one.kind is Kind.ROUTER else children.scheduler
         return functools.partial(work, one.tree)
 

@@ -28,6 +28,11 @@ FIRST_STARTS = 5  # tries to start a part that was never ready, as somebody wait
 MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
 OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
 
+NEW_PROGRAMS = (
+    "CUDA has begun in this process, as it does where NVML (libnvidia-ml.so.1) is missing, and would not "
+    "survive a fork: each part is started as a new program, which takes longer"
+)
+
 Say = Callable[[str, str], None]  # a part's name, what happened to it
 
 
@@ -111,6 +116,7 @@ class Parts:
     members: list[Part] = field(default_factory=list)
     rotation: Rotation = field(default_factory=Rotation)
     memory: OutOfMemory = field(default_factory=OutOfMemory)
+    forks: bool = True  # until that was found not to work
 
     def add(self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False) -> Part:
         """Start a part, and restart it whenever it dies."""
@@ -234,6 +240,9 @@ class Parts:
             self._not_started(part, error)
             return
         part.failed_starts = 0
+        if self.forks and not part.child.forked:
+            self.forks = False
+            self.say(part.name, NEW_PROGRAMS)
         if part.child.log_problem:
             self.say(part.name, f"runs without a log: {part.child.log_problem}")
 

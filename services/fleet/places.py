@@ -40,22 +40,25 @@ class Plan:
         return max(len(self.roles), chosen)
 
 
-def places_of(fleets: Sequence[Plan], worker: Callable[[Settings], Worker]) -> list[Places]:
+def places_of(
+    fleets: Sequence[Plan], worker: Callable[[Settings], Worker], gpus: Sequence[str] | None = None
+) -> list[Places]:
     """Share the machine out to fleets; further places of the first ones go before those of the others.
 
-    `worker` makes what starts the workers of one fleet. Raises StartError where there are too few devices for
-    the first workers.
+    `worker` makes what starts the workers of one fleet. `gpus`: fleet.devices. Raises StartError where there
+    are too few devices for the first workers, and ConfigError for GPUs that cannot be shared so.
     """
     needed = sum(one.gpus * len(one.roles) for one in fleets)
     most = []
     for one in fleets:
         needed -= one.gpus * len(one.roles)
-        most.append(max(len(one.roles), devices.room(one.most, one.gpus, needed)))
+        most.append(max(len(one.roles), devices.room(one.most, one.gpus, needed, gpus)))
         needed += one.gpus * most[-1]
-    shares = iter(
-        devices.assign([one.gpus for one, count in zip(fleets, most, strict=True) for _ in range(count)])
-    )
-    return [Places(one, worker(one.settings), shares, count) for one, count in zip(fleets, most, strict=True)]
+    each = [one for one, count in zip(fleets, most, strict=True) for _ in range(count)]
+    shares = devices.assign([one.gpus for one in each], gpus)
+    devices.check_memory(shares, [one.settings.engine for one in each])
+    left = iter(shares)
+    return [Places(one, worker(one.settings), left, count) for one, count in zip(fleets, most, strict=True)]
 
 
 class Places:

@@ -1,4 +1,7 @@
-"""Child processes of a supervisor: forked, logged to a file, stopped within a deadline, never left behind."""
+"""Child processes of a supervisor: forked, logged to a file, stopped within a deadline, never left behind.
+
+Where CUDA has begun in the supervisor, a forked process could not use it: then each is a new program.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import reduction
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import setproctitle
 
 from baton.errors import BatonError
+from baton.services.engine.forking import cuda_begun
 from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
 from baton.services.leave import ENGINE_FAILED
@@ -27,21 +32,23 @@ from baton.services.printing import complain
 PR_SET_PDEATHSIG = 1
 KILLED_S = 5.0  # the kernel ends a killed process at once, unless a device or a network disk holds it
 _fork = multiprocessing.get_context("fork")
+_new = multiprocessing.get_context("spawn")
 
 
 @dataclass
 class Child:
-    """One forked process. Its log file holds all that it and its predecessors of the same name printed.
+    """One process. Its log file holds all that it and its predecessors of the same name printed.
 
     Without one it prints where its parent does.
     """
 
     name: str
-    process: ForkProcess
+    process: ForkProcess | SpawnProcess
     log: Path | None
     log_from: int  # bytes; the offset at which this process's own output begins
     started_at: float  # time.monotonic, seconds
     log_problem: str = ""  # why it has no log
+    forked: bool = True  # from this process, with all that is imported here
 
     @property
     def alive(self) -> bool:
@@ -85,8 +92,9 @@ class Child:
 def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
     """Fork a child that runs `target`; it inherits all modules imported here.
 
-    Without a log folder it also inherits this process's output. If its log cannot be opened, it runs without
-    one, because serving matters more. Raises OSError if there is no room for another process.
+    Where CUDA has begun here it is a new program, to which `target` is sent pickled. Without a log folder it
+    also inherits this process's output. If its log cannot be opened, it runs without one, because serving
+    matters more. Raises OSError if there is no room for another process.
     """
     log, log_from, output, problem = log_dir and log_dir / f"{name}.log", 0, -1, ""
     if log is not None:
@@ -97,14 +105,15 @@ def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
             problem = f"{error.strerror}: {log}"
             output = os.open(os.devnull, os.O_WRONLY)
     try:
-        process = _fork.Process(
-            target=_child_main, args=(name, target, output, os.getpid()), name=name, daemon=False
+        forked = not cuda_begun()
+        process = (_fork if forked else _new).Process(
+            target=_child_main, args=(name, target, _Descriptor(output), os.getpid()), name=name, daemon=False
         )
         process.start()
     finally:
         if output >= 0:
             os.close(output)
-    return Child(name, process, log, log_from, time.monotonic(), problem)
+    return Child(name, process, log, log_from, time.monotonic(), problem, forked)
 
 
 def stop_all(
@@ -137,6 +146,17 @@ def stop_all(
     for child in stubborn:
         child.process.join(KILLED_S)
     return stubborn
+
+
+class _Descriptor(int):
+    """A descriptor, or -1 for none, that a new program gets a copy of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_received, (reduction.DupFd(int(self)),)) if self >= 0 else (_Descriptor, (-1,))
+
+
+def _received(copy: Any) -> _Descriptor:
+    return _Descriptor(copy.detach())
 
 
 def _child_main(name: str, target: Callable[[], None], output: int, parent: int) -> None:

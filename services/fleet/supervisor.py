@@ -4,8 +4,8 @@
 another Python process.
 
 vLLM is imported once and every engine process is forked from here: an import takes 6 to 11 s on a laptop
-core, a fork next to nothing. Therefore this process stays free of threads, gRPC and CUDA; a small watcher
-process (watch.py) finds out which parts are ready.
+core, a fork next to nothing (processes.py says where it cannot be). Therefore this process stays free of
+threads, gRPC and CUDA; a small watcher process (watch.py) finds out which parts are ready.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def supervise(
     plans = [
         Plan(peer.settings, one.fleet.roles, peer.prefix) for peer, one in zip(peers, whole, strict=True)
     ]
-    found = places_of(plans, lambda own: partial(children.worker, own))
+    found = places_of(plans, lambda own: partial(children.Worker, own), settings.fleet.devices)
     places = {one.prefix: each for one, each in zip(plans, found, strict=True)}
     watched = [_watched(settings, peer, places[peer.prefix]) for peer in peers]
 
@@ -212,7 +212,7 @@ def supervise(
         parts.stop(drain_s, told=lambda: observer.ending(drain_s))
 
     try:
-        parts.add("watcher", Kind.WATCHER, lambda: _watch(settings, watched, theirs))
+        parts.add("watcher", Kind.WATCHER, partial(_watch, settings, watched, theirs))
         for one in whole:
             own = one.model
             _start_schedulers(parts, one)
@@ -231,7 +231,7 @@ def supervise(
         say("engine", "vLLM imported")
         for each in places.values():
             each.start(parts)
-        parts.add("router", Kind.ROUTER, lambda: children.router(settings, peers))
+        parts.add("router", Kind.ROUTER, partial(children.router, settings, peers))
         say("processes", "started; the engines load the model")
         _until_ready(parts, places, say, ours, stops)
         observer.ready()

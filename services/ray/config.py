@@ -24,6 +24,7 @@ from baton.services.config import (
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, one_line
+from baton.services.fleet import devices
 from baton.services.fleet.devices import cpu_build
 from baton.services.fleet.goals import goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
@@ -195,6 +196,11 @@ class ClusterSettings(Settings):
                 "models: a deployment on Ray serves one model; leave the section out, and start one for each "
                 "model (each with a scheduler.topic of its own), or use `baton up` (docs/models.md)"
             )
+        if self.fleet.devices:
+            raise ConfigError(
+                "fleet.devices: on Ray a worker's GPUs are those of its bundle; leave it out, and let "
+                "workers share a GPU by placement_group_config: {bundle_per_worker: {CPU: 1, GPU: 0.5}}"
+            )
         if not (self.security.tls or self.security.insecure):
             raise ConfigError("security: turn tls on, or set insecure on a network that is trusted")
         for key in ("join", "token", "token_file", "folder"):
@@ -210,11 +216,7 @@ class ClusterSettings(Settings):
             roles.check(roles.role(role), self)
             if not self.deploying(role).initial:
                 raise ConfigError(f"{role}_config.deployment_config: at least one worker is needed to start")
-            if self.bundle(role).get("GPU", ranks := engine.tensor_parallel_size) != ranks:
-                raise ConfigError(
-                    f"{role}_config.placement_group_config: {self.bundle(role)['GPU']:g} GPUs, but "
-                    f"engine.tensor_parallel_size is {ranks}: give as many"
-                )
+            self._check_gpus(role, engine)
             names.add((engine.model, engine.served_model_name))
         if len(names) > 1:
             raise ConfigError(
@@ -224,6 +226,21 @@ class ClusterSettings(Settings):
             raise ConfigError("router_config.deployment_config: at least one router is needed")
         credentials.check(self)
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
+
+    def _check_gpus(self, role: str, engine: EngineSettings) -> None:
+        """Raise ConfigError for a bundle whose GPUs do not suit the engine."""
+        ranks = engine.tensor_parallel_size
+        gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
+        if ranks == 1 and gpus < 1:
+            if not devices.says_memory(engine):
+                raise ConfigError(
+                    f"{where}: with {gpus:g} GPUs a worker shares one, and without a size for its KV cache "
+                    "it would take nine tenths of it: set engine.kv_cache_gib"
+                )
+        elif gpus != ranks:
+            raise ConfigError(
+                f"{where}: {gpus:g} GPUs, but engine.tensor_parallel_size is {ranks}: give as many"
+            )
 
 
 def read(config: str | Path | Mapping[str, Any]) -> ClusterSettings:

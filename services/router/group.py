@@ -8,23 +8,38 @@ whose socket it waits at: another one accepts it (http/server.py).
 from __future__ import annotations
 
 import mmap
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any
 
 _ENDING = 0  # the first word; then the metrics' port of each process
 _WORD = 8  # bytes: written and read as a whole
 
 
 class Group:
-    """The sockets and the memory that the processes share. To be made before they are forked."""
+    """The sockets and the memory that the processes share. To be made before they are started."""
 
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        """Share these sockets, one for each process, all on one port."""
+    def __init__(self, sockets: Sequence[socket.socket], memory: int | None = None) -> None:
+        """Share these sockets, one for each process, all on one port.
+
+        memory: a descriptor of the memory that they have already.
+        """
         self.sockets = tuple(sockets)
         for sock in sockets:  # of two that look at one, the second must not wait for a connection
             sock.setblocking(False)
-        self._words = memoryview(mmap.mmap(-1, _WORD * (1 + len(self.sockets)))).cast("Q")
+        size = _WORD * (1 + len(self.sockets))
+        if memory is None:
+            memory = os.memfd_create("baton-router")
+            os.ftruncate(memory, size)
+        self._memory = memory
+        self._words = memoryview(mmap.mmap(memory, size)).cast("Q")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Give a process that is a new program copies of the descriptors."""
+        return _received, (self.sockets, reduction.DupFd(self._memory))
 
     def __len__(self) -> int:
         return len(self.sockets)
@@ -45,6 +60,10 @@ class Group:
     def metrics_ports(self) -> dict[int, int]:
         """Return where each process serves its own metrics, by number; those that once did."""
         return {number: port for number, port in enumerate(self._words[1:]) if port}
+
+
+def _received(sockets: Sequence[socket.socket], memory: Any) -> Group:
+    return Group(sockets, memory.detach())
 
 
 @dataclass(frozen=True)

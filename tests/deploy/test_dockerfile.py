@@ -150,7 +150,7 @@ def _do(image: Image, one: Instruction) -> None:
         (here,) = image.workdir.glob(".venv/lib/python3*/site-packages")
         for old in here.glob("setuptools*"):  # the pinned one would have replaced it
             shutil.rmtree(old)
-        (ours,) = (ROOT / ".venv").resolve().glob("lib/python3*/site-packages")
+        (ours,) = Path(sys.prefix).resolve().glob("lib/python3*/site-packages")
         (here / "packages.pth").write_text(f"{ours}\n")
 
 

@@ -23,7 +23,7 @@ import pytest
 from harness import dockerfile
 from harness.deployment import MODEL_NAME
 from harness.netns import Host, Network, User, why_not
-from harness.support import CALL_S, ROOT, eventually
+from harness.support import CALL_S, PYTHON, ROOT, eventually
 from tests.deploy.manifests import FIELDS, PAGE, Manifests, Workload, render
 
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -64,7 +64,7 @@ class Cluster:
         script = "\n".join(line for line in block.splitlines() if not line.startswith("docker "))
         environment = {
             **os.environ,
-            "PATH": f"{tools}:{ROOT}/.venv/bin:{BASE_PATH}",
+            "PATH": f"{tools}:{PYTHON.parent}:{BASE_PATH}",
             "SECRETS": str(self.secrets),
         }
         subprocess.run(["bash", "-ec", script], env=environment, cwd=tools, check=True, timeout=CALL_S)

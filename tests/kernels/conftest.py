@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.lib import NumpyVersion
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +27,25 @@ def _import_of_our_own() -> None:
 def _interpreter(_import_of_our_own: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        if NumpyVersion(np.__version__) >= "2.5.0":
+            _count_by_scalars(patch)
         yield
+
+
+def _count_by_scalars(patch: pytest.MonkeyPatch) -> None:
+    """Let a kernel's loop run to a number that it loaded.
+
+    Triton 3.6's interpreter makes an int of an array of one number, which NumPy refuses from 2.5 on.
+    """
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    patch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 @pytest.fixture

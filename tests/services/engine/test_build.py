@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from baton.services.config import load
+from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError
 from harness.deployment import MODEL
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from vllm.config import CacheConfig
     from vllm.v1.core.kv_cache_utils import update_kv_cache_capacity
     from vllm.v1.kv_cache_interface import (
         KVCacheConfig,
@@ -23,16 +25,19 @@ with warnings.catch_warnings():
         MLAAttentionSpec,
         SlidingWindowMLASpec,
     )
+    from vllm.v1.worker.utils import request_memory
 
     from baton.services.engine.build import (
         EnginePlan,
         _block_share,
+        _gpu_arguments,
         build_config,
         cores_of_ranks,
         parse_cores,
     )
 
 OURS = sorted(os.sched_getaffinity(0))
+GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,44 @@ def test_ranks_share_the_cores_evenly() -> None:
     assert [int(core) for (core,) in shares] == OURS
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         cores_of_ranks(str(OURS[0]), 2)
+
+
+def request(args: dict[str, Any], free_gib: float) -> int:
+    """Ask for memory as vLLM does when an engine starts on a GPU of 80 GiB."""
+    snapshot = SimpleNamespace(total_memory=80 * GIB, free_memory=int(free_gib * GIB), device_="cuda:0")
+    return int(request_memory(snapshot, CacheConfig(**args)))  # type: ignore[arg-type]
+
+
+def test_a_worker_starts_on_a_gpu_that_others_use() -> None:
+    """They hold 50 of 80 GiB, and its KV cache fits into the rest."""
+    args: dict[str, Any] = {"kv_cache_memory_bytes": 20 * GIB}
+    with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
+        request(args, free_gib=30)
+    _gpu_arguments(args, total=80 * GIB)
+    assert request(args, free_gib=30) == 20 * GIB
+
+
+def test_a_worker_whose_kv_cache_does_not_fit_says_so() -> None:
+    args: dict[str, Any] = {"kv_cache_memory_bytes": 20 * GIB}
+    _gpu_arguments(args, total=80 * GIB)
+    with pytest.raises(ValueError, match="GPU memory") as caught:
+        request(args, free_gib=15)
+    assert reason(caught.value) == (
+        "20.0 GiB of the GPU's memory are needed, and 15.0 of 80.0 GiB are free: lower engine.kv_cache_gib "
+        "(--kv-cache-gib), put fewer workers on this GPU (fleet.devices), or end what else uses it"
+    )
+    args = {"kv_cache_memory_bytes": 200 * GIB}
+    _gpu_arguments(args, total=80 * GIB)
+    assert args["gpu_memory_utilization"] == 1.0
+
+
+def test_a_gpu_without_a_given_kv_cache_is_vllms_to_fill() -> None:
+    args: dict[str, Any] = {}
+    _gpu_arguments(args, total=80 * GIB)
+    assert args == {}
+    args = {"kv_cache_memory_bytes": GIB, "gpu_memory_utilization": 0.5}  # engine.extra's
+    _gpu_arguments(args, total=80 * GIB)
+    assert args["gpu_memory_utilization"] == 0.5
 
 
 def full(block_size: int) -> Any:

@@ -1,19 +1,33 @@
-"""Shares of a machine: whole GPUs, as many as each worker needs."""
+"""Shares of a machine: GPUs, as many as each worker needs, whole or shared where the settings say so."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from baton.services.cli.node import _ordered
 from baton.services.config import Settings
-from baton.services.errors import StartError
+from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import devices
-from baton.services.fleet.places import Plan, places_of
+from baton.services.fleet.places import Places, Plan, places_of
+from baton.services.fleet.supervisor import Fleet
 
 
 @pytest.fixture(autouse=True)
 def _six_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "cpu_build", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+
+
+def settings(gpus: list[int | str], **engine: Any) -> Settings:
+    fleet = {"devices": gpus} if gpus else {}
+    return Settings(engine=engine, fleet=fleet)  # type: ignore[arg-type]
+
+
+def seen(places: Places) -> list[str]:
+    """Return the GPUs that each worker sees."""
+    return [one.environment["CUDA_VISIBLE_DEVICES"] for one in places._devices.values()]
 
 
 def test_each_worker_gets_the_gpus_that_it_needs() -> None:
@@ -31,4 +45,69 @@ def test_further_places_leave_the_first_workers_of_others_theirs() -> None:
     plans = [Plan(chosen, ["prefill", "decode"], "a-"), Plan(wide, ["mixed"], "b-")]
     first, second = places_of(plans, lambda _: lambda *_: lambda: None)
     assert first.names == ["a-prefill-0", "a-decode-0", "a-worker-2", "a-worker-3"]
-    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in second._devices.values()] == ["4,5"]
+    assert seen(second) == ["4,5"]
+
+
+def test_workers_share_the_gpus_that_are_named_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 1, GPU-8f6c")
+    plans = [
+        Plan(settings([0, 0, 1, "GPU-8f6c", 1], kv_cache_gib=8), ["prefill", "decode"], "a-"),
+        Plan(settings([], kv_cache_gib=8), ["mixed"] * 3, "b-"),
+    ]
+    first, second = places_of(plans, lambda _: lambda *_: lambda: None, plans[0].settings.fleet.devices)
+    assert (seen(first), seen(second)) == (["0", "0"], ["1", "GPU-8f6c", "1"])
+
+
+def test_a_wide_worker_shares_each_of_its_gpus() -> None:
+    shares = devices.assign([2, 2], ["0", "1", "0", "1"])
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in shares] == ["0,1", "0,1"]
+    with pytest.raises(ConfigError, match=r"fleet.devices \(0,0,1,1\): .*GPU 0 twice.* as 0,1,0,1"):
+        devices.assign([2, 2], ["0", "0", "1", "1"])
+
+
+def test_who_shares_a_gpu_must_say_how_much_of_it() -> None:
+    """vLLM would take nine tenths of it for the first worker, and refuse the second."""
+    lone = settings([0, 1, 1], kv_cache_gib=8)
+    sharing = settings([])
+    plans = [Plan(lone, ["mixed"], "a-"), Plan(sharing, ["prefill", "decode"], "b-")]
+    with pytest.raises(ConfigError, match=r"fleet.devices: 2 workers share GPU 1.* set engine.kv_cache_gib"):
+        places_of(plans, lambda _: lambda *_: lambda: None, lone.fleet.devices)
+    sharing.engine.extra = {"kv_cache_memory_bytes": 1 << 30}
+    places_of(plans, lambda _: lambda *_: lambda: None, lone.fleet.devices)
+
+
+def test_a_node_shares_gpus_as_a_deployment_does() -> None:
+    orders = _ordered(settings([5, 5], kv_cache_gib=8), Fleet(1, 1, 0))
+    assert [one.environment for one in orders] == [{"CUDA_VISIBLE_DEVICES": "5"}] * 2
+    with pytest.raises(ConfigError, match=r"set engine.kv_cache_gib"):
+        _ordered(settings([5, 5]), Fleet(1, 1, 0))
+    with pytest.raises(StartError, match=r"2 workers of 1 GPU.s. need 2 GPUs, fleet.devices names 1"):
+        _ordered(settings([5]), Fleet(1, 1, 0))
+
+
+def test_further_places_are_as_many_as_the_settings_name() -> None:
+    chosen = settings([0, 0, 0], kv_cache_gib=8)
+    chosen.autoscale.mode = "on"
+    (only,) = places_of(
+        [Plan(chosen, ["prefill", "decode"])], lambda _: lambda *_: lambda: None, chosen.fleet.devices
+    )
+    assert seen(only) == ["0", "0", "0"]
+
+
+def test_a_gpu_that_is_hidden_cannot_be_named() -> None:
+    with pytest.raises(ConfigError, match=r"GPU 7.*CUDA_VISIBLE_DEVICES \(0,1,2,3,4,5\)"):
+        devices.assign([1], ["7"])
+
+
+def test_a_variable_that_names_a_gpu_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA then sees no GPU in the processes that are not workers, and their imports fail."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    for work in (lambda: devices.assign([1, 1]), lambda: devices.assign([1], ["0"])):
+        with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES \(0,0\).* fleet.devices to 0,0"):
+            work()
+
+
+def test_there_are_no_gpus_to_share_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cpu_build", lambda: True)
+    with pytest.raises(ConfigError, match=r"fleet.devices: .*CPU.* leave it out"):
+        devices.assign([1], ["0"])

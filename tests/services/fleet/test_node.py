@@ -148,7 +148,7 @@ def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
 ) -> None:
     """Its process asks for the role when it starts: an autoscaler or an operator may have changed it."""
     asked: list[Callable[[], str]] = []
-    monkeypatch.setattr(children, "worker", lambda _tree, _name, role, _where: asked.append(role))
+    monkeypatch.setattr(children, "Worker", lambda _tree, _name, role, _where: asked.append(role))
     monkeypatch.setattr(node, "wake_on_signals", lambda: None)
     one = node._Node(tmp_path, node.Lines(io.StringIO()), listen=False)
     order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
@@ -170,7 +170,7 @@ def test_what_is_ordered_away_during_the_import_is_not_started(
     monkeypatch.setattr(node, "_STDIN", orders)
     monkeypatch.setattr(node, "wake_on_signals", lambda: stop)
     monkeypatch.setattr(children, "preload", lambda *_: os.write(owner, b"[]\n"))
-    monkeypatch.setattr(children, "worker", lambda *_: signal.pause)
+    monkeypatch.setattr(children, "Worker", lambda *_: signal.pause)
     one = node._Node(tmp_path, node.Lines(io.StringIO()), listen=True)
     order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
     one._wanted = {"decode-0": order}

@@ -42,6 +42,22 @@ def test_several_models_are_refused_by_name() -> None:
         read(cluster(models={"a": {}}))
 
 
+def test_gpus_are_rays_to_deal_out() -> None:
+    with pytest.raises(ConfigError, match=r"fleet.devices: on Ray .* GPU: 0.5"):
+        read(cluster(fleet={"devices": [0, 0]}))
+
+
+def test_workers_may_share_a_gpu_if_they_say_how_much_of_it() -> None:
+    half = {"placement_group_config": {"bundle_per_worker": {"CPU": 1, "GPU": 0.5}}}
+    settings = read(cluster(half, engine={"kv_cache_gib": 8}))
+    assert settings.bundle("prefill")["GPU"] == 0.5
+    with pytest.raises(ConfigError, match=r"prefill_config.*: with 0.5 GPUs .*kv_cache_gib"):
+        read(cluster(half))
+    wide = half | {"engine_kwargs": {"tensor_parallel_size": 2}}
+    with pytest.raises(ConfigError, match=r"1 GPUs, but engine.tensor_parallel_size is 2"):
+        read(cluster(wide, engine={"kv_cache_gib": 8}))
+
+
 def test_parts_speak_tls_unless_told_otherwise() -> None:
     assert read(cluster()).security.tls
     assert read(cluster(security={"ca": "elsewhere"})).security.tls

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 
 import pytest
 
 from baton.addresses import listen
 from baton.services.router.group import Group
+from harness.support import CALL_S
 
 
 def test_who_looks_at_another_s_socket_too_late_does_not_wait_there() -> None:
@@ -17,3 +19,18 @@ def test_who_looks_at_another_s_socket_too_late_does_not_wait_there() -> None:
         group = Group([sock])
         with pytest.raises(BlockingIOError):
             group.sockets[0].accept()
+
+
+def tell_port(group: Group) -> None:
+    group.tell_metrics_port(0, group.sockets[0].getsockname()[1])
+
+
+def test_processes_that_are_new_programs_share_sockets_and_memory() -> None:
+    """As where CUDA has begun: then none is forked."""
+    with contextlib.closing(listen("127.0.0.1", 0)) as sock:
+        group = Group([sock])
+        process = multiprocessing.get_context("spawn").Process(target=tell_port, args=(group,))
+        process.start()
+        process.join(CALL_S)
+        assert process.exitcode == 0
+        assert group.metrics_ports() == {0: sock.getsockname()[1]}

@@ -1,0 +1,37 @@
+"""Whether a process forked from this one could use the GPU.
+
+CUDA does not survive a fork: torch refuses it in the child. It begins with the first tensor on a GPU; where
+NVML cannot count the GPUs, it begins as soon as something counts them, as vLLM does when it is imported.
+
+Leans on: torch.backends.cuda.is_built, torch.cuda.is_initialized and torch.cuda._is_in_bad_fork, which is set
+in forked children by a handler that torch installs before its first call of CUDA's runtime.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def cuda_begun() -> bool:
+    """Return whether CUDA has begun here, so that a forked process could not use it.
+
+    Nothing in this process tells of a mere count, so one is forked to look, if torch is built for GPUs. For
+    processes with one thread. Raises OSError if there is no room for another process.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.backends.cuda.is_built():
+        return False
+    return torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork() or _lost_in_a_fork(torch)
+
+
+def _lost_in_a_fork(torch: Any) -> bool:
+    if not (pid := os.fork()):
+        status = 2
+        try:
+            status = int(torch.cuda._is_in_bad_fork())
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) != 0

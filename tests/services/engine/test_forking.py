@@ -1,0 +1,54 @@
+"""Whether forked processes could use the GPU: one is forked to look, as nothing tells before."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from baton.services.engine.forking import cuda_begun
+
+HERE = os.getpid()
+
+
+def torch(*, built: bool = True, initialized: bool = False, counted: bool = False) -> Any:
+    """Return as much of torch as is asked. Once GPUs were `counted` by CUDA, forked processes are bad."""
+    return SimpleNamespace(
+        backends=SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: built)),
+        cuda=SimpleNamespace(
+            is_initialized=lambda: initialized, _is_in_bad_fork=lambda: counted and os.getpid() != HERE
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "begun"),
+    [
+        (None, False),
+        (torch(built=False, counted=True), False),
+        (torch(), False),
+        (torch(initialized=True), True),
+        (torch(counted=True), True),
+    ],
+)
+def test_cuda_has_begun_where_a_forked_process_could_not_use_it(
+    found: Any, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if found is None:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    else:
+        monkeypatch.setitem(sys.modules, "torch", found)
+    before = psutil.Process().children()
+    assert cuda_begun() is begun
+    assert psutil.Process().children() == before
+
+
+def test_torch_answers_what_is_asked_of_it() -> None:
+    import torch as real
+
+    assert real.cuda._is_in_bad_fork() is False
+    assert cuda_begun() is False
