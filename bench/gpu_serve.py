@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> None:
 def turns(parts: list[str], sizes: list[str]) -> list[Turn]:
     """Return the turns in order."""
     found: list[Turn] = [(["answers"], "")] if "answers" in parts else []
-    if together := [part for part in ("streams", "load") if part in parts]:
+    if together := [part for part in parts if part in ("streams", "load")]:
         found += [(together, size) for size in sizes]
     if "compiled" in parts:
         found += [(["compiled"], size) for size in sizes]
