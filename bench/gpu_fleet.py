@@ -66,11 +66,18 @@ class Served:
 
 @contextmanager
 def serving(
-    folder: Path, arms: Mapping[str, Arm], engine: dict[str, Any], limit_s: float, **sections: Any
+    folder: Path,
+    arms: Mapping[str, Arm],
+    engine: dict[str, Any],
+    limit_s: float,
+    *,
+    cold: bool = True,
+    **sections: Any,
 ) -> Iterator[Served]:
     """Serve these arms on one GPU, without those that cannot start. Raises StartFailed if none can.
 
     engine: the section `engine` of all; sections: further ones. limit_s: the longest that a start may take.
+    cold: start the command as a person does, else fork it.
     """
     left, failed = dict(arms), dict[str, str]()
     for number in range(TRIES):
@@ -78,7 +85,7 @@ def serving(
         if not cpu_build():
             workers = sum(arm.get(kind, 0) for arm in left.values() for kind in KINDS)
             config["fleet"] = {"devices": [0] * workers}
-        with closing(Deployment(folder / f"start-{number}", config=config, cold=True)) as one:
+        with closing(Deployment(folder / f"start-{number}", config=config, cold=cold)) as one:
             try:
                 took = _start(one, set(left), limit_s)
             except StartFailed as problem:
@@ -138,9 +145,7 @@ def _scraped(url: str) -> Counter[str]:
 def handoffs(before: Counter[str], after: Counter[str]) -> dict[str, Any]:
     """Return what an arm handed over in between: how many by which transport, MiB, mean ms by stage."""
     by = {key: after[key] - before[key] for key in after}
-    counts = {
-        key.partition(" ")[2]: int(value) for key, value in by.items() if key.startswith(LOADED) and value
-    }
+    counts = {key.removeprefix(LOADED): int(by[key]) for key in by if key.startswith(LOADED) and by[key]}
     moved = sum(value for key, value in by.items() if key.startswith("handoff_bytes_total "))
     found: dict[str, Any] = {"loaded": counts, "mib": round(moved / 2**20, 1)} if counts else {}
     for stage in ("save", "move", "total"):
