@@ -155,7 +155,7 @@ def handoffs(before: Counter[str], after: Counter[str]) -> dict[str, Any]:
 
 
 def drafts(before: Counter[str], after: Counter[str]) -> dict[str, int]:
-    """Return how many tokens an arm drafted in between, and how many were accepted; nothing without drafts."""
+    """Return how many tokens an arm drafted in between, and how many of them were accepted."""
     names = ("drafted", "accepted")
     found = {name: int(after[f"{name}_tokens_total"] - before[f"{name}_tokens_total"]) for name in names}
     return found if found["drafted"] else {}
