@@ -55,7 +55,7 @@ def arms(names: list[str], model: str, size: str, *, compiled: bool, eager: bool
     return {
         name: {
             **FLEETS[name][0],
-            "engine": {"model": model, "extra": {**kept, **FLEETS[name][1]}},
+            "engine": {"model": model, "speculative_config": None, "extra": {**kept, **FLEETS[name][1]}},
             "handoff": {"staging_mib": STAGING_MIB},
         }
         for name in names
