@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from bench import gpu_answers, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
+from bench.gpu_clients import ANSWER, figures_of
 from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving
-from bench.gpu_loads import ANSWER, figures_of
+from bench.gpu_loads import closed_loops
 from harness import stats
 
 STILL = (
@@ -81,8 +83,7 @@ def test_a_part_that_is_run_alone_leaves_the_others(tmp_path: Path, monkeypatch:
     assert {"command", "when"} <= set(found["answers"]["taken"])
 
 
-@pytest.mark.asyncio
-async def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Path) -> None:
+def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Path) -> None:
     lacking = arm(pair=False)
     lacking["engine"]["kv_cache_gib"] = 9000
     arms = {"one": ARMS["one"], "lacking": lacking, "shm": ARMS["shm"]}
@@ -90,8 +91,14 @@ async def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_pa
     with serving(tmp_path, arms, ENGINE, 120, cold=False, ops={"listen": ""}) as served:
         assert served.arms == ["one", "shm"]
         assert "9000" in served.failed["lacking"]
-        await gpu_answers.compare(served, 4, lambda found: kept.append(json.loads(json.dumps(found))))
+        asyncio.run(gpu_answers.compare(served, 4, lambda found: kept.append(json.loads(json.dumps(found)))))
+        loops: list[dict[str, object]] = []
+        closed_loops(served, ["shm"], [1, 20], 1.5, lambda found: loops.append(json.loads(json.dumps(found))))
     found = kept[-1]["arms"]
     assert isinstance(found, dict)
     assert {name: one["equal"] for name, one in found.items()} == {"one": 8, "shm": 8}
     assert found["shm"]["handoffs"]["loaded"] == {"shm": 8}
+    seen = loops[-1]["arms"]
+    assert isinstance(seen, dict)
+    assert {clients: one["failed"] for clients, one in seen["shm"].items()} == {"1": 0, "20": 0}
+    assert all(one["tokens_per_s"] > 0 for one in seen["shm"].values())
