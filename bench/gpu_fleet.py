@@ -59,8 +59,12 @@ class Served:
         for log in sorted((self.one.folder / "logs").glob("*.log")):
             worker = re.fullmatch(_WORKER, log.stem)
             urls = re.findall(r"metrics on (http://\S+)", log.read_text(errors="replace"))
-            if worker and urls:
+            if not (worker and urls and worker[1] in found):
+                continue
+            try:
                 found[worker[1]].update(_scraped(urls[-1]))
+            except OSError as problem:  # it may have died
+                print(f"no metrics of {log.stem}: {problem}", flush=True)
         return found
 
 
