@@ -90,7 +90,7 @@ def loads(parts: Sequence[str], size: str, options: argparse.Namespace, folder: 
     """Measure streams and load of a size in one deployment, or what is compiled in one of its own."""
     names = options.arms or list(LOADED if size == "8" or "streams" not in parts else gpu_loads.FLEETS)
     model = str(qwen3_shape(folder / f"model-{size}", size, 2 * gpu_loads.LENGTH))
-    arms = gpu_loads.arms(names, model, size, compiled="compiled" in parts, eager=options.eager)
+    arms = gpu_loads.arms(names, model, compiled="compiled" in parts, eager=options.eager)
     place = folder / ("-".join(parts) + f"-{size}")
     sections = {**SETTINGS, "router": {"processes": ROUTERS}}
     with serving(place, arms, gpu_loads.engine(size), options.start_s, **sections) as served:

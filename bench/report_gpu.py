@@ -20,7 +20,7 @@ STREAMS = {
 LOAD = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "itl_max_ms", "failed")
 KIND = {
     "streams": "graphs of decode steps, no compiler",
-    "compiled": "vLLM's default, torch.compile and graphs in pieces",
+    "compiled": "torch.compile and graphs of steps, as vLLM comes",
 }
 
 
