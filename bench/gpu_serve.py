@@ -64,6 +64,12 @@ class Results:
             self._all.setdefault(part, {})[size] = whole
         else:
             self._all[part] = whole
+        self._all.get("failures", {}).pop(_named([part], size), None)
+        save(self._name, self._all)
+
+    def fail(self, name: str, why: str) -> None:
+        """Write that a turn failed."""
+        self._all.setdefault("failures", {})[name] = {"taken": self._taken, "why": why}
         save(self._name, self._all)
 
 
@@ -74,7 +80,7 @@ def card() -> dict[str, str]:
         said = subprocess.run(line, capture_output=True, check=True, text=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    name, _, driver = said.splitlines()[0].partition(", ")
+    name, _, driver = (said.splitlines() or [""])[0].partition(", ")
     return {"gpu": name, "driver": driver}
 
 
@@ -131,7 +137,7 @@ def main(arguments: list[str]) -> None:
     with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as at:
         folder = Path(at).resolve()
         for parts, size in turns(options.parts, options.sizes):
-            name, began = " and ".join(parts) + (f" of {size}B" if size else ""), time.monotonic()
+            name, began = _named(parts, size), time.monotonic()
             print(f"-- {name}", flush=True)
             try:
                 if size:
@@ -140,10 +146,15 @@ def main(arguments: list[str]) -> None:
                     answers(options, folder, partial(results.keep, size))
             except (*gpu_loads.PROBLEMS, StartFailed) as problem:
                 failed.append(name)
+                results.fail(name, repr(problem)[-800:])
                 print(f"{name} failed: {problem!r}"[-2000:], flush=True)
             print(f"-- {name}: {time.monotonic() - began:.0f} s", flush=True)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def _named(parts: Sequence[str], size: str) -> str:
+    return " and ".join(parts) + (f" of {size}B" if size else "")
 
 
 def turns(parts: list[str], sizes: list[str]) -> list[Turn]:

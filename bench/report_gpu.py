@@ -39,6 +39,8 @@ def gpu_serve(result: Result) -> list[Block]:
             blocks += _streams(found, size, KIND[part])
     for size, found in result.get("load", {}).items():
         blocks += _load(found, size)
+    for name, failure in result.get("failures", {}).items():
+        blocks.append(f"Failed: {name}, `{failure['taken']['command']}`, {failure['taken']['when']}.\n")
     return blocks
 
 
