@@ -67,9 +67,13 @@ class Results:
         self._all.get("failures", {}).pop(_named([part], size), None)
         save(self._name, self._all)
 
-    def fail(self, name: str, why: str) -> None:
-        """Write that a turn failed."""
-        self._all.setdefault("failures", {})[name] = {"taken": self._taken, "why": why}
+    def fail(self, parts: Sequence[str], size: str, why: str) -> None:
+        """Write that a turn failed, for those of its parts of which this run has no figures."""
+        for part in parts:
+            known = self._all.get(part, {}).get(size, {}) if size else self._all.get(part, {})
+            if known.get("taken") is not self._taken:
+                failures = self._all.setdefault("failures", {})
+                failures[_named([part], size)] = {"taken": self._taken, "why": why}
         save(self._name, self._all)
 
 
@@ -146,7 +150,7 @@ def main(arguments: list[str]) -> None:
                     answers(options, folder, partial(results.keep, size))
             except (*gpu_loads.PROBLEMS, StartFailed) as problem:
                 failed.append(name)
-                results.fail(name, repr(problem)[-800:])
+                results.fail(parts, size, repr(problem)[-800:])
                 print(f"{name} failed: {problem!r}"[-2000:], flush=True)
             print(f"-- {name}: {time.monotonic() - began:.0f} s", flush=True)
     if failed:

@@ -75,7 +75,7 @@ def test_a_part_that_is_run_alone_leaves_the_others(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(stats, "RESULTS", tmp_path)
     monkeypatch.setattr(gpu_serve, "RESULTS", tmp_path)
     served = Served(None, [], {"b": "no memory"}, 3.0)  # type: ignore[arg-type]
-    gpu_serve.Results("r").fail("load of 1.7B", "no memory")
+    gpu_serve.Results("r").fail(["load"], "1.7", "no memory")
     assert json.loads((tmp_path / "r.json").read_text())["failures"].keys() == {"load of 1.7B"}
     gpu_serve.Results("r").keep("1.7", "load", served, {"arms": 1})
     gpu_serve.Results("r").keep("8", "load", served, {"arms": 2})
