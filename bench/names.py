@@ -16,8 +16,8 @@ NAMES = [
     "speculation",
     "startup",
 ]
-# Not part of `all`: gpu and kernels are for GPUs, `preload` needs libraries that are not installed here, and
-# the others take long.
+# Not part of `all`: gpu, gpu-serve and kernels are for GPUs, `preload` needs libraries that are not installed
+# here, and the others take long.
 ALONE = [
     "attribution",
     "chats",
@@ -28,6 +28,7 @@ ALONE = [
     "first-drafts",
     "flood",
     "gpu",
+    "gpu-serve",
     "hosts",
     "idle-streams",
     "kernels",

@@ -15,6 +15,7 @@ from bench import (
     report_brief,
     report_classes,
     report_figures,
+    report_gpu,
     report_peers,
     report_prefixes,
     report_routing,
@@ -34,6 +35,7 @@ SECTIONS = (
     | report_prefixes.SECTIONS
     | report_routing.SECTIONS
     | report_simulate.SECTIONS
+    | report_gpu.SECTIONS
 )
 
 

@@ -127,12 +127,15 @@ async def _run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
         )
     took = time.perf_counter() - began
     gaps = [1e3 * gap for answer in short for gap in answer.gaps]
+    waits = {
+        kind: [1e3 * answer.ttft for answer in some] for kind, some in (("short", short), ("long", long))
+    }
     return {
         "itl_p50_ms": percentile(gaps, 0.5),
         "itl_p99_ms": percentile(gaps, 0.99),
         "itl_max_ms": max(gaps),
-        "ttft_short_p50_ms": 1e3 * median([answer.ttft for answer in short]),
-        "ttft_long_p50_ms": 1e3 * median([answer.ttft for answer in long]),
+        **{f"ttft_{kind}_p50_ms": median(some) for kind, some in waits.items()},
+        **{f"ttft_{kind}_p99_ms": percentile(some, 0.99) for kind, some in waits.items()},
         "tokens_per_s": sum(answer.tokens for answer in short + long) / took,
         "short_answers": float(len(short)),
         "long_answers": float(len(long)),

@@ -2,6 +2,7 @@
 
 tiny_qwen2(folder)   a model that loads at once and whose answers vary: for tests of behaviour
 qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for benches
+qwen3_shape(folder)  a large model without weights, which vLLM makes up (`load_format: dummy`)
 """
 
 from __future__ import annotations
@@ -11,6 +12,12 @@ from pathlib import Path
 from typing import Any
 
 HEAD_DIM = 64
+# Billions of parameters: width, inner width, layers, heads and key heads of Qwen3's models of these names.
+QWEN3 = {
+    "tiny": (256, 512, 2, 4, 2),
+    "1.7": (2048, 6144, 28, 16, 8),
+    "8": (4096, 12288, 36, 32, 8),
+}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -105,6 +112,37 @@ def _qwen2(
         "eos_token_id": 256,
         "pad_token_id": 256,
     }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    byte_tokenizer(folder, vocabulary)
+    return folder
+
+
+def qwen3_shape(folder: Path, size: str, length: int) -> Path:
+    """Write a Qwen3 model of a size (see QWEN3) without weights, for prompts of `length` tokens."""
+    hidden, inner, layers, heads, key_heads = QWEN3[size]
+    vocabulary = 32_000
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": 128,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "bos_token_id": 256,
+        "eos_token_id": 256,
+        "pad_token_id": 256,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     byte_tokenizer(folder, vocabulary)
     return folder

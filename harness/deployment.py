@@ -29,7 +29,7 @@ from baton.security.authority import Authority
 from baton.security.names import Name, Role, host_of
 from harness import stock, zygote
 from harness.ranks import fork_ranks
-from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port
+from harness.support import BATON, CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, eventually, free_port
 from harness.zygote import Forked
 
 START_S = 120.0
@@ -133,7 +133,7 @@ class Deployment:
         log = self.folder / f"{name}.log"
         log.write_bytes(b"")
         if self.cold:
-            process = Process(name, _popen([str(BATON), *line], log, self.environment), log)
+            process = Process(name, _popen([*COMMAND, *line], log, self.environment), log)
         else:
             forked = zygote.shared().baton(name, line, self.folder, self.path, self.environment)
             process = Process(name, forked, log)

@@ -17,6 +17,12 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = Path(sys.executable)  # of the virtual environment that runs the tests, wherever it lies
 BATON = PYTHON.with_name("baton")
+# The command, also where the package is on Python's path and not installed.
+COMMAND = (
+    [str(BATON)]
+    if BATON.exists()
+    else [str(PYTHON), "-c", "from baton.services.cli.entry import main; main()"]
+)
 # A prefix of a command that starts it with SIGINT ignored, as a script's `command &` does.
 IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 # And one that starts it with SIGINT as it is in a terminal, wherever the tests themselves were started.

@@ -1,0 +1,157 @@
+"""Greedy answers of many arms on one GPU against those of one engine, and what each handoff took.
+
+Where an answer differs, the reference says how far its two best tokens were apart at that place: in bfloat16
+another order of sums, as another batch or attention has, turns over a lead of a rounding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+from tokenizers import Tokenizer
+
+from bench.gpu_fleet import Arm, Keep, Served, drafts, handoffs
+from bench.traffic import stream
+from harness.support import ROOT
+
+FOLDER = ROOT / "deploy" / "demo-model"
+DEMO, DEMO_MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
+REFERENCE = "one"
+REQUEST_S = 90.0  # the first ones compile
+# Graphs of decode steps, without the compiler.
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
+# PyTorch's and Triton's operators in place of vLLM's compiled ones.
+NATIVE: dict[str, Any] = {
+    "attention_backend": "TRITON_ATTN",
+    "compilation_config": {"mode": 0, "custom_ops": ["none"], "cudagraph_mode": "NONE"},
+    "kernel_config": {"ir_op_priority": {"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}},
+}
+PROMPTS = (
+    "<|user|>\nHello, how are you today?\n<|assistant|>\n",
+    "The sea is wide and the mountains are high. Tell me about them.",
+    "def add(a, b):\n    return",
+    "Count from one to twenty: one, two, three, four,",
+    "What is 12 plus 30?",
+    "Once upon a time there was a small boat on a large lake, and in the boat sat",
+    "List three colours and three animals, one a line:",
+    "word " * 300 + "Now say what was repeated.",
+)
+Requests = (aiohttp.ClientError, TimeoutError, RuntimeError)  # what a request may raise
+
+
+def arm(
+    *, model: str = DEMO, pair: bool = True, drafts: dict[str, Any] | None = None, by: str = "", **extra: Any
+) -> Arm:
+    """Return an arm of one engine or of 1P1D. by: its transport; extra: vLLM's own arguments."""
+    made: Arm = {"prefill": 1, "decode": 1} if pair else {"mixed": 1}
+    made["engine"] = {"model": model, "speculative_config": drafts, "extra": {"enforce_eager": True, **extra}}
+    made["handoff"] = {"staging_mib": 128, **({"transports": [by]} if by else {})}
+    return made
+
+
+ARMS: dict[str, Arm] = {
+    REFERENCE: arm(pair=False),
+    "shm": arm(by="shm"),
+    "grpc": arm(by="grpc"),
+    "graphs": arm(enforce_eager=False, compilation_config=GRAPHS),
+    "triton": arm(attention_backend="TRITON_ATTN"),
+    "native": arm(**NATIVE),
+    "one-mtp": arm(model=DEMO_MTP, pair=False, drafts={"method": "mtp"}),
+    "mtp": arm(model=DEMO_MTP, drafts={"method": "mtp"}),
+    "mtp-baton": arm(model=DEMO_MTP, drafts={"method": "mtp", "verifier": "baton"}),
+    "mtp-ngram": arm(
+        model=DEMO_MTP, drafts={"method": "mtp", "mtp_strategy": "with_ngram", "num_model_steps": 1}
+    ),
+    "eagle3": arm(drafts={"method": "eagle3", "model": EAGLE3, "verifier": "baton"}),
+    "ngram": arm(drafts={"method": "ngram", "verifier": "baton"}),
+    # As vLLM comes: torch.compile, and graphs in pieces.
+    "compiled": arm(enforce_eager=False),
+}
+USUAL = [name for name in ARMS if name != "compiled"]
+ENGINE = {
+    "dtype": "bfloat16",
+    "max_model_len": 2048,
+    "max_num_seqs": 16,
+    "kv_cache_gib": 0.5,
+    "tool_call_parser": None,
+}
+
+
+async def compare(served: Served, tokens: int, keep: Keep) -> None:
+    """Compare the arms' answers with the reference's, then measure their handoffs. keep: takes what is known.
+
+    The answers of all arms are asked for together. Handoffs are measured one at a time, as all share the GPU,
+    and with prompts that no worker has in its cache.
+    """
+    tokenizer = Tokenizer.from_file(f"{DEMO}/tokenizer.json")
+    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+    unseen = [[*tokenizer.encode("Again: ").ids, *prompt] for prompt in prompts]
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http:
+        before = served.metrics()
+        asked = [_answers(http, served.url, name, prompts, tokens) for name in served.arms]
+        found = dict(zip(served.arms, await asyncio.gather(*asked), strict=True))
+        after = served.metrics()
+        reference = REFERENCE if REFERENCE in found and any(found[REFERENCE]) else served.arms[0]
+        arms: dict[str, Any] = {}
+        for name, answers in found.items():
+            places = differences(answers, found[reference])
+            for place in places:
+                at = [*prompts[place["prompt"]], *answers[place["prompt"]][: place["at"]]]
+                place["lead"] = await lead(http, served.url, reference, at)
+            arms[name] = {
+                "equal": sum(a == b and bool(a) for a, b in zip(answers, found[reference], strict=True)),
+                "of": len(prompts),
+                "unanswered": sum(not one for one in answers),
+                "differences": places,
+                **drafts(before[name], after[name]),
+            }
+            print(f"{name:>10}", arms[name], flush=True)
+            keep({"reference": reference, "tokens": tokens, "arms": arms})
+        for name in served.arms:
+            if not all(found[name]) or "decode" not in served.one.config["models"][name]:
+                continue
+            before = served.metrics()
+            await _answers(http, served.url, name, unseen, 2)
+            arms[name]["handoffs"] = handoffs(before[name], served.metrics()[name])
+            print(f"{name:>10}", arms[name]["handoffs"], flush=True)
+            keep({"reference": reference, "tokens": tokens, "arms": arms})
+
+
+async def _answers(
+    http: aiohttp.ClientSession, url: str, name: str, prompts: list[list[int]], tokens: int
+) -> list[list[int]]:
+    """Return an arm's answers, one request at a time. After one that fails, the arm is asked nothing more."""
+    found: list[list[int]] = []
+    for prompt in prompts:
+        try:
+            found.append((await stream(http, url, name, prompt, tokens)).token_ids)
+        except Requests as error:
+            print(f"{name:>10} {error!r}"[:600], flush=True)
+            break
+    return found + [[]] * (len(prompts) - len(found))
+
+
+def differences(answers: list[list[int]], others: list[list[int]]) -> list[dict[str, Any]]:
+    """Return the first place where each answer leaves the other one, and both tokens there."""
+    return [
+        {"prompt": number, "at": at, "token": mine, "reference": theirs}
+        for number, (answer, other) in enumerate(zip(answers, others, strict=True))
+        for at, (mine, theirs) in enumerate(zip(answer, other, strict=False))
+        if mine != theirs and answer[:at] == other[:at]
+    ]
+
+
+async def lead(http: aiohttp.ClientSession, url: str, model: str, prompt: list[int]) -> float | None:
+    """Return by how much the best next token leads the second one, as a difference of log-probabilities."""
+    body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 2}
+    try:
+        async with http.post(f"{url}/v1/completions", json=body) as response:
+            answer = json.loads(await response.text())
+            best: list[float] = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values())
+    except (*Requests, KeyError, TypeError, ValueError) as error:
+        print(f"no log-probabilities from {model}: {error!r}"[:300], flush=True)
+        return None
+    return round(best[-1] - best[-2], 4)

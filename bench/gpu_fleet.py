@@ -1,0 +1,165 @@
+"""Deployments of several models on one GPU, in one `baton up`: an arm that cannot start is left out.
+
+An arm is an entry of `models:` in the configuration. The processes are forked from one that imported vLLM, so
+that the import is paid once for all arms of a deployment.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.services.fleet.devices import cpu_build
+from harness.deployment import Deployment
+
+Arm = dict[str, Any]  # an entry of `models:`
+Metrics = dict[str, Counter[str]]  # by arm: sums over its workers
+Keep = Callable[[dict[str, Any]], None]  # writes what is known of a part
+KINDS = ("prefill", "decode", "mixed")
+TRIES = 3
+LOADED = "handoffs_loaded_total "
+LOOK_S = 0.1
+SAID = 800  # characters of what a failed start said
+_WORKER = rf"(\S+)-(?:{'|'.join(KINDS)})-\d+"
+
+
+class StartFailed(RuntimeError):
+    """A deployment did not become ready. `arms`: those that are to blame, if that is known."""
+
+    def __init__(self, why: str, arms: set[str]) -> None:
+        super().__init__(why)
+        self.arms = arms
+
+
+@dataclass
+class Served:
+    """A deployment that is ready."""
+
+    one: Deployment
+    arms: list[str]
+    failed: dict[str, str]  # arms that were left out, and what was said
+    start_s: float
+
+    @property
+    def url(self) -> str:
+        return self.one.url
+
+    def metrics(self) -> Metrics:
+        """Return the counters of each arm's workers, and the sums and counts of their histograms."""
+        found: Metrics = {arm: Counter() for arm in self.arms}
+        for log in sorted((self.one.folder / "logs").glob("*.log")):
+            worker = re.fullmatch(_WORKER, log.stem)
+            urls = re.findall(r"metrics on (http://\S+)", log.read_text(errors="replace"))
+            if not (worker and urls and worker[1] in found):
+                continue
+            try:
+                found[worker[1]].update(_scraped(urls[-1]))
+            except OSError as problem:  # it may have died
+                print(f"no metrics of {log.stem}: {problem}", flush=True)
+        return found
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    arms: Mapping[str, Arm],
+    engine: dict[str, Any],
+    limit_s: float,
+    *,
+    cold: bool = True,
+    **sections: Any,
+) -> Iterator[Served]:
+    """Serve these arms on one GPU, without those that cannot start. Raises StartFailed if none can.
+
+    engine: the section `engine` of all; sections: further ones. limit_s: the longest that a start may take.
+    cold: start the command as a person does, else fork it.
+    """
+    left, failed = dict(arms), dict[str, str]()
+    for number in range(TRIES):
+        config: dict[str, Any] = {"engine": engine, "models": left, **sections}
+        if not cpu_build():
+            workers = sum(arm.get(kind, 0) for arm in left.values() for kind in KINDS)
+            config["fleet"] = {"devices": [0] * workers}
+        with closing(Deployment(folder / f"start-{number}", config=config, cold=cold)) as one:
+            try:
+                took = _start(one, set(left), limit_s)
+            except StartFailed as problem:
+                print(problem, flush=True)
+                if not problem.arms or number == TRIES - 1 or problem.arms == set(left):
+                    raise
+                failed |= dict.fromkeys(problem.arms, str(problem)[-SAID:])
+                left = {name: arm for name, arm in left.items() if name not in problem.arms}
+                continue
+            print(f"ready after {took:.0f} s: {', '.join(left)}", flush=True)
+            yield Served(one, list(left), failed, round(took, 1))
+            return
+
+
+def _start(one: Deployment, arms: set[str], limit_s: float) -> float:
+    """Start it. Return the seconds until it was ready. Raises StartFailed."""
+    began = time.monotonic()
+    process = one.start("up", "up", "--log-dir", str(one.folder / "logs"))
+    while "\nReady." not in process.text:
+        took = time.monotonic() - began
+        ended = process.popen.poll() is not None
+        if ended or took > limit_s:
+            what = "ended" if ended else f"was not ready after {took:.0f} s"
+            said = process.text
+            raise StartFailed(f"baton up {what}: {said.strip()[-2 * SAID :]}", blamed(said) & arms)
+        time.sleep(LOOK_S)
+    return time.monotonic() - began
+
+
+def blamed(said: str) -> set[str]:
+    """Return the arms that a deployment which did not start waited for last, or that ended it."""
+    ended = re.findall(rf"error: {_WORKER} could not start", said) or re.findall(
+        r"error: models\.(\S+?)[.:]", said
+    )
+    if ended:
+        return {ended[-1]}
+    waits = re.findall(r"waiting for (.*?)(?:;|$)", said, re.MULTILINE)
+    return set(re.findall(rf"{_WORKER}(?:,|$)", waits[-1])) if waits else set()
+
+
+def _scraped(url: str) -> Counter[str]:
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 (our own http URL)
+        text = answer.read().decode()
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.startswith("baton_worker_") or sample.name.endswith("_bucket"):
+                continue
+            name = sample.name.removeprefix("baton_worker_")
+            if family.type == "counter" and "transport" in sample.labels:
+                name = f"{name} {sample.labels['transport']}"
+            if family.type in ("counter", "histogram"):
+                found[name] += sample.value  # type: ignore[assignment]
+    return found
+
+
+def handoffs(before: Counter[str], after: Counter[str]) -> dict[str, Any]:
+    """Return what an arm handed over in between: how many by which transport, MiB, mean ms by stage."""
+    by = {key: after[key] - before[key] for key in after}
+    counts = {key.removeprefix(LOADED): int(by[key]) for key in by if key.startswith(LOADED) and by[key]}
+    moved = sum(value for key, value in by.items() if key.startswith("handoff_bytes_total "))
+    found: dict[str, Any] = {"loaded": counts, "mib": round(moved / 2**20, 1)} if counts else {}
+    for stage in ("save", "move", "total"):
+        if count := by.get(f"handoff_{stage}_seconds_count"):
+            found[f"{stage}_ms"] = round(1e3 * by[f"handoff_{stage}_seconds_sum"] / count, 2)
+    return found
+
+
+def drafts(before: Counter[str], after: Counter[str]) -> dict[str, int]:
+    """Return how many tokens an arm drafted in between, and how many of them were accepted."""
+    names = ("drafted", "accepted")
+    found = {name: int(after[f"{name}_tokens_total"] - before[f"{name}_tokens_total"]) for name in names}
+    return found if found["drafted"] else {}

@@ -1,0 +1,128 @@
+"""The benchmark of several workers on one GPU: what it computes, and, on the CPU, a deployment of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench import gpu_answers, gpu_serve
+from bench.gpu_answers import ARMS, ENGINE, arm, differences
+from bench.gpu_clients import ANSWER, figures_of
+from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving
+from bench.gpu_loads import closed_loops
+from bench.report_gpu import gpu_serve as gpu_serve_section
+from harness import stats
+
+STILL = (
+    "  [ 10.1 s] still     waiting for shm-decode-0, one-mtp-mixed-0, router; shm-decode-0 said last (x): y\n"
+    "  [ 20.1 s] still     waiting for one-mtp-mixed-0, router\n"
+)
+
+
+def test_an_arm_that_ended_the_start_is_blamed_else_those_that_were_waited_for() -> None:
+    assert blamed(STILL) == {"one-mtp"}
+    assert blamed(f"{STILL}error: shm-prefill-0 could not start: no memory") == {"shm"}
+    assert blamed("Baton 0.1.0: model one\n") == set()
+
+
+def test_answers_differ_where_the_first_token_does() -> None:
+    reference = [[1, 2, 3], [4, 5, 6], [7, 8]]
+    assert differences(reference, reference) == []
+    found = differences([[1, 9, 9], [], [7, 8]], reference)
+    assert found == [{"prompt": 0, "at": 1, "token": 9, "reference": 2}]
+
+
+def test_handoffs_are_those_in_between() -> None:
+    before = Counter({"handoffs_loaded_total shm": 3, "handoff_bytes_total shm": 2**20})
+    before |= Counter({"handoff_move_seconds_sum": 1, "handoff_move_seconds_count": 3})
+    after = Counter({"handoffs_loaded_total shm": 5, "handoff_bytes_total shm": 3 * 2**20})
+    after |= Counter({"handoff_move_seconds_sum": 2, "handoff_move_seconds_count": 5})
+    assert handoffs(before, after) == {"loaded": {"shm": 2}, "mib": 2.0, "move_ms": 500.0}
+    assert handoffs(after, after) == {}
+    counts = Counter({"drafted_tokens_total": 9, "accepted_tokens_total": 4})
+    assert drafts(Counter(), counts) == {"drafted": 9, "accepted": 4}
+    assert drafts(counts, counts) == {}
+
+
+def test_a_closed_loop_counts_what_came_in_its_time() -> None:
+    early = (0.0, 2.0, True, [1.0, 2.0])  # asked before; half of its tokens came in time
+    counted = (1.5, 3.0, True, [1.6, 1.7, 1.9, 2.9])
+    failed = (1.6, 1.7, False, [])
+    found = figures_of([early, counted, failed], first=1.5, last=2.5)
+    assert found["tokens_per_s"] == pytest.approx(ANSWER * (1 / 2 + 3 / 4))
+    assert found["ttft_p50_ms"] == pytest.approx(100)
+    assert found["itl_max_ms"] == pytest.approx(1000)
+    assert (found["answers"], found["failed"]) == (1, 1)
+    with pytest.raises(RuntimeError, match="none of 1 answers was whole"):
+        figures_of([failed], first=0, last=1)
+
+
+def test_streams_and_load_of_a_size_share_a_deployment() -> None:
+    assert gpu_serve.turns(["load", "compiled", "streams", "answers"], ["1.7", "8"]) == [
+        (["answers"], ""),
+        (["load", "streams"], "1.7"),
+        (["load", "streams"], "8"),
+        (["compiled"], "1.7"),
+        (["compiled"], "8"),
+    ]
+
+
+def test_a_part_that_is_run_alone_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu_serve, "RESULTS", tmp_path)
+    served = Served(None, [], {"b": "no memory"}, 3.0)  # type: ignore[arg-type]
+    gpu_serve.Results("r").fail(["load"], "1.7", "no memory")
+    assert json.loads((tmp_path / "r.json").read_text())["failures"].keys() == {"load of 1.7B"}
+    gpu_serve.Results("r").keep("1.7", "load", served, {"arms": 1})
+    gpu_serve.Results("r").keep("8", "load", served, {"arms": 2})
+    gpu_serve.Results("r").keep("", "answers", served, {"arms": 3})
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [found["load"]["1.7"]["arms"], found["load"]["8"]["arms"], found["answers"]["arms"]] == [1, 2, 3]
+    assert found["failures"] == {}
+    assert found["answers"]["failed"] == {"b": "no memory"}
+    assert {"command", "when"} <= set(found["answers"]["taken"])
+
+
+def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Path) -> None:
+    lacking = arm(pair=False)
+    lacking["engine"]["kv_cache_gib"] = 9000
+    arms = {"one": ARMS["one"], "lacking": lacking, "shm": ARMS["shm"]}
+    kept: list[dict[str, object]] = []
+    with serving(tmp_path, arms, ENGINE, 120, cold=False, ops={"listen": ""}) as served:
+        assert served.arms == ["one", "shm"]
+        assert "9000" in served.failed["lacking"]
+        asyncio.run(gpu_answers.compare(served, 4, lambda found: kept.append(json.loads(json.dumps(found)))))
+        loops: list[dict[str, object]] = []
+        closed_loops(served, ["shm"], [1, 20], 1.5, lambda found: loops.append(json.loads(json.dumps(found))))
+    found = kept[-1]["arms"]
+    assert isinstance(found, dict)
+    assert {name: one["equal"] for name, one in found.items()} == {"one": 8, "shm": 8}
+    assert found["shm"]["handoffs"]["loaded"] == {"shm": 8}
+    seen = loops[-1]["arms"]
+    assert isinstance(seen, dict)
+    assert {clients: one["failed"] for clients, one in seen["shm"].items()} == {"1": 0, "20": 0}
+    assert all(one["tokens_per_s"] > 0 for one in seen["shm"].values())
+
+
+def test_the_section_says_what_is_there() -> None:
+    taken = {"command": "python -m bench gpu-serve", "when": "2026-11-26", "gpu": "H100", "driver": "5"}
+    known = {"taken": taken, "failed": {}, "start_s": 1.0}
+    handed = {"loaded": {"shm": 8}, "mib": 2.0, "save_ms": 1.0, "move_ms": 0.5, "total_ms": 9.0}
+    difference = {"prompt": 0, "at": 15, "token": 1, "reference": 2, "lead": 0.0625}
+    shm = {"equal": 7, "of": 8, "unanswered": 0, "differences": [difference], "handoffs": handed}
+    drafting = {"equal": 8, "of": 8, "unanswered": 0, "differences": [], "drafted": 40, "accepted": 0}
+    figures = figures_of([(0.0, 2.0, True, [1.0, 2.0])], first=0, last=2)
+    result = {
+        "answers": {**known, "reference": "one", "tokens": 64, "arms": {"shm": shm, "one-mtp": drafting}},
+        "load": {"8": {**known, "prompt": 256, "answer": 64, "arms": {"one": {"64": figures, "8": figures}}}},
+    }
+    text = "\n".join(str(block) for block in gpu_serve_section(result))
+    assert "| shm | 7 of 8 | 15 (0.0625) | 1.0 | 0.5 | 9.0 |  |" in text
+    assert "| one-mtp | 8 of 8 |  |  |  |  | 40, 0 |" in text
+    assert "H100, driver 5, 2026-11-26" in text
+    assert text.index("| 8 | one | 16.0 |") < text.index("| 64 | one | 16.0 |")
+    assert "beside prompts" not in text
