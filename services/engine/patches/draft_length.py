@@ -101,7 +101,7 @@ class DraftLengthSeam:
                 accepted=self._none if stats is None else self._own(stats.num_accepted_tokens_per_pos, 1),
             )
         )
-        # What a step drafts for handoffs alone is not verified here; asynchronous ones draft nothing for them.
+        # What a step drafts for handoffs alone is not verified here. Asynchronous steps do not do so.
         asked = output.num_spec_tokens_to_schedule if self._ahead else self._chosen
         self._before, self._asked, self._chosen = requests, asked, 0
 
