@@ -28,7 +28,7 @@ from baton.services.engine import cache_events, cpu_mla, process
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.fingerprint import model_fingerprint
-from baton.services.engine.patches import continuation, undrafted
+from baton.services.engine.patches import continuation, draft_length, undrafted
 from baton.services.engine.rank_settings import for_ranks
 from baton.services.engine.refusals import reason
 from baton.services.engine.step_checks import StepLimits
@@ -197,7 +197,9 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     config["num_speculative_tokens"] = spec.limit
     # With a list, the scheduler tells the ranks how many (draft_length may take the list's place), and does
     # not pad a request's first step after a handoff with tokens that are sure to be rejected.
-    config["num_speculative_tokens_per_batch_size"] = [(1, args["max_num_seqs"], spec.limit)]
+    config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
+        spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
+    )
     if spec.rejection_sample_method != "standard" and spec.verifier == "vllm":
         config["rejection_sample_method"] = spec.rejection_sample_method
     args.setdefault("per_request_spec_decode_metrics", "summary")

@@ -163,7 +163,7 @@ def compile_kernels(runner: Any, method: Method) -> None:
     tokens = torch.zeros(count, dtype=torch.int32, device=device)
     ends = torch.tensor([0, count], dtype=torch.int32, device=device)
     positions = torch.arange(count, device=device)
-    slots = torch.zeros(1, dtype=torch.int32, device=device)
+    slots = torch.zeros(1, dtype=torch.int64, device=device)
     drafter = getattr(runner.speculator, "draft_logits", None)
     for dtype in dict.fromkeys((runner.dtype, torch.float32)):  # as the model makes them, and processed
         target = torch.zeros(count, runner.vocab_size, dtype=dtype, device=device)

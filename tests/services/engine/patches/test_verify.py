@@ -232,7 +232,7 @@ def test_no_step_of_v2_meets_a_kernel_that_was_not_compiled(
     )
     verify_v2.compile_kernels(runner, "standard")
     compiled, seen[:] = set(seen), []
-    slots = torch.tensor([5, 2], dtype=torch.int32)
+    slots = torch.tensor([5, 2])
     rows = torch.arange(6)
     fed = rows.to(torch.int32)
     for name, values in (("top_k", (1, 97)), ("top_p", (0.5, 1.0)), ("min_p", (0.1, 0.0))):
