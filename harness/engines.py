@@ -189,8 +189,12 @@ class Engine:
 
 
 def queue_batches(engine: Engine, depth: int) -> None:
-    """Have so many steps in flight from now on, as vLLM does with asynchronous scheduling; 1: as on a CPU."""
+    """Have so many steps in flight from now on, as vLLM does with asynchronous scheduling; 1: as on a CPU.
+
+    The scheduler is the same, so that it is not told of drafts: it would mix up the steps.
+    """
     core = engine.core
+    core.async_scheduling = depth > 1
     core.batch_queue_size, core.batch_queue = depth, deque(maxlen=depth) if depth > 1 else None
     core.step_fn = core.step_with_batch_queue if depth > 1 else core.step
 

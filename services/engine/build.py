@@ -216,6 +216,14 @@ def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> 
     args.setdefault("long_prefill_token_threshold_adaptive", True)
 
 
+def measures_share(plan: EnginePlan) -> bool:
+    """Return whether a prompt's share of a step follows the steps' times: on a GPU, unless it is set."""
+    from vllm.platforms import current_platform
+
+    given = "long_prefill_token_threshold" in plan.settings.engine.extra
+    return not given and not current_platform.is_cpu()
+
+
 def _drafter_fingerprint(engine: EngineSettings) -> str:
     """Return the fingerprint of a draft model that keeps KV, else "": KV of another head is never loaded."""
     spec, method = engine.speculative_config, validation.check(engine)

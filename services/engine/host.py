@@ -34,7 +34,7 @@ from baton.protos.worker_pb2 import Failed
 from baton.scheduler.prefixes.log import Change
 from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine import cache_events
-from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
+from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of, measures_share
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import EngineFailed, RankLost, RequestRefused
 from baton.services.engine.grammars.engine import EngineGrammars
@@ -242,7 +242,7 @@ class EngineHost:
             spec = self._plan.settings.engine.speculative_config
             self._draft_length = draft_length.install(self._engine, spec)
             self._first_drafts = first_drafts.install(self._engine, spec)
-            self._giving_way = giving_way.install(self._engine)
+            self._giving_way = giving_way.install(self._engine, measured_share=measures_share(self._plan))
             self._cache_events = cache_events.install(self._engine)
             self._failed_step = failed_step.install(self._engine)  # last, so that it wraps the other patches
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
@@ -275,9 +275,7 @@ class EngineHost:
         self._steps_left = burst
         while True:
             idle = not scheduler.has_requests() and not engine.batch_queue
-            if not self._take(
-                block=idle or not self._steps_left, timeout=None if idle else poll_s, burst=burst
-            ):
+            if not self._take(idle or not self._steps_left, None if idle else poll_s, burst):
                 return
             if scheduler.has_requests() or engine.batch_queue:
                 executed = self._step(engine)

@@ -342,9 +342,7 @@ def test_every_length_that_may_be_chosen_has_full_graphs(most: int, adaptive: bo
     full = {
         length
         for length in range(MOST + 1)
-        if any(
-            one.uniform_token_count == length + 1 for one in manager._candidates.get((length + 1, 0), ())
-        )
+        if any(one.uniform_token_count == length + 1 for one in manager._candidates.get((length + 1, 0), ()))
     }
     chosen = range(MOST + 1) if adaptive else [MOST]
     assert full == {length for length in chosen if length == MOST or length < most - 1}
