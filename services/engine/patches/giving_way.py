@@ -110,6 +110,7 @@ class GivingWay:
         self._ahead = ahead
         self._flying: deque[_Scheduled] = deque(maxlen=1 + ahead)
         self._scheduled = False  # a step, since the last look
+        self._leaving: list[Any] = []  # left out of a step, to be preempted in the next one
         self._prompt_share: PromptShare | None = None
         self._awaits_loads = rows_may_miss and awaits_loads
         self._loads = AwaitedLoads(scheduler, lambda request: standing_of(request).priority)
@@ -199,7 +200,7 @@ class GivingWay:
             scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens = slots, tokens
             self._put_back(step)
         self._counts.held += len(left_out)
-        self._idle = not step.output.total_num_scheduled_tokens
+        self._idle = not step.output.total_num_scheduled_tokens and not self._leaving
         self._count(step)
         self._step = step
         return step.output
@@ -231,7 +232,7 @@ class GivingWay:
     def _contested(self) -> _Step | None:
         """Return how to share a step in which somebody gives way; None where all may take part."""
         scheduler, idle = self._scheduler, self._idle
-        self._idle = False
+        self._idle, self._leaving = False, []
         waits = self._next()
         wanting = scheduler.running if waits is None else [*scheduler.running, waits]
         if not wanting or idle:
@@ -266,6 +267,7 @@ class GivingWay:
         # A chunk of a prompt would take the tokens of one that waits with its KV.
         prefills = self._share.may_prefill and not decodes
         step = self._choose(best, contest, lower, waits if newcomer is None else None, prefills)
+        step.held += [one for one in self._leaving if one not in step.held]
         step.new = step.new and (newcomer is not None or not preempted)
         if decodes or (newcomer is not None and not step.prefills):
             step.most_new = self._first_in_line(best)
@@ -359,7 +361,8 @@ class GivingWay:
     def _make_room(self, best: int, newcomer: Any) -> int | None:
         """Preempt as many as those that go first need slots and KV. Return their number.
 
-        None where that does not suffice: then vLLM has to choose among all.
+        None where that does not suffice: then vLLM has to choose among all. `_leaving` is who can only be
+        preempted after the next step.
         """
         scheduler = self._scheduler
         pool, block, most = (
@@ -375,9 +378,9 @@ class GivingWay:
         # Each may begin a block, and one more with its drafts.
         wanted = groups * (-(-tokens // block) + 2 * len(first) + 1)
         slot = newcomer is not None and len(scheduler.running) >= scheduler.max_num_active_reqs
-        victims = sorted(
-            one for one in scheduler.running if self._may_preempt(one, best, newcomer)
-        )  # the last in the queue's order goes first
+        allowed = sorted(one for one in scheduler.running if self._may_preempt(one, best, newcomer))
+        # The last in the queue's order goes first.
+        victims = [one for one in allowed if scheduler._request_blocks_can_be_freed(one)]
         preempted = 0
         while victims and (slot or pool.get_num_free_blocks() < wanted):
             victim, slot = victims.pop(), False
@@ -385,7 +388,11 @@ class GivingWay:
             scheduler._preempt_request(victim, time.monotonic(), scheduler.requires_kv_delivery)
             preempted += 1
         self._counts.preempted += preempted
-        return preempted if pool.get_num_free_blocks() >= wanted else None
+        lacks = pool.get_num_free_blocks() < wanted
+        if (slot or lacks) and self._rows_may_miss:
+            # A step in flight may write to its blocks. Left out of the next one, it can be preempted then.
+            self._leaving = [one for one in allowed if one in scheduler.running][-1:]
+        return None if lacks and not self._leaving else preempted
 
     def _may_preempt(self, one: Any, best: int, newcomer: Any) -> bool:
         standing = standing_of(one)
@@ -397,7 +404,6 @@ class GivingWay:
             and standing.priority > best
             and one.num_preemptions < MOST_PREEMPTIONS
             and (newcomer is None or newcomer < one)
-            and self._scheduler._request_blocks_can_be_freed(one)
         )
 
 

@@ -69,13 +69,13 @@ class World:
     """A scheduler, and an engine that computes whatever it is told to."""
 
     def __init__(
-        self, config: Any, seconds: Callable[[int], float], kind: type[Scheduler] = Scheduler
+        self, config: Any, seconds: Callable[[int], float], kind: type[Scheduler] = Scheduler, **gate: Any
     ) -> None:
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         cache = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)])
         structured = StructuredOutputManager(config)
         self.scheduler = kind(config, cache, structured, block_size=BLOCK, hash_block_size=BLOCK)
-        self.gate = GivingWay(self.scheduler)
+        self.gate = GivingWay(self.scheduler, **gate)
         self.seconds = seconds  # of a step, by its tokens
         self.now = 0
         self.came: dict[str, int] = {}
@@ -209,8 +209,8 @@ def test_a_long_prompt_has_the_share_that_the_steps_times_call_for(
 
 
 def test_a_steps_time_is_its_own_where_the_next_one_is_scheduled_before(config: Any) -> None:
-    world, seen = World(config, lambda _: 0.0), list[tuple[int, float]]()
-    gate = GivingWay(world.scheduler, ahead=1)
+    world, seen = World(config, lambda _: 0.0, ahead=1), list[tuple[int, float]]()
+    gate = world.gate
     share: Any = SimpleNamespace(observe=lambda *told: seen.append(told), tokens=STEP // 4)
     gate.measure_share(share)
     for prompt, seconds in ((40, 0.1), (50, 0.2)):
@@ -222,18 +222,20 @@ def test_a_steps_time_is_its_own_where_the_next_one_is_scheduled_before(config: 
     assert seen == [(40, 0.2), (STEP // 4, 0.3)]  # beside another
 
 
-def test_one_gives_its_slot_up_though_it_is_in_the_step_that_runs(config: Any) -> None:
+def test_one_gives_its_slot_up_though_it_is_in_the_step_that_runs(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Asynchronous, with a KV connector: the blocks of whoever is in a step in flight cannot be freed."""
-    world, flying = World(config, lambda _: 0.02, kind=AsyncScheduler), list[Any]()
+    world, flying = World(config, lambda _: 0.02, AsyncScheduler, awaits_loads=False, ahead=1), list[Any]()
     scheduler = world.scheduler
     scheduler.defer_block_free = True
-    world.gate = GivingWay(scheduler, awaits_loads=False, ahead=1)
+    monkeypatch.setattr(world.gate, "_is_loaded", lambda _: True)  # no part in turns for prompts
     for _ in range(SLOTS):
         world.add(BATCH, 8, 200)
     came = 0
     for number in range(40):
         if number == 20:
-            world.add(FIRST, 8, 4)
+            world.add(Standing(0, 0.25), 8, 4)
         flying.append(scheduler.schedule())
         came = came or number * (f"first {SLOTS}" in flying[-1].num_scheduled_tokens)
         if len(flying) > 1:
