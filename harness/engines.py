@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -140,7 +141,7 @@ class Engine:
 
     def step(self) -> bool:
         """Run a step and add its outputs and reports to the answers. False when the engine is idle."""
-        if not self.core.scheduler.has_requests():
+        if not self.core.scheduler.has_requests() and not self.core.batch_queue:
             return False
         outputs, executed = self.core.step_fn()
         self.core.post_step(executed)  # takes the drafts
@@ -185,6 +186,17 @@ class Engine:
     @property
     def free_blocks(self) -> int:
         return int(self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def queue_batches(engine: Engine, depth: int) -> None:
+    """Have so many steps in flight from now on, as vLLM does with asynchronous scheduling; 1: as on a CPU.
+
+    The scheduler is the same, so that it is not told of drafts: it would mix up the steps.
+    """
+    core = engine.core
+    core.async_scheduling = depth > 1
+    core.batch_queue_size, core.batch_queue = depth, deque(maxlen=depth) if depth > 1 else None
+    core.step_fn = core.step_with_batch_queue if depth > 1 else core.step
 
 
 def prefer(engine: Engine, name: str) -> None:

@@ -355,9 +355,10 @@ class SchedulerSide:
             self._add_load(loaded)
 
     def lost(self, results: Iterable[StepResults]) -> None:
-        """Process the unreported results of the last steps; drop saves that the ranks did not begin.
+        """Process the unreported results of the last steps; drop saves that the ranks did not end.
 
-        A step failed, so the requests of these steps have ended.
+        A step failed, so the requests of these steps have ended. With several steps in flight, the one that
+        failed may not be the last one.
         """
         for one in results:
             self._room.hear(one.staging)
@@ -367,9 +368,8 @@ class SchedulerSide:
             for loaded in one.loads:
                 if (loaded.request_id, loaded.epoch) in self._loading:
                     self._add_load(loaded)
-        for job in self.ordered.saves:
-            if job.key in self._saving:
-                self._drop(job.key)
+        for key in list(self._saving):
+            self._drop(key)
 
     def close(self) -> None:
         """Close connections to other workers. Idempotent."""

@@ -31,6 +31,11 @@ _CELL_SAMPLES = 32.0  # steps over which a cell averages
 _LINE_SAMPLES = 3.0  # of a cell, that weigh as much as the fit
 _PACE_GAIN = 1 / 16
 _SURPRISES = 5  # as many steps off by more than _CLIP, all to the same side: the pace changed
+# The first use of a kernel waits for its compiler, up to seconds. Later steps tell, by being much faster:
+# nothing makes a step faster than it is.
+_MUCH_FASTER = 0.5  # of the time of an earlier step
+_FIRST_SAMPLES = 4.0  # of a cell
+_FIRST_STEPS = 16  # of an engine
 
 
 @dataclass
@@ -150,6 +155,7 @@ class StepTimeModel:
         self._pace = 0.0  # seconds of the first step, then what the later ones make of it
         self._surprises: list[float] = []
         self._limit = limit
+        self._steps = 0
 
     def observe(
         self, requests: int, tokens: float, limit: int, seconds: float, *, settled: bool, probe: bool
@@ -159,8 +165,8 @@ class StepTimeModel:
         `settled`: the step before had the same limit, so that this one verified what it drafts. `probe`:
         it is run to learn about its limit, and says nothing about the pace.
         """
-        if not self._pace:
-            self._pace = seconds / self._line(requests, tokens, limit)
+        self._steps += 1
+        self._forget_compiling(requests, tokens, limit, seconds)
         key = bucket(requests), limit
         cell = self._cells.get(key) if settled else None
         off = seconds / (self._pace * self._expected(requests, tokens, limit, cell)) - 1.0
@@ -170,7 +176,7 @@ class StepTimeModel:
         if cell is None:
             if settled:
                 self._cells[key] = _Cell(
-                    min(seconds / self._pace, 2 * self._line(requests, tokens, limit)), requests, tokens
+                    min(seconds / self._pace, 4 * self._line(requests, tokens, limit)), requests, tokens
                 )
         elif probe or cell.samples < _CELL_SAMPLES:
             cell.samples = min(cell.samples + 1.0, _CELL_SAMPLES)
@@ -180,6 +186,20 @@ class StepTimeModel:
             self._pace *= 1.0 + _PACE_GAIN * off
         expected = self._expected(requests, tokens, limit, cell)
         self._fit.add(self._features(requests, tokens, limit), expected * (1.0 + off))
+
+    def _forget_compiling(self, requests: int, tokens: float, limit: int, seconds: float) -> None:
+        """Forget the earlier steps that waited for a compiler, as this one shows."""
+        key = bucket(requests), limit
+        line, cell = self._line(requests, tokens, limit), self._cells.get(key)
+        far = _MUCH_FASTER * _MUCH_FASTER
+        if not self._pace or (self._steps <= _FIRST_STEPS and seconds < far * self._pace * line):
+            self._fit = _Fit()
+            self._cells.clear()
+            self._pace = seconds / self._line(requests, tokens, limit)
+        elif cell is not None and cell.samples < _FIRST_SAMPLES and tokens >= cell.tokens:
+            here = cell.seconds * line / self._line(cell.requests, cell.tokens, limit)
+            if seconds < _MUCH_FASTER * self._pace * here:
+                del self._cells[key]
 
     def solve(self) -> None:
         """Bring the fit up to date; not needed after every step."""

@@ -108,13 +108,15 @@ class DraftLength:
         if step.rows or step.asked < self.limit:
             self._acceptance.observe(step.rows, step.asked, step.drafted, step.accepted)
         if step.seconds is not None and step.seconds > 0 and step.requests:
+            batch = self._batches.get(bucket(step.requests))
             self._times.observe(
                 step.requests,
                 step.tokens,
                 step.limit,
                 step.seconds,
                 settled=step.asked == step.limit,
-                probe=self._choice.probe,
+                # The last choice may be of a later step.
+                probe=batch is not None and step.limit != batch.limit,
             )
 
     def _decide(self, requests: int) -> DraftChoice:

@@ -29,7 +29,7 @@ from baton.services.engine import cache_events, cpu_mla, process
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.fingerprint import model_fingerprint
-from baton.services.engine.patches import continuation, undrafted
+from baton.services.engine.patches import continuation, draft_length, undrafted
 from baton.services.engine.rank_settings import for_ranks
 from baton.services.engine.refusals import reason
 from baton.services.engine.step_checks import StepLimits
@@ -200,7 +200,9 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     config["num_speculative_tokens"] = spec.limit
     # With a list, the scheduler tells the ranks how many (draft_length may take the list's place), and does
     # not pad a request's first step after a handoff with tokens that are sure to be rejected.
-    config["num_speculative_tokens_per_batch_size"] = [(1, args["max_num_seqs"], spec.limit)]
+    config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
+        spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
+    )
     if spec.rejection_sample_method != "standard" and spec.verifier == "vllm":
         config["rejection_sample_method"] = spec.rejection_sample_method
     args.setdefault("per_request_spec_decode_metrics", "summary")
@@ -215,6 +217,14 @@ def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> 
         args.setdefault("max_num_batched_tokens", step)
     args.setdefault("scheduling_policy", "priority")
     args.setdefault("long_prefill_token_threshold_adaptive", True)
+
+
+def measures_share(plan: EnginePlan) -> bool:
+    """Return whether a prompt's share of a step follows the steps' times: on a GPU, unless it is set."""
+    from vllm.platforms import current_platform
+
+    given = "long_prefill_token_threshold" in plan.settings.engine.extra
+    return not given and not current_platform.is_cpu()
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:

@@ -34,7 +34,7 @@ from baton.protos.worker_pb2 import Failed
 from baton.scheduler.prefixes.log import Change
 from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine import cache_events
-from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
+from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of, measures_share
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import EngineFailed, RankLost, RequestRefused
 from baton.services.engine.grammars.engine import EngineGrammars
@@ -130,6 +130,7 @@ class EngineHost:
         self._connector: Any = None
         self._grammars: EngineGrammars | None = None
         self._woken = False  # by each load that ends
+        self._steps_left = 1  # until it waits for a message, unless one brings something
         self._draft_length: draft_length.DraftLengthSeam | None = None
         self._first_drafts: first_drafts.FirstDrafts | None = None
         self._giving_way: giving_way.GivingWay | None = None
@@ -241,7 +242,7 @@ class EngineHost:
             spec = self._plan.settings.engine.speculative_config
             self._draft_length = draft_length.install(self._engine, spec)
             self._first_drafts = first_drafts.install(self._engine, spec)
-            self._giving_way = giving_way.install(self._engine)
+            self._giving_way = giving_way.install(self._engine, measured_share=measures_share(self._plan))
             self._cache_events = cache_events.install(self._engine)
             self._failed_step = failed_step.install(self._engine)  # last, so that it wraps the other patches
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
@@ -268,15 +269,17 @@ class EngineHost:
     def _step_until_stopped(self) -> None:
         engine = self._engine
         scheduler = engine.scheduler
-        executed, poll_s = True, _POLL_S
+        poll_s = _POLL_S
+        # With several steps in flight, a step's results come with a later step, which must not wait.
+        burst = engine.batch_queue_size if engine.batch_queue is not None else 1
+        self._steps_left = burst
         while True:
-            if not scheduler.has_requests() and not engine.batch_queue:
-                if not self._take(block=True, timeout=None):
-                    return
-            elif not self._take(block=not executed, timeout=poll_s):
+            idle = not scheduler.has_requests() and not engine.batch_queue
+            if not self._take(idle or not self._steps_left, None if idle else poll_s, burst):
                 return
             if scheduler.has_requests() or engine.batch_queue:
                 executed = self._step(engine)
+                self._steps_left = burst if executed else self._steps_left - 1
                 poll_s = _POLL_S if executed else min(poll_s * _POLL_GROWTH, self._poll_most_s())
 
     def _poll_most_s(self) -> float:
@@ -287,7 +290,7 @@ class EngineHost:
             else _POLL_MOST_S
         )
 
-    def _take(self, block: bool, timeout: float | None) -> bool:
+    def _take(self, block: bool, timeout: float | None, burst: int) -> bool:
         """Run the messages that are there; wait for the first one with `block`. Return whether to go on."""
         try:
             message = self._messages.get(block, timeout)
@@ -295,8 +298,10 @@ class EngineHost:
                 if message is None:
                     return False
                 message()
+                self._steps_left = burst
                 message = self._messages.get_nowait()
         except queue.Empty:
+            self._steps_left = self._steps_left or burst
             return True
 
     def _add(self, request: Any) -> None:

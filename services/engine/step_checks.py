@@ -160,9 +160,13 @@ def _sizes_of_v2(params: Any) -> Iterator[str]:
 
 
 def _beside_drafts(params: Any, limits: StepLimits) -> Iterator[str]:
-    for name, value in (("min_p", params.min_p), ("logit_bias", params.logit_bias)):
-        if value:
-            yield f"{name} cannot be combined with speculative decoding on this platform"
+    if not limits.runner_v2:  # V2 applies both to the logits of drafts, too
+        for name, value in (("min_p", params.min_p), ("logit_bias", params.logit_bias)):
+            if value:
+                yield (
+                    f"{name} cannot be combined with speculative decoding on this platform (vLLM's model "
+                    "runner V1 would not apply it to drafts)"
+                )
     if params.logprob_token_ids and limits.runner_v2:
         yield (
             "logprob_token_ids cannot be combined with speculative decoding on this platform (vLLM's model "

@@ -7,7 +7,8 @@ prompts, as its KV is handed over too.
 vLLM looks the number up by the number of requests in the step, in a list that it builds from
 num_speculative_tokens_per_batch_size: our objects take the list's place.
 
-Leans on: vllm.v1.core.sched.scheduler.Scheduler (dynamic_sd_lookup, update_from_output, running), its
+Leans on: vllm.v1.core.sched.scheduler.Scheduler (dynamic_sd_lookup, update_from_output, running,
+scheduler_config.async_scheduling), its
 requests (max_tokens, num_output_tokens), its SchedulerOutput (num_scheduled_tokens,
 total_num_scheduled_tokens, scheduled_spec_decode_tokens, scheduled_new_reqs, num_spec_tokens_to_schedule),
 ModelRunnerOutput (req_id_to_index, sampled_token_ids),
@@ -64,6 +65,8 @@ class DraftLengthSeam:
         self._handed: list[tuple[int, int]] = []  # of that step: tokens drafted elsewhere, and accepted
         self._before: Set[str] = frozenset()  # requests of the step before it
         self._asked = 0  # tokens to draft in the step before it
+        # With asynchronous scheduling the next step has been scheduled when a step's results come.
+        self._ahead = bool(scheduler.scheduler_config.async_scheduling)
         self._chosen = 0  # the same in the step that is scheduled; 0 where no choice is asked for
         scheduler.dynamic_sd_lookup = self
         replace(scheduler, "update_from_output", self._noting, UPDATE_FROM_OUTPUT)
@@ -98,8 +101,9 @@ class DraftLengthSeam:
                 accepted=self._none if stats is None else self._own(stats.num_accepted_tokens_per_pos, 1),
             )
         )
-        # What a step drafts for handoffs alone is not verified here.
-        self._before, self._asked, self._chosen = requests, self._chosen, 0
+        # What a step drafts for handoffs alone is not verified here. Asynchronous steps do not do so.
+        asked = output.num_spec_tokens_to_schedule if self._ahead else self._chosen
+        self._before, self._asked, self._chosen = requests, asked, 0
 
     def _own(self, by_position: Sequence[int], which: int) -> Sequence[int]:
         """Leave out what came with handoffs: it was not drafted here, nor for as many tokens."""
@@ -129,6 +133,18 @@ def _handed(scheduler_output: Any, model_runner_output: Any) -> list[tuple[int, 
             accepted = len(model_runner_output.sampled_token_ids[row]) - 1
             found.append((len(drafts), accepted))
     return found
+
+
+def lengths_by_batch(limit: int, max_num_seqs: int, *, adaptive: bool) -> list[tuple[int, int, int]]:
+    """Return vLLM's list of how many tokens are drafted at which batch sizes: (from, to, tokens).
+
+    Model runner V2 captures full CUDA graphs for the numbers in the list alone, so those that may be chosen
+    are there. The scheduler does not draft by it (DraftLengthSeam). By vLLM's sizes, 64 requests with up to 5
+    tokens have 187 graphs instead of 41, and 69 % of all pairs of batch size and length have one instead of
+    17 %; in batches of up to 4 all lengths have one.
+    """
+    others = range(min(limit, max_num_seqs - 1)) if adaptive else range(0)
+    return [*((1 + k, 1 + k, k) for k in others), (1 + len(others), max_num_seqs, limit)]
 
 
 def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | None:

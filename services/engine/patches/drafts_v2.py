@@ -51,6 +51,7 @@ import torch
 
 from baton.kernels.ngram_match import new_workspace, ngram_match
 from baton.services.decode.proposers.hybrid import model_steps, ngram_sizes
+from baton.services.engine.patches.draft_length import lengths_by_batch
 from baton.services.engine.patches.replace import check, replace
 from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
@@ -115,7 +116,7 @@ def _hybrid(
         )
     _move_sequences(req_states)
     steps = model_steps(spec)
-    _capture_for(speculator, vllm_config, steps)
+    _capture_for(speculator, vllm_config, steps, adaptive=spec.adaptive)
     first, then = ngram_sizes(spec)
     return Matching(
         req_states,
@@ -136,14 +137,16 @@ def _move_sequences(req_states: Any) -> None:
     req_states.all_token_ids = StagedWriteTensor(shape, dtype=torch.int32, device=req_states.device)
 
 
-def _capture_for(speculator: Any, vllm_config: Any, steps: int) -> None:
+def _capture_for(speculator: Any, vllm_config: Any, steps: int, *, adaptive: bool) -> None:
     """Let a graph of all the draft model's passes be captured for its own tokens, not for all drafts."""
     narrow = copy.copy(vllm_config)
     narrow.speculative_config = copy.copy(vllm_config.speculative_config)
     narrow.speculative_config.num_speculative_tokens = steps
     if narrow.speculative_config.num_speculative_tokens_per_batch_size is not None:
         most = vllm_config.scheduler_config.max_num_seqs
-        narrow.speculative_config.num_speculative_tokens_per_batch_size = [(1, most, steps)]
+        narrow.speculative_config.num_speculative_tokens_per_batch_size = lengths_by_batch(
+            steps, most, adaptive=adaptive
+        )
     original = speculator.init_cudagraph_manager
 
     def init_cudagraph_manager(cudagraph_mode: Any) -> None:

@@ -44,8 +44,9 @@ logger = logging.getLogger(__name__)
 PROBE_STEPS, PROBE_S = 64, 30.0
 SHAPES = 16  # most requests of a failed step that the log describes
 _STICKY = (
-    *("cuda error", "cuda runtime", "cublas", "cudnn", "nccl", "hip error", "device-side assert"),
-    *("out of memory", "illegal memory access", "accelerator"),
+    *("cuda error", "cuda runtime", "cuda driver", "triton error", "nccl", "hip error", "device-side assert"),
+    *("cublas", "cudnn", "cusolver", "cusparse", "cufft", "curand"),
+    *("out of memory", "illegal memory access", "misaligned address", "launch failure", "accelerator"),
 )
 
 

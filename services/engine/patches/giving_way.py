@@ -14,7 +14,7 @@ A request's class hangs on it as `standing`. Where all are of one class, a step 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; running, of which a step may leave out any;
 waiting, kv_holding_waiting, deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs,
 max_num_scheduled_tokens, num_spec_tokens, requests, scheduler_config.enable_chunked_prefill, block_size,
-kv_cache_config.kv_cache_groups,
+kv_cache_config.kv_cache_groups, scheduler_config.long_prefill_token_threshold (read in each step),
 kv_cache_manager.block_pool.get_num_free_blocks, _pause_state, _preempt_request, _request_blocks_can_be_freed,
 requires_kv_delivery), PauseState.PAUSED_NEW (admits only what holds KV), vllm.v1.request.Request
 (is_prefill_chunk, num_tokens, num_tokens_with_spec, num_computed_tokens, num_output_placeholders,
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ from baton.services.decode.step_share import STANDARD, Contest, Standing, StepSh
 from baton.services.engine.patches import accepted_states
 from baton.services.engine.patches.awaited_loads import AwaitedLoads
 from baton.services.engine.patches.replace import replace
+from baton.services.prefill.prompt_share import PromptShare
 from baton.services.prefill.step_length import LATELY_S, StepLength
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,15 @@ class _Step:
     prompts: int = 0  # of them: in prompts
 
 
+@dataclass(frozen=True, slots=True)
+class _Scheduled:
+    """A step whose results are awaited."""
+
+    step: _Step | None  # None: nobody gives way in it
+    tokens: int
+    prompts: bool  # it computes prompts, as it has more tokens than requests that decode take
+
+
 @dataclass
 class Yielded:
     """Counts since the last look."""
@@ -78,10 +89,13 @@ class Yielded:
 class GivingWay:
     """The seam in a loaded engine's scheduler. For the engine's thread."""
 
-    def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, awaits_loads: bool = True) -> None:
+    def __init__(
+        self, scheduler: Any, *, rows_may_miss: bool = True, awaits_loads: bool = True, ahead: int = 0
+    ) -> None:
         """Decide from now on who takes part in a step; who decodes only with `rows_may_miss`.
 
-        awaits_loads: steps of those that give way may wait for the KV of one that goes first.
+        awaits_loads: steps of those that give way may wait for the KV of one that goes first. ahead: steps
+        that are scheduled before a step's results come.
         """
         from vllm.v1.core.sched.interface import PauseState
 
@@ -92,19 +106,30 @@ class GivingWay:
         self._length = StepLength(scheduler.max_num_scheduled_tokens)
         self._first, self._first_at = STANDARD, -LATELY_S  # who went first of late; time.monotonic
         self._counts = Yielded()
-        self._step: _Step | None = None
+        self._step: _Step | None = None  # the step that is scheduled, where somebody gives way in it
+        self._ahead = ahead
+        self._flying: deque[_Scheduled] = deque(maxlen=1 + ahead)
+        self._scheduled = False  # a step, since the last look
+        self._leaving: list[Any] = []  # left out of a step, to be preempted in the next one
+        self._prompt_share: PromptShare | None = None
         self._awaits_loads = rows_may_miss and awaits_loads
         self._loads = AwaitedLoads(scheduler, lambda request: standing_of(request).priority)
-        self._tokens = 0  # of the last step
         self._idle = False  # nothing was scheduled beside those that were left out: leave out none
         replace(scheduler, "schedule", self._wrap, ("throttle_prefills",))
 
     def observe(self, seconds: float) -> None:
         """Take note of a step's time. Called after every step."""
-        step, self._step = self._step, None
-        if not (total := self._tokens):
+        scheduled, self._scheduled = self._scheduled, False
+        if not self._flying or (scheduled and len(self._flying) <= self._ahead):
+            return  # no step has ended
+        ended = self._flying.popleft()
+        step, total = ended.step, ended.tokens
+        if not total:
             return
         self._loads.observe(seconds)
+        if self._prompt_share is not None and ended.prompts:
+            self._prompt_share.observe(total, seconds)
+            self._scheduler.scheduler_config.long_prefill_token_threshold = self._prompt_share.tokens
         if step is None:
             return
         if step.most_tokens is not None and self._first.ttft_s:
@@ -121,8 +146,13 @@ class GivingWay:
         )
 
     def step_failed(self) -> None:
-        """Forget the last step, which raised."""
-        self._step, self._tokens = None, 0
+        """Forget the last steps, of which one raised."""
+        self._flying.clear()
+        self._scheduled = False
+
+    def measure_share(self, share: PromptShare) -> None:
+        """Give a prompt, beside others, the share of a step that the steps' times call for."""
+        self._prompt_share = share
 
     def take_counts(self) -> Yielded:
         """Return what was counted since the last call."""
@@ -131,8 +161,12 @@ class GivingWay:
 
     def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         def giving_way(throttle_prefills: bool = False) -> Any:
+            self._step = None
             output = self._divided(lambda: schedule(throttle_prefills))
-            self._tokens = output.total_num_scheduled_tokens
+            total = output.total_num_scheduled_tokens
+            rows = len(output.num_scheduled_tokens) * (1 + self._scheduler.num_spec_tokens)
+            self._flying.append(_Scheduled(self._step, total, prompts=total > rows))
+            self._scheduled = True
             return output
 
         return giving_way
@@ -166,7 +200,7 @@ class GivingWay:
             scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens = slots, tokens
             self._put_back(step)
         self._counts.held += len(left_out)
-        self._idle = not step.output.total_num_scheduled_tokens
+        self._idle = not step.output.total_num_scheduled_tokens and not self._leaving
         self._count(step)
         self._step = step
         return step.output
@@ -198,7 +232,7 @@ class GivingWay:
     def _contested(self) -> _Step | None:
         """Return how to share a step in which somebody gives way; None where all may take part."""
         scheduler, idle = self._scheduler, self._idle
-        self._idle = False
+        self._idle, self._leaving = False, []
         waits = self._next()
         wanting = scheduler.running if waits is None else [*scheduler.running, waits]
         if not wanting or idle:
@@ -233,6 +267,7 @@ class GivingWay:
         # A chunk of a prompt would take the tokens of one that waits with its KV.
         prefills = self._share.may_prefill and not decodes
         step = self._choose(best, contest, lower, waits if newcomer is None else None, prefills)
+        step.held += [one for one in self._leaving if one not in step.held]
         step.new = step.new and (newcomer is not None or not preempted)
         if decodes or (newcomer is not None and not step.prefills):
             step.most_new = self._first_in_line(best)
@@ -326,7 +361,8 @@ class GivingWay:
     def _make_room(self, best: int, newcomer: Any) -> int | None:
         """Preempt as many as those that go first need slots and KV. Return their number.
 
-        None where that does not suffice: then vLLM has to choose among all.
+        None where that does not suffice: then vLLM has to choose among all. `_leaving` is who can only be
+        preempted after the next step.
         """
         scheduler = self._scheduler
         pool, block, most = (
@@ -342,9 +378,9 @@ class GivingWay:
         # Each may begin a block, and one more with its drafts.
         wanted = groups * (-(-tokens // block) + 2 * len(first) + 1)
         slot = newcomer is not None and len(scheduler.running) >= scheduler.max_num_active_reqs
-        victims = sorted(
-            one for one in scheduler.running if self._may_preempt(one, best, newcomer)
-        )  # the last in the queue's order goes first
+        allowed = sorted(one for one in scheduler.running if self._may_preempt(one, best, newcomer))
+        # The last in the queue's order goes first.
+        victims = [one for one in allowed if scheduler._request_blocks_can_be_freed(one)]
         preempted = 0
         while victims and (slot or pool.get_num_free_blocks() < wanted):
             victim, slot = victims.pop(), False
@@ -352,7 +388,11 @@ class GivingWay:
             scheduler._preempt_request(victim, time.monotonic(), scheduler.requires_kv_delivery)
             preempted += 1
         self._counts.preempted += preempted
-        return preempted if pool.get_num_free_blocks() >= wanted else None
+        lacks = pool.get_num_free_blocks() < wanted
+        if (slot or lacks) and self._rows_may_miss:
+            # A step in flight may write to its blocks. Left out of the next one, it can be preempted then.
+            self._leaving = [one for one in allowed if one in scheduler.running][-1:]
+        return None if lacks and not self._leaving else preempted
 
     def _may_preempt(self, one: Any, best: int, newcomer: Any) -> bool:
         standing = standing_of(one)
@@ -364,12 +404,14 @@ class GivingWay:
             and standing.priority > best
             and one.num_preemptions < MOST_PREEMPTIONS
             and (newcomer is None or newcomer < one)
-            and self._scheduler._request_blocks_can_be_freed(one)
         )
 
 
-def install(engine: Any) -> GivingWay | None:
-    """Have requests of a loaded engine give way from now on; None where vLLM does not order by priority."""
+def install(engine: Any, *, measured_share: bool = False) -> GivingWay | None:
+    """Have requests of a loaded engine give way from now on; None where vLLM does not order by priority.
+
+    measured_share: a prompt's share of a step follows the steps' times.
+    """
     from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
     if engine.scheduler.policy != SchedulingPolicy.PRIORITY:
@@ -381,4 +423,9 @@ def install(engine: Any) -> GivingWay | None:
             "with a prefix cache, asynchronous scheduling or model runner V2"
         )
     # With asynchronous scheduling a step runs while the next one is scheduled: a wait would come too late.
-    return GivingWay(engine.scheduler, rows_may_miss=may_miss, awaits_loads=engine.batch_queue is None)
+    ahead = engine.batch_queue_size - 1 if engine.batch_queue is not None else 0
+    seam = GivingWay(engine.scheduler, rows_may_miss=may_miss, awaits_loads=not ahead, ahead=ahead)
+    if measured_share:
+        config = engine.vllm_config.scheduler_config
+        seam.measure_share(PromptShare(config.long_prefill_token_threshold, config.max_num_batched_tokens))
+    return seam

@@ -7,8 +7,8 @@
   and so refuses them under speculation. Without drafts there is only that token.
 
 Greedy requests with a seed keep their drafts: they draw nothing. Only on CPU, where model runner V1 without
-asynchronous scheduling takes a list of drafts a request; elsewhere seeds stay as vLLM has them, and
-services/engine/requests.py refuses the two others.
+asynchronous scheduling takes a list of drafts a request. Elsewhere seeds stay as vLLM has them. Model runner
+V2 applies the two others to all logits that verify drafts; V1 on a GPU refuses them (step_checks.py).
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner.propose_draft_token_ids (gives a list, or a tensor
 [requests, drafts], which its caller also takes as lists), build_logitsprocs as imported there,

@@ -6,15 +6,15 @@ are needed. V2 copies all logits to float32 as soon as one request has a tempera
 where something changes single logits.
 
 Left to vLLM: watermarks, synthetic acceptance, log-probabilities of processed logits and sampling masks,
-which need what is never computed here. None of this has run on a GPU: tests check that the symbols are the
-expected ones.
+which need what is never computed here. The kernels are compiled when the model has been loaded.
 
 Leans on: vllm.v1.worker.gpu.model_runner.GPUModelRunner (`load_model` makes `sampler` and
-`rejection_sampler`); vllm.v1.worker.gpu.spec_decode.rejection_sampler.RejectionSampler (`_verify` and its
-parameters: logits [N, V], draft_logits [slots, steps, V], verify_draft_sampled [N]: at each row the token
-that was fed in there, the drafts behind their request's first; cu_num_logits [R + 1]; gives processed logits,
-tokens [R, steps + 1] int64 and how many, int32; watermark_key, synthetic_conditional_rates,
-num_speculative_steps); vllm.v1.worker.gpu.sample.sampler.Sampler (logits_processors, thinking_budget_state,
+`rejection_sampler`; device, dtype, vocab_size, speculator.draft_logits);
+vllm.v1.worker.gpu.spec_decode.rejection_sampler.RejectionSampler (`_verify` and its parameters: logits
+[N, V], draft_logits [slots, steps, V], verify_draft_sampled [N]: at each row the token that was fed in there,
+the drafts behind their request's first; cu_num_logits [R + 1]; gives processed logits, tokens [R, steps + 1]
+int64 and how many, int32; watermark_key, synthetic_conditional_rates, num_speculative_steps);
+vllm.v1.worker.gpu.sample.sampler.Sampler (logits_processors, thinking_budget_state,
 sampling_states, logprobs_mode, return_sampling_mask); sample.states.SamplingStates (temperature, top_k,
 top_p, min_p, seeds: `.gpu` and `.np`, by slot); sample.logits_processor.interface.LogitsContext;
 sample.{penalties.PenaltiesState.use_penalty, logit_bias.LogitBiasState.use_logit_bias,
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.kernels.verify import DraftedTokens, Method, Sampling, verify
+from baton.kernels.verify import DraftedTokens, Method, Sampling, Verified, verify
 from baton.services.engine.patches import verify_v1
 from baton.services.engine.patches.replace import replace
 
@@ -67,20 +67,20 @@ def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(self, *args, **kwargs)
         method = verify_v1.method_of(self.vllm_config)
-        if method is not None and self.rejection_sampler is not None:
-            seat(self.rejection_sampler, method)
+        if method is not None and self.rejection_sampler is not None and seat(self.rejection_sampler, method):
+            compile_kernels(self, method)
         return done
 
     return load_model
 
 
-def seat(shipped: Any, method: Method) -> None:
-    """Have this RejectionSampler verify with our kernel, unless it does more than the kernel can."""
+def seat(shipped: Any, method: Method) -> bool:
+    """Have this RejectionSampler verify with our kernel, unless it does more than that; return whether."""
     from vllm.config.model import PROCESSED_LOGPROBS_MODES
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
     if type(shipped) is not RejectionSampler:
-        return  # a model's own
+        return False  # a model's own
     check_symbols()
     sampler = shipped.sampler
     if (
@@ -90,6 +90,8 @@ def seat(shipped: Any, method: Method) -> None:
         and sampler.logprobs_mode not in PROCESSED_LOGPROBS_MODES
     ):
         shipped._verify = functools.partial(_verify, shipped, method)
+        return True
+    return False
 
 
 def _verify(  # noqa: PLR0917 (as vLLM calls it)
@@ -125,34 +127,64 @@ def _verify(  # noqa: PLR0917 (as vLLM calls it)
         for processor in sampler.logits_processors:
             processed = processor.apply(processed, context)
         sampler.thinking_budget_state.apply(processed, context)
-    if draft_logits is not None:  # a target's vocabulary may be padded further than its drafter's
-        width = min(processed.shape[1], draft_logits.shape[2])
-        processed, draft_logits = processed[:, :width], draft_logits[:, :, :width]
-    found = verify(
-        processed,
-        DraftedTokens(
-            verify_draft_sampled, cu_num_logits[1:], shipped.num_speculative_steps, logits=draft_logits
-        ),
-        _sampling(sampler.sampling_states, idx_mapping, idx_mapping_np),
-        method=method,
-        positions=pos,
+    states = sampler.sampling_states
+    filtered = any(bool(np.any(one.np[idx_mapping_np] != neutral)) for one, neutral in _filters(states))
+    found = _run(
+        (shipped, method),
+        (processed, draft_logits),
+        (verify_draft_sampled, cu_num_logits, pos),
+        _sampling(states, idx_mapping, filtered=filtered),
     )
     return processed, found.tokens.long(), found.counts
 
 
-def _sampling(states: Any, slots: torch.Tensor, slots_np: Any) -> Sampling:
-    # A filter that no request has is left out, so that its kernels are not launched.
-    def where(one: Any, neutral: float) -> torch.Tensor | None:
-        needed: torch.Tensor | None = one.gpu if bool(np.any(one.np[slots_np] != neutral)) else None
-        return needed
+def _run(
+    by: tuple[Any, Method],
+    logits: tuple[torch.Tensor, torch.Tensor | None],
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    sampling: Sampling,
+) -> Verified:
+    """Verify by a RejectionSampler's method: the target's and the drafter's logits, and the rows fed in."""
+    (shipped, method), (target, drafter), (tokens, ends, positions) = by, logits, rows
+    if drafter is not None:  # a target's vocabulary may be padded further than its drafter's
+        width = min(target.shape[1], drafter.shape[2])
+        target, drafter = target[:, :width], drafter[:, :, :width]
+    drafts = DraftedTokens(tokens, ends[1:], shipped.num_speculative_steps, logits=drafter)
+    return verify(target, drafts, sampling, method=method, positions=positions)
 
+
+def compile_kernels(runner: Any, method: Method) -> None:
+    """Verify one request's drafts in each way that a step may, to no effect: no request shall wait for it.
+
+    vLLM's own warm-up does so where it compiles anything, but not in all of these ways.
+    """
+    shipped, device = runner.rejection_sampler, runner.device
+    count = shipped.num_speculative_steps + 1
+    tokens = torch.zeros(count, dtype=torch.int32, device=device)
+    ends = torch.tensor([0, count], dtype=torch.int32, device=device)
+    positions = torch.arange(count, device=device)
+    slots = torch.zeros(1, dtype=torch.int64, device=device)
+    drafter = getattr(runner.speculator, "draft_logits", None)
+    for dtype in dict.fromkeys((runner.dtype, torch.float32)):  # as the model makes them, and processed
+        target = torch.zeros(count, runner.vocab_size, dtype=dtype, device=device)
+        for filtered in (False, True):
+            sampling = _sampling(shipped.sampler.sampling_states, slots, filtered=filtered)
+            _run((shipped, method), (target, drafter), (tokens, ends, positions), sampling)
+
+
+def _filters(states: Any) -> tuple[tuple[Any, float], ...]:
+    """Return the filters, and the value with which each keeps all tokens."""
+    return (states.top_k, states.vocab_size), (states.top_p, 1.0), (states.min_p, 0.0)
+
+
+def _sampling(states: Any, slots: torch.Tensor, *, filtered: bool) -> Sampling:
+    """Return the settings of these slots. Without `filtered` the filters' kernels are not launched.
+
+    All filters or none: each combination would be compiled anew.
+    """
+    top_k, top_p, min_p = (one.gpu if filtered else None for one, _ in _filters(states))
     return Sampling(
-        states.temperature.gpu,
-        states.seeds.gpu,
-        top_k=where(states.top_k, states.vocab_size),
-        top_p=where(states.top_p, 1.0),
-        min_p=where(states.min_p, 0.0),
-        slots=slots,
+        states.temperature.gpu, states.seeds.gpu, top_k=top_k, top_p=top_p, min_p=min_p, slots=slots
     )
 
 

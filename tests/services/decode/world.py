@@ -26,6 +26,7 @@ class World:
     found: float = 1.0  # share of rows in which something is drafted at all
     noise: float = 0.05
     hiccups: float = 0.003  # share of steps that take 50 ms more
+    compiles: float = 0.0  # the first step of each kind takes so much more
     matching: bool = False  # no draft model
     slow: float = 1.0  # what everything takes, times
     jump: float = 0.0  # each limit's step takes up to so much more or less than the costs add up to
@@ -37,6 +38,7 @@ class World:
         self._draw = random.Random(self.seed)
         self._before: tuple[int, int] = (0, 0)  # requests, limit
         self._pace = 0.0
+        self._compiled: set[tuple[int, int]] = set()  # numbers of drafted and of verified tokens
 
     def seconds(self, requests: int, tokens: float, limit: int, verified: int) -> float:
         passes = 0 if self.matching else limit
@@ -88,6 +90,8 @@ class World:
             self._pace += math.sqrt(2 / _WANDERS) * self._draw.gauss(0.0, self.drift) - self._pace / _WANDERS
             measured = seconds * math.exp(self._pace) * max(0.5, self._draw.gauss(1.0, self.noise))
             measured += 0.05 * (self._draw.random() < self.hiccups)
+            measured += self.compiles * ((limit, asked) not in self._compiled)
+            self._compiled.add((limit, asked))
             chooser.observe(DraftStep(requests, tokens, limit, measured, rows, asked, drafted, accepted))
             self._before = requests, limit
             self.limits.append(limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from baton.handoff.params import load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
-from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill
+from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill, queue_batches
 from harness.poison import baton_poison, dose
 from tests.handoff import checkpoints
 
@@ -205,6 +206,25 @@ def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manife
     return run(engine)
 
 
+def test_a_step_that_fails_behind_a_later_one_keeps_no_room(engine: EngineProcess) -> None:
+    """With two steps in flight, the later one has begun when the earlier one's failure is seen."""
+    before = engine.call(blocks)
+    engine.call(queue_batches, 2)
+    try:
+        found = engine.call(save_in_two_steps)
+    finally:
+        engine.call(queue_batches, 1)
+    assert ["sample" in seen for seen in found.seen] == [True]
+    assert engine.call(settled, before) == before, "blocks, saves and staging are free again"
+
+
+def save_in_two_steps(engine: Engine) -> Failures:
+    engine.core.failed._outputs = deque(maxlen=3)
+    poison(engine, "saved-first", prompt_of("saved-first", 100), dose("alone", "sample"), save_params(1))
+    engine.add("saved-next", prompt_of("saved-next", 100), TOKENS, save_params(1))
+    return run(engine)
+
+
 def test_an_engine_that_cannot_answer_ends(engine: EngineProcess) -> None:
     assert engine.call(broken) == "the device is gone"
 
@@ -231,6 +251,9 @@ def broken(engine: Engine) -> str:
     "error",
     [
         RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("Triton Error [CUDA]: misaligned address"),
+        RuntimeError("CUDA driver error: unspecified launch failure"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED"),
         MemoryError(),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: out of memory"),
     ],

@@ -36,6 +36,7 @@ with warnings.catch_warnings():
 
 VOCABULARY = 8192
 V1, V2 = StepLimits(VOCABULARY), StepLimits(VOCABULARY, runner_v2=True)
+V1_DRAFTING = StepLimits(VOCABULARY, drafts_always=True)
 V2_DRAFTING = StepLimits(VOCABULARY, runner_v2=True, drafts_always=True)
 FAST_PREFILL = StepLimits(VOCABULARY, prompt_logprobs=False)
 
@@ -69,8 +70,8 @@ REFUSED: list[tuple[dict[str, Any], StepLimits, str]] = [
     ({"prompt_logprob_token_ids": np.full((7, 1), 8192)}, V2, "a token outside the model's"),
     ({"prompt_logprobs": 0}, FAST_PREFILL, "prompt_logprobs is not served with engine.extra.kv_sharing"),
     ({"max_tokens": 1 << 31}, V2, "max_tokens is 2147483648; 1073741824"),
-    ({"min_p": 0.1}, V2_DRAFTING, "min_p cannot be combined with speculative decoding"),
-    ({"logit_bias": {1: 1.0}}, V2_DRAFTING, "logit_bias cannot be combined with speculative decoding"),
+    ({"min_p": 0.1}, V1_DRAFTING, "min_p cannot be combined with speculative decoding"),
+    ({"logit_bias": {1: 1.0}}, V1_DRAFTING, "logit_bias cannot be combined with speculative decoding"),
     ({"logprob_token_ids": [1]}, V2_DRAFTING, "logprob_token_ids cannot be combined with speculative"),
 ]  # fmt: skip
 
@@ -116,6 +117,11 @@ def test_what_is_usual_passes(limits: StepLimits) -> None:
     plain = {"temperature": 1.0, "top_k": 1 << 40, "seed": -(1 << 63), "stop_token_ids": [5], "min_tokens": 2}
     repeated = RepetitionDetectionParams(64, 1, 16)
     assert not problem(params(**plain, logprobs=20, repetition_detection=repeated), 8, limits)
+
+
+@pytest.mark.parametrize("limits", [V1, V2, V2_DRAFTING])
+def test_min_p_and_logit_bias_pass_where_they_are_applied_to_drafts(limits: StepLimits) -> None:
+    assert not problem(params(min_p=0.1, logit_bias={1: 1.0}), 8, limits)
 
 
 @pytest.fixture

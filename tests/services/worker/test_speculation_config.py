@@ -47,12 +47,20 @@ def mimo() -> Path:
     return MIMO.target(MIMO.checkpoint())
 
 
-@pytest.mark.parametrize(("tokens", "limit"), [(3, 3), ("auto", 5)])
-def test_every_worker_can_draft(mimo: Path, tokens: Any, limit: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "limit", "by_batch"),
+    [
+        (3, 3, [(1, 8, 3)]),
+        ("auto", 5, [(1, 1, 0), (2, 2, 1), (3, 3, 2), (4, 4, 3), (5, 5, 4), (6, 8, 5)]),
+    ],
+)
+def test_every_worker_can_draft(
+    mimo: Path, tokens: Any, limit: int, by_batch: list[tuple[int, int, int]]
+) -> None:
     config = built(mimo, {"method": "mimo_mtp", "num_speculative_tokens": tokens})
     assert config.speculative_config.method == "mtp"
     assert config.speculative_config.num_speculative_tokens == limit
-    assert config.speculative_config.num_speculative_tokens_per_batch_size == [(1, 8, limit)]
+    assert config.speculative_config.num_speculative_tokens_per_batch_size == by_batch
     ours = config.additional_config[ADDITIONAL]["speculative"]
     assert (ours["method"], ours["num_speculative_tokens"]) == ("mtp", tokens)
 

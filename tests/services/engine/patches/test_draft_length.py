@@ -267,6 +267,11 @@ class Noting:
     def __init__(self) -> None:
         self.steps: list[DraftStep] = []
 
+    def choose(self, requests: int) -> int:
+        """Choose 0 in the first step, then 1, 2 and 3."""
+        self.chosen = getattr(self, "chosen", -requests) + 1
+        return self.chosen
+
     def observe(self, step: DraftStep) -> None:
         self.steps.append(step)
 
@@ -279,7 +284,11 @@ def test_drafts_that_came_with_a_handoff_are_no_measure_of_those_made_here() -> 
         model_runner_output.sampled_token_ids.clear()  # vLLM may cut them
         return {0: given}
 
-    scheduler = SimpleNamespace(dynamic_sd_lookup=[3], update_from_output=update_from_output)
+    scheduler = SimpleNamespace(
+        dynamic_sd_lookup=[3],
+        update_from_output=update_from_output,
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+    )
     chooser: Any = Noting()
     seam = DraftLengthSeam(scheduler, chooser)
     step = SimpleNamespace(
@@ -296,3 +305,35 @@ def test_drafts_that_came_with_a_handoff_are_no_measure_of_those_made_here() -> 
     assert list(told.drafted) == [1, 1, 1]
     assert list(told.accepted) == [1, 1, 0]
     assert told.seconds == 0.01  # a step of decodes alone
+
+
+@pytest.mark.parametrize("ahead", [0, 1], ids=["in turn", "asynchronous"])
+def test_a_step_verifies_what_the_one_before_it_was_to_draft(ahead: int) -> None:
+
+    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        del scheduler_output, model_runner_output
+        return {}
+
+    scheduler: Any = SimpleNamespace(
+        dynamic_sd_lookup=[3],
+        update_from_output=update_from_output,
+        scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
+    )
+    chooser: Any = Noting()
+    seam = DraftLengthSeam(scheduler, chooser)
+    flying: list[Any] = []
+    for _ in range(4):
+        drafts = flying[-1].num_spec_tokens_to_schedule if flying else 0
+        step = SimpleNamespace(
+            num_scheduled_tokens={"one": 1 + drafts},
+            total_num_scheduled_tokens=1 + drafts,
+            scheduled_spec_decode_tokens={"one": [7] * drafts},
+            scheduled_new_reqs=[],
+            num_spec_tokens_to_schedule=scheduler.dynamic_sd_lookup[1],
+        )
+        flying.append(step)
+        if len(flying) > ahead:
+            scheduler.update_from_output(flying[-1 - ahead], None)
+        seam.observe(0.01)
+    told = [(one.tokens - 1, one.asked, one.limit) for one in chooser.steps]
+    assert told == [(0, 0, 0), (0, 0, 1), (1, 1, 2), (2, 2, 3)][: 4 - ahead]

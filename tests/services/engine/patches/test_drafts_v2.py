@@ -18,15 +18,17 @@ from hypothesis import strategies as st
 
 from baton.kernels.ngram_match import naive
 from baton.services.engine.patches import drafts_v2, step_times
+from baton.services.engine.patches.draft_length import lengths_by_batch
 from baton.services.engine.patches.drafts_v2 import Matching
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's imports
-    from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.config import CUDAGraphMode, SpeculativeConfig, VllmConfig
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
     from vllm.v1.worker.gpu import buffer_utils, model_runner
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
     from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
     from vllm.v1.worker.gpu.states import RequestState
 
@@ -313,6 +315,37 @@ def test_graphs_are_captured_for_the_models_passes(made: Callable[[Any], Any]) -
         lookup = build_dynamic_sd_schedule_lookup(table, SLOTS, captured.num_speculative_tokens)
         assert captured.num_speculative_tokens == tokens
         assert set(lookup[1:]) == {tokens}
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("most", [64, 4, 1])
+def test_every_length_that_may_be_chosen_has_full_graphs(most: int, adaptive: bool) -> None:
+    """In vLLM's own table of what is captured: a decode step runs by its number of tokens a request."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = VllmConfig()
+        theirs.scheduler_config.max_num_seqs = most
+        theirs.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=MOST,
+            num_speculative_tokens_per_batch_size=lengths_by_batch(MOST, most, adaptive=adaptive),
+        )
+    theirs.compilation_config.cudagraph_capture_sizes = list(range(1, most * (MOST + 1) + 1))
+    theirs.compilation_config.max_cudagraph_capture_size = most * (MOST + 1)
+    manager = object.__new__(CudaGraphManager)
+    manager.vllm_config, manager.compilation_config = theirs, theirs.compilation_config
+    manager.max_num_reqs, manager.decode_query_len = most, MOST + 1
+    manager.cudagraph_mode, manager.varlen_decode = CUDAGraphMode.FULL_DECODE_ONLY, False
+    manager.lora_capture_cases, manager.ubatch_runner = [0], None
+    manager._candidates, manager._capture_descs = {}, {}
+    manager._init_candidates()
+    full = {
+        length
+        for length in range(MOST + 1)
+        if any(one.uniform_token_count == length + 1 for one in manager._candidates.get((length + 1, 0), ()))
+    }
+    chosen = range(MOST + 1) if adaptive else [MOST]
+    assert full == {length for length in chosen if length == MOST or length < most - 1}
 
 
 @pytest.mark.parametrize("timed", [False, True])

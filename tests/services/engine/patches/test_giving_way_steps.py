@@ -15,6 +15,7 @@ import torch
 from baton.services.decode.step_share import Standing
 from baton.services.engine.patches import giving_way
 from baton.services.engine.patches.giving_way import MOST_PREEMPTIONS, GivingWay
+from baton.services.prefill.prompt_share import PromptShare
 from baton.services.prefill.step_length import LATELY_S
 from tests.handoff import checkpoints
 
@@ -22,6 +23,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from vllm.engine.arg_utils import EngineArgs
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.outputs import ModelRunnerOutput
@@ -52,15 +54,28 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
+def output_of(ids: list[str], sampled: list[list[int]]) -> Any:
+    return ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={name: at for at, name in enumerate(ids)},
+        sampled_token_ids=sampled,
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+
+
 class World:
     """A scheduler, and an engine that computes whatever it is told to."""
 
-    def __init__(self, config: Any, seconds: Callable[[int], float]) -> None:
+    def __init__(
+        self, config: Any, seconds: Callable[[int], float], kind: type[Scheduler] = Scheduler, **gate: Any
+    ) -> None:
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         cache = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)])
         structured = StructuredOutputManager(config)
-        self.scheduler = Scheduler(config, cache, structured, block_size=BLOCK, hash_block_size=BLOCK)
-        self.gate = GivingWay(self.scheduler)
+        self.scheduler = kind(config, cache, structured, block_size=BLOCK, hash_block_size=BLOCK)
+        self.gate = GivingWay(self.scheduler, **gate)
         self.seconds = seconds  # of a step, by its tokens
         self.now = 0
         self.came: dict[str, int] = {}
@@ -87,15 +102,7 @@ class World:
         done = [self.scheduler.requests[name] for name in ids]
         sampled = [[7] if one.num_computed_tokens >= one.num_tokens else [] for one in done]
         self.most_preemptions = max([self.most_preemptions, *(one.num_preemptions for one in done)])
-        made = ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={name: at for at, name in enumerate(ids)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
-        self.scheduler.update_from_output(scheduled, made)
+        self.scheduler.update_from_output(scheduled, output_of(ids, sampled))
         self.gate.observe(self.seconds(scheduled.total_num_scheduled_tokens))
         for name, one in zip(ids, sampled, strict=True):
             self.tokens[name] += [self.now] * len(one)
@@ -177,3 +184,63 @@ def test_a_prompt_that_goes_first_does_not_share_its_step_with_those_that_wait_b
     assert [name.split()[0] for name in world.scheduled] == ["first"]
     world.step()
     assert [name.split()[0] for name in world.scheduled] == ["batch", "batch"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share"), [(lambda _: 0.025, STEP), (lambda tokens: 1e-3 + 1e-3 * tokens, STEP // 4)]
+)
+def test_a_long_prompt_has_the_share_that_the_steps_times_call_for(
+    config: Any, seconds: Callable[[int], float], share: int
+) -> None:
+    world = World(config, seconds)
+    world.gate.measure_share(PromptShare(STEP // 4, STEP))
+    most = 0
+    try:
+        for number in range(60):
+            if number % 4 == 0:
+                world.add(FIRST, 600 if number % 8 else 40, 6)
+            world.step()
+            if number > 40 and len(world.scheduled) > 1:
+                most = max(most, *world.scheduled.values())
+        assert config.scheduler_config.long_prefill_token_threshold == share
+    finally:
+        config.scheduler_config.long_prefill_token_threshold = STEP // 4
+    assert most > STEP // 2 if share == STEP else most <= STEP // 2
+
+
+def test_a_steps_time_is_its_own_where_the_next_one_is_scheduled_before(config: Any) -> None:
+    world, seen = World(config, lambda _: 0.0, ahead=1), list[tuple[int, float]]()
+    gate = world.gate
+    share: Any = SimpleNamespace(observe=lambda *told: seen.append(told), tokens=STEP // 4)
+    gate.measure_share(share)
+    for prompt, seconds in ((40, 0.1), (50, 0.2)):
+        world.add(FIRST, prompt, 1)
+        world.scheduler.schedule()
+        gate.observe(seconds)
+    gate.observe(0.3)  # a step that only takes results
+    gate.observe(0.4)
+    assert seen == [(40, 0.2), (STEP // 4, 0.3)]  # beside another
+
+
+def test_one_gives_its_slot_up_though_it_is_in_the_step_that_runs(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asynchronous, with a KV connector: the blocks of whoever is in a step in flight cannot be freed."""
+    world, flying = World(config, lambda _: 0.02, AsyncScheduler, awaits_loads=False, ahead=1), list[Any]()
+    scheduler = world.scheduler
+    scheduler.defer_block_free = True
+    monkeypatch.setattr(world.gate, "_is_loaded", lambda _: True)  # no part in turns for prompts
+    for _ in range(SLOTS):
+        world.add(BATCH, 8, 200)
+    came = 0
+    for number in range(40):
+        if number == 20:
+            world.add(Standing(0, 0.25), 8, 4)
+        flying.append(scheduler.schedule())
+        came = came or number * (f"first {SLOTS}" in flying[-1].num_scheduled_tokens)
+        if len(flying) > 1:
+            ended = flying.pop(0)
+            ids = list(ended.num_scheduled_tokens)
+            scheduler.update_from_output(ended, output_of(ids, [[7] for _ in ids]))
+        world.gate.observe(0.02)
+    assert 20 < came <= 24

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.kernels.verify import verify
 from baton.services.config import EngineSettings
 from baton.services.decode.proposers import validation
 from baton.services.engine.patches import named_logprobs, table, verify_v1, verify_v2
@@ -199,6 +200,62 @@ def test_v2_hands_over_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokens.tolist() == [[1, 2, 3, -1], [4, 5, -1, -1]]
     assert tokens.dtype == torch.int64
     assert counts.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["one-hot", "drawn"])
+def test_no_step_of_v2_meets_a_kernel_that_was_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, drawn: bool
+) -> None:
+    """Triton compiles anew for each argument that is there or not, and for each dtype."""
+    monkeypatch.setattr(buffer_utils, "UvaBuffer", _Host)
+    seen: list[tuple[Any, ...]] = []
+
+    def noted(logits: Any, drafts: Any, sampling: Any, *, method: Any, positions: Any) -> Any:
+        filters = (sampling.top_k, sampling.top_p, sampling.min_p)
+        arrays = (logits, *vars(drafts).values(), *vars(sampling).values(), positions)
+        kinds = [one.dtype if isinstance(one, torch.Tensor) else type(one) for one in arrays]
+        seen.append((*kinds, *(one is None for one in filters), drafts.row_ends.data_ptr() % 16, method))
+        return verify(logits, drafts, sampling, method=method, positions=positions)
+
+    monkeypatch.setattr(verify_v2, "verify", noted)
+    states = SamplingStates(8, VOCABULARY)
+    idle = SimpleNamespace(enabled=False)
+    sampler = SimpleNamespace(sampling_states=states, logits_processors=[], thinking_budget_state=idle)
+    shipped = SimpleNamespace(sampler=sampler, num_speculative_steps=2)
+    drafter = torch.zeros(8, 2, VOCABULARY) if drawn else None
+    runner = SimpleNamespace(
+        rejection_sampler=shipped,
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        vocab_size=VOCABULARY,
+        speculator=SimpleNamespace(draft_logits=drafter),
+    )
+    verify_v2.compile_kernels(runner, "standard")
+    compiled, seen[:] = set(seen), []
+    slots = torch.tensor([5, 2])
+    rows = torch.arange(6)
+    fed = rows.to(torch.int32)
+    for name, values in (("top_k", (1, 97)), ("top_p", (0.5, 1.0)), ("min_p", (0.1, 0.0))):
+        for value in values:
+            getattr(states, name).np[2] = value
+            states.apply_staged_writes()
+            for dtype in (torch.bfloat16, torch.float32):
+                verify_v2._verify(
+                    shipped,
+                    "standard",
+                    torch.zeros(6, VOCABULARY, dtype=dtype),
+                    drafter,
+                    fed,
+                    rows,
+                    torch.tensor([0, 3, 6], dtype=torch.int32),
+                    slots,
+                    slots.numpy(),
+                    slots.repeat_interleave(3),
+                    rows % 3,
+                    None,
+                    fed,
+                )
+    assert set(seen) == compiled
 
 
 class _Host:

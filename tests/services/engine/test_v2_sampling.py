@@ -1,0 +1,105 @@
+"""min_p and logit_bias with drafts on model runner V2, whose own kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from harness.support import ROOT
+
+VOCABULARY, ROWS = 64, 3  # a request with two drafts
+BIASED, LIKELY = 7, 3
+
+
+def test_they_change_the_logits_of_every_draft() -> None:
+    """In a process of its own, as Triton asks for the interpreter when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.services.engine import test_v2_sampling as it; it.check()"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def check() -> None:
+    """Apply a batch's parameters: the first request has a bias, the second min_p, the third neither."""
+    import torch
+    import triton
+    import vllm.triton_utils as found
+    from triton import language
+
+    # vLLM turns Triton off where there is no GPU.
+    patched: Any = found
+    patched.triton, patched.tl = triton, language
+    from vllm.v1.worker.gpu import buffer_utils
+
+    patched = buffer_utils
+    patched.UvaBuffer = _Host
+    import numpy as np
+    from vllm import SamplingParams
+    from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.sample.states import SamplingStates
+
+    states = SamplingStates(4, VOCABULARY)
+    slots: Any = SimpleNamespace(
+        prompt_len=SimpleNamespace(np=np.zeros(4, np.int32)), max_num_reqs=4, device=torch.device("cpu")
+    )
+    config: Any = None
+    biases = LogitBiasState(config, slots)
+    batch = np.array([2, 0, 1])  # slots of the requests
+    needed = np.zeros(4, bool)
+    for slot, params in zip(
+        batch,
+        (SamplingParams(logit_bias={BIASED: 9.0}), SamplingParams(min_p=0.5), SamplingParams()),
+        strict=True,
+    ):
+        needed[slot] = states.add_request(slot, params) | biases.add_request(slot, params)
+    states.apply_staged_writes()
+    biases.apply_staged_writes()
+    sampler: Any = SimpleNamespace(
+        needs_logits_processing=needed,
+        logits_processors=[biases],
+        thinking_budget_state=SimpleNamespace(apply=lambda *_: None),
+        sampling_states=states,
+    )
+    logits = torch.zeros(len(batch) * ROWS, VOCABULARY)
+    logits[:, LIKELY] = 5.0
+    apply: Any = Sampler.apply_sampling_params
+    got = apply(
+        sampler,
+        logits,
+        torch.from_numpy(batch.repeat(ROWS)),
+        torch.from_numpy(batch),
+        batch,
+        torch.arange(len(logits)),
+        torch.zeros(len(logits), dtype=torch.int64),
+        torch.arange(len(logits)) % ROWS,
+        np.full(len(batch), 9),
+        skip_top_k_top_p=True,
+    )
+    biased, cut, plain = got.split(ROWS)
+    assert biased[:, BIASED].tolist() == [9.0] * ROWS
+    assert biased[:, LIKELY].tolist() == [5.0] * ROWS
+    assert torch.isinf(cut).sum(1).tolist() == [VOCABULARY - 1] * ROWS
+    assert torch.equal(plain, logits[:ROWS])
+
+
+class _Host:
+    """vLLM's UvaBuffer without pinned memory, which needs an accelerator."""
+
+    def __init__(self, size: Any, dtype: Any) -> None:
+        import torch
+
+        self.cpu = torch.zeros(size, dtype=dtype)
+        self.np = self.cpu.numpy()
+
+    def uva(self, size: int) -> Any:
+        return self.cpu[:size]
