@@ -67,13 +67,15 @@ class Failure:
         """Whether the failure counts against the budget: the worker had begun.
 
         A request that kills its workers must not meet all of them; one that was only turned away does no
-        harm, and is retried until its deadline. Nor does a prefix that did not come.
+        harm, and is retried until its deadline. Nor does a prefix that did not come. An engine that says it
+        failed makes the request a suspect, which has limits of its own.
         """
-        return self.trouble not in (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX)
+        free = (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX, Trouble.ENGINE)
+        return self.trouble not in free
 
 
-# Workers that a request may lose in a row, without progress: until it is tried alone, until it is given up.
-LOSSES_BESIDE, LOSSES_IN_ALL = 2, 3
+# Workers that a request may lose in a row, without progress, until it is tried alone.
+LOSSES_BESIDE = 2
 # Tokens to generate beside other requests until a failure that the engine survived is forgotten.
 FORGET_TOKENS = 32
 
@@ -82,15 +84,17 @@ FORGET_TOKENS = 32
 class Suspicion:
     """The case against a request: engines failed under it, or workers were lost.
 
-    A suspect is tried alone. If an engine fails under it then, it is convicted. Two requests that are poison
-    only together both pass a short trial, so a request under which a second engine fails beside others runs
-    alone to its end. A failure that the engine survived is forgotten with progress: it cost little, and
-    somebody with many different requests that break steps must not make all others run alone. A lost worker
-    says little about a request, so it takes several in a row.
+    A suspect is tried alone. If an engine says then that it failed, the request is convicted. Two requests
+    that are poison only together both pass a short trial, so a request under which a second engine fails
+    beside others runs alone to its end. A failure that the engine survived is forgotten with progress: it cost
+    little, and somebody with many different requests that break steps must not make all others run alone.
+
+    A worker that is lost without a word says little about a request: it takes two in a row to make a suspect,
+    so that a request which kills its workers takes no more neighbours along, and no number of them convicts.
     """
 
     suspect: bool = False
-    ends: int = 0  # engines that ended under it, beside others
+    ends: int = 0  # engines that ended under it, or pairs of workers that were lost, beside others
     failures: int = 0  # engines that failed and went on, beside others, since the last progress
     losses: int = 0  # workers lost in a row, without progress
     convicted: bool = False
@@ -111,10 +115,11 @@ class Suspicion:
             self.suspect = True
             self.failures += not alone and failure.engine_goes_on
             self.ends += not alone and not failure.engine_goes_on
-        elif failure.trouble is Trouble.LOST:
+        elif failure.trouble is Trouble.LOST and not alone:
             self.losses += 1
-            self.suspect = self.suspect or self.losses >= LOSSES_BESIDE
-            self.convicted = alone and self.losses >= LOSSES_IN_ALL
+            if self.losses >= LOSSES_BESIDE:
+                self.suspect = True
+                self.ends += 1
 
     def passed(self) -> None:
         """Record that it has passed its trial."""

@@ -255,10 +255,6 @@ class Relay:
             self._metrics.suspect("convicted")
             self._convicts.add(state.request_id, state.engine_request, failure.message)
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
-        if state.suspicion.suspect:
-            self._abort_workers()
-            self._quarantine.note(failure, self.placement, state)
-            return
         step = next_step(
             failure,
             failures_left=self._max_attempts - state.failures,
@@ -270,6 +266,10 @@ class Relay:
                 f"(router.max_attempts): {failure.message}",
                 retry_after_s=1.0,
             )
+        if state.suspicion.suspect:
+            self._abort_workers()
+            self._quarantine.note(failure, self.placement, state)
+            return
         if step is RecoveryStep.WITHOUT_PREFIX:
             self._without_prefix()
             return

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 from vllm.v1.engine import FinishReason
 
+from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
 from baton.services.router import convicts, errors
@@ -124,14 +125,74 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
     assert len(alone(*workers)) == 1
 
 
-async def test_two_lost_workers_make_a_suspect_and_a_third_ends_it(cluster: Cluster) -> None:
-    workers = await cluster.pair(decode=4)
+async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(
+    cluster: Cluster,
+) -> None:
+    """Somebody may have killed them all: the request gets the error of any other, and may be sent again."""
+    workers = await cluster.pair(decode=5)
+    faults = deque([Fault(PHASE_DECODE, die=True)] * 4)
     for worker in workers:
-        worker.faults = deque([Fault(PHASE_DECODE, die=True)] * 2)
+        worker.faults = faults
     got = await cluster.ask(PROMPT, TOKENS)
-    assert "while it ran this request alone" in str(got.error)
-    assert len(alone(*workers)) == 1
-    assert sum(worker._server is None for worker in workers) == 3, "so many workers can one request take"
+    assert "4 workers of at most 4 failed under the request (router.max_attempts)" in str(got.error)
+    assert got.error.http_status == 503  # type: ignore[union-attr]
+    assert len(alone(*workers)) == 2, "two losses make it a suspect: it takes no neighbour along any more"
+    assert sum(worker._server is None for worker in workers) == 4, "so many workers can one request take"
+    assert cluster.count("suspects_total", end="convicted") == 0
+    right(await cluster.ask(PROMPT, TOKENS), PROMPT)
+    await cluster.settled()
+
+
+async def test_the_innocent_outlives_three_kills_in_a_row(cluster: Cluster) -> None:
+    workers = await cluster.pair(decode=4)
+    faults = deque([Fault(PHASE_DECODE, die=True)] * 3)
+    for worker in workers:
+        worker.faults = faults
+    right(await cluster.ask(PROMPT, TOKENS), PROMPT)
+    assert sum(worker._server is None for worker in workers) == 3
+    await cluster.settled()
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
+async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster, goes_on: bool) -> None:
+    workers = await cluster.pair(decode=6)
+    faults = deque([Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)] + [Fault(PHASE_DECODE, die=True)] * 9)
+    for worker in workers:
+        worker.faults = faults
+    got = await cluster.ask(PROMPT, TOKENS)
+    assert "4 workers of at most 4 failed" in str(got.error)
+    assert sum(worker._server is None for worker in workers) == 4
+    await cluster.settled()
+
+
+async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Cluster) -> None:
+    """There is one worker at a time, so all that lose it meet again on the next."""
+    workers: list[FakeWorker] = []
+
+    async def start() -> None:
+        worker = FakeWorker(f"m{len(workers)}", pb.ROLE_MIXED, step_s=0.01)
+
+        def poisoned() -> None:
+            for one in worker._running.values():
+                if one.start.request_id == "killer":
+                    one.fault = Fault(one.start.phase, die=True)
+
+        worker.before_step = poisoned
+        workers.append(await cluster.members.add(worker))
+
+    await start()
+    names = {f"q{number}": [*PROMPT, number] for number in range(4)}
+    for name, prompt in {**names, "killer": PROMPT}.items():
+        await cluster.send(name, prompt, TOKENS)
+    while not all(one.over for one in cluster.got.values()):
+        await until(lambda: workers[-1]._server is None or all(one.over for one in cluster.got.values()), "")
+        if workers[-1]._server is None:
+            await cluster.members.leave(workers[-1])
+            await start()
+    for name, prompt in names.items():
+        right(cluster.got[name], prompt)
+    assert "4 workers of at most 4 failed" in str(cluster.got["killer"].error)
+    assert len(workers) == 5, "it took four"
 
 
 async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
@@ -219,7 +280,10 @@ async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
         ([(Trouble.ENGINE, False), None], False, False, False),
         ([(Trouble.LOST, False)], False, False, False),
         ([(Trouble.LOST, False), (Trouble.LOST, False)], True, False, False),
-        ([(Trouble.LOST, False), (Trouble.LOST, False), (Trouble.LOST, True)], True, False, True),
+        ([(Trouble.LOST, False)] * 2 + [(Trouble.LOST, True)] * 5, True, False, False),
+        ([(Trouble.LOST, False)] * 2 + [(Trouble.ENGINE, True)], True, False, True),
+        ([(Trouble.LOST, False)] * 2 + [None, (Trouble.LOST, False)], False, False, False),
+        ([(Trouble.LOST, False)] * 2 + [None] + [(Trouble.LOST, False)] * 2, True, True, False),
         ([(Trouble.LOST, False), (Trouble.REFUSED, False), (Trouble.LOST, False)], True, False, False),
         ([(Trouble.ENGINE, False), (Trouble.LOST, True)], True, False, False),
         ([(Trouble.ENGINE, False), (Trouble.REFUSED, True)], True, False, False),
