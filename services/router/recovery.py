@@ -76,6 +76,10 @@ class Failure:
 
 # Workers that a request may lose in a row, without progress, until it is tried alone.
 LOSSES_BESIDE = 2
+# Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
+# others: a step that computes the prompt, and one or more that decode, with drafts. Each further failure
+# beside others makes the next trial longer by this factor.
+TRIAL_TOKENS, LONGER = 4, 4
 # Tokens to generate beside other requests until a failure that the engine survived is forgotten.
 FORGET_TOKENS = 32
 
@@ -85,12 +89,13 @@ class Suspicion:
     """The case against a request: engines failed under it, or workers were lost.
 
     A suspect is tried alone. If an engine says then that it failed, the request is convicted. Two requests
-    that are poison only together both pass a short trial, so a request under which a second engine fails
-    beside others runs alone to its end. A failure that the engine survived is forgotten with progress: it cost
-    little, and somebody with many different requests that break steps must not make all others run alone.
+    that are poison only together both pass, so each further failure beside others makes the next trial longer,
+    and a request under which two engines ended runs alone to its end. A failure that the engine survived is
+    forgotten with progress: it cost little, and somebody with many different requests that break steps must
+    not make all others run alone.
 
-    A worker that is lost without a word says little about a request: it takes two in a row to make a suspect,
-    so that a request which kills its workers takes no more neighbours along, and no number of them convicts.
+    A worker that is lost without a word says little about a request. Two in a row make it a suspect, so that it
+    takes no more neighbours along if it kills its workers. No number of them convicts it.
     """
 
     suspect: bool = False
@@ -102,7 +107,12 @@ class Suspicion:
     @property
     def to_its_end(self) -> bool:
         """Return whether it must not run beside others any more."""
-        return self.ends + self.failures > 1
+        return self.ends > 1
+
+    def trial_tokens(self, left: int) -> int:
+        """Return how many of the `left` tokens it has to generate alone."""
+        failures = self.ends + self.failures
+        return left if self.to_its_end else min(left, TRIAL_TOKENS * LONGER ** max(0, failures - 1))
 
     def note(self, failure: Failure, *, alone: bool, generated: int) -> None:
         """Record a failed attempt, after this many tokens. alone: no other request was in the engine."""
