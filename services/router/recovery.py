@@ -89,13 +89,13 @@ class Suspicion:
     """The case against a request: engines failed under it, or workers were lost.
 
     A suspect is tried alone. If an engine says then that it failed, the request is convicted. Two requests
-    that are poison only together both pass, so each further failure beside others makes the next trial longer,
-    and a request under which two engines ended runs alone to its end. A failure that the engine survived is
-    forgotten with progress: it cost little, and somebody with many different requests that break steps must
-    not make all others run alone.
+    that are poison only together both pass, so each further failure beside others makes the next trial
+    longer, and a request under which two engines ended runs alone to its end. A failure that the engine
+    survived is forgotten with progress: it cost little, and somebody with many different requests that break
+    steps must not make all others run alone.
 
-    A worker that is lost without a word says little about a request. Two in a row make it a suspect, so that it
-    takes no more neighbours along if it kills its workers. No number of them convicts it.
+    A worker that is lost without a word says little about a request. Two in a row make it a suspect, so that
+    it takes no more neighbours along if it kills its workers. No number of them convicts it.
     """
 
     suspect: bool = False
