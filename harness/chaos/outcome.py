@@ -71,6 +71,7 @@ class Outcome:
     refused_needlessly: int = 0  # the same while a worker could: these count as failed
     router_lost: int = 0  # requests of a router that was killed
     longest_pause_s: float = 0.0
+    longest_pause_of: str = ""
     longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung
     pause_limit_s: float = 0.0  # a lease and ADDED_S; a lease more for each further fault in a pause; 0: none
     full: bool = False  # requests wait for slots: what comes before the first token is no pause
@@ -132,6 +133,7 @@ class Outcome:
         began. A pause in which several struck may take a lease for each: they may have hit one request.
         """
         longest: list[float] = []
+        where: dict[float, str] = {}
         for answer, right in zip(answers, expected, strict=True):
             fate, how = judge(answer, right)
             self.requests += 1
@@ -149,11 +151,14 @@ class Outcome:
                 self.note(how)
             pauses = answer.pauses()[self.full :] if fate is Fate.RIGHT else []
             if pauses:
-                longest.append(max(end - start for start, end in pauses))
+                took_s, began = max((end - start, start) for start, end in pauses)
+                longest.append(took_s)
+                where[took_s] = f"{answer.request_id}, {began - self.began_at:.1f} s after the start"
                 without = [*uncovered, *answer.router.hung_times]
                 self._add_covered(answer, pauses, [covered_s(pause, without) for pause in pauses], struck)
         self.longest_pause_s = max([self.longest_pause_s, *longest])
         if longest:
+            self.longest_pause_of = where[max(longest)]
             self.p50_pause_s, self.p99_pause_s = percentile(longest, 0.5), percentile(longest, 0.99)
 
     def _add_covered(
@@ -192,7 +197,7 @@ class Outcome:
             f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: "
             f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while no worker could serve, "
             f"{self.refused_needlessly} needlessly, {self.router_lost} of killed routers",
-            f"  longest pause {self.longest_pause_s:.2f} s; with a worker left "
+            f"  longest pause {self.longest_pause_s:.2f} s ({self.longest_pause_of}); with a worker left "
             f"{self.longest_covered_pause_s:.2f} s, {limit if self.pause_limit_s else 'no limit'}; "
             f"p50 {self.p50_pause_s:.2f} s, p99 {self.p99_pause_s:.2f} s",
             f"  left: {leaked}; clean {self.clean_after_s:.1f} s after the end; {self.restarts} restarts",

@@ -24,7 +24,7 @@ from harness.poison import dose
 ENDS_S = 90.0  # time in which each request must have its answer
 PAUSE_S = (0.2, 1.0)  # shortest and longest pause between a client's requests
 FATAL = 3  # most requests that end their engine's process; each may end two
-PLACES = ("schedule", "execute", "forward", "sample", "update", "post")
+PLACES = ("schedule", "execute", "forward", "sample", "draft", "update", "post")
 REFUSED, BROKEN, OVER = (400, 422), (500, 422), (503, 504)
 
 Body = dict[str, Any]
@@ -50,13 +50,8 @@ def _alone(draw: random.Random) -> list[Body]:
     return [_body(draw, vllm_xargs=marks, ignore_eos=True)]
 
 
-def _draft(draw: random.Random) -> list[Body]:
-    """Return a request that breaks a step which drafts: not every step does."""
-    return [_body(draw, vllm_xargs=dose("alone", "draft", draw.choice((0, 5))), ignore_eos=True)]
-
-
 def _pair(draw: random.Random) -> list[Body]:
-    marks = dose("pair", draw.choice((*PLACES, "draft")), draw.choice((0, 1, 5, 20)))
+    marks = dose("pair", draw.choice(PLACES), draw.choice((0, 1, 5, 20)))
     return [_body(draw, vllm_xargs=marks, ignore_eos=True) for _ in range(2)]
 
 
@@ -90,7 +85,6 @@ def _many_logprobs(draw: random.Random) -> list[Body]:
 KINDS = (
     Kind("alone", _alone, BROKEN),
     Kind("alone", _alone, BROKEN),
-    Kind("draft", _draft, (200, *BROKEN)),
     Kind("pair", _pair, (200, *BROKEN)),
     Kind("token logprobs", _token_logprobs, (200, *REFUSED, *BROKEN)),
     Kind("grammar", _grammar, (200, *REFUSED, *BROKEN)),
