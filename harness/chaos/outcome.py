@@ -132,8 +132,7 @@ class Outcome:
         `uncovered`: times without a worker; a router that hangs sends nothing. `struck`: when each fault
         began. A pause in which several struck may take a lease for each: they may have hit one request.
         """
-        longest: list[float] = []
-        where: dict[float, str] = {}
+        longest: list[tuple[float, str]] = []
         for answer, right in zip(answers, expected, strict=True):
             fate, how = judge(answer, right)
             self.requests += 1
@@ -152,14 +151,14 @@ class Outcome:
             pauses = answer.pauses()[self.full :] if fate is Fate.RIGHT else []
             if pauses:
                 took_s, began = max((end - start, start) for start, end in pauses)
-                longest.append(took_s)
-                where[took_s] = f"{answer.request_id}, {began - self.began_at:.1f} s after the start"
+                when = f"{began - self.began_at:.1f} s after the start"
+                longest.append((took_s, f"{answer.request_id}, {when}"))
                 without = [*uncovered, *answer.router.hung_times]
                 self._add_covered(answer, pauses, [covered_s(pause, without) for pause in pauses], struck)
-        self.longest_pause_s = max([self.longest_pause_s, *longest])
         if longest:
-            self.longest_pause_of = where[max(longest)]
-            self.p50_pause_s, self.p99_pause_s = percentile(longest, 0.5), percentile(longest, 0.99)
+            took = [one for one, _ in longest]
+            self.longest_pause_s, self.longest_pause_of = max(longest)
+            self.p50_pause_s, self.p99_pause_s = percentile(took, 0.5), percentile(took, 0.99)
 
     def _add_covered(
         self, answer: Answer, pauses: Sequence[Span], covered: Sequence[float], struck: Sequence[float]
