@@ -71,11 +71,13 @@ class Outcome:
     refused_needlessly: int = 0  # the same while a worker could: these count as failed
     router_lost: int = 0  # requests of a router that was killed
     longest_pause_s: float = 0.0
+    longest_pause_of: str = ""
     longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung
-    pause_limit_s: float = 0.0  # a lease and ADDED_S; a lease more for each further fault in a pause
+    pause_limit_s: float = 0.0  # a lease and ADDED_S; a lease more for each further fault in a pause; 0: none
     full: bool = False  # requests wait for slots: what comes before the first token is no pause
     over_limit: int = 0  # pauses, of the covered ones
-    p99_pause_s: float = 0.0  # of the answers' longest ones
+    p50_pause_s: float = 0.0  # of the answers' longest ones
+    p99_pause_s: float = 0.0
     leaks: Leaks = field(default_factory=Leaks)
     clean_after_s: float = 0.0  # after the last answer
     restarts: int = 0
@@ -130,7 +132,7 @@ class Outcome:
         `uncovered`: times without a worker; a router that hangs sends nothing. `struck`: when each fault
         began. A pause in which several struck may take a lease for each: they may have hit one request.
         """
-        longest: list[float] = []
+        longest: list[tuple[float, str]] = []
         for answer, right in zip(answers, expected, strict=True):
             fate, how = judge(answer, right)
             self.requests += 1
@@ -148,16 +150,22 @@ class Outcome:
                 self.note(how)
             pauses = answer.pauses()[self.full :] if fate is Fate.RIGHT else []
             if pauses:
-                longest.append(max(end - start for start, end in pauses))
+                took_s, began = max((end - start, start) for start, end in pauses)
+                when = f"{began - self.began_at:.1f} s after the start"
+                longest.append((took_s, f"{answer.request_id}, {when}"))
                 without = [*uncovered, *answer.router.hung_times]
                 self._add_covered(answer, pauses, [covered_s(pause, without) for pause in pauses], struck)
-        self.longest_pause_s = max([self.longest_pause_s, *longest])
-        self.p99_pause_s = percentile(longest, 0.99) if longest else 0.0
+        if longest:
+            took = [one for one, _ in longest]
+            self.longest_pause_s, self.longest_pause_of = max(longest)
+            self.p50_pause_s, self.p99_pause_s = percentile(took, 0.5), percentile(took, 0.99)
 
     def _add_covered(
         self, answer: Answer, pauses: Sequence[Span], covered: Sequence[float], struck: Sequence[float]
     ) -> None:
         self.longest_covered_pause_s = max(self.longest_covered_pause_s, *covered)
+        if not self.pause_limit_s:
+            return
         for event, (pause, took_s) in enumerate(zip(pauses, covered, strict=True), int(self.full)):
             start, end = pause
             more = max(0, sum(start <= when <= end for when in struck) - 1)
@@ -181,17 +189,20 @@ class Outcome:
         leaked = f"{self.leaks.blocks} blocks, {self.leaks.leases} leases" + (
             f" ({self.leaks})" if self.leaks.any else ""
         )
+        limit = f"limit {self.pause_limit_s:.1f} s ({self.over_limit} over it)"
+        poison = f"{counts(self.poison)}; {self.engines_failed} processes ended with their engine"
         lines = [
             f"{self.plan}, {self.shape}, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
             f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: "
             f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while no worker could serve, "
             f"{self.refused_needlessly} needlessly, {self.router_lost} of killed routers",
-            f"  longest pause {self.longest_pause_s:.2f} s; with a worker left "
-            f"{self.longest_covered_pause_s:.2f} s, limit {self.pause_limit_s:.1f} s "
-            f"({self.over_limit} over it); p99 {self.p99_pause_s:.2f} s",
+            f"  longest pause {self.longest_pause_s:.2f} s ({self.longest_pause_of}); with a worker left "
+            f"{self.longest_covered_pause_s:.2f} s, {limit if self.pause_limit_s else 'no limit'}; "
+            f"p50 {self.p50_pause_s:.2f} s, p99 {self.p99_pause_s:.2f} s",
             f"  left: {leaked}; clean {self.clean_after_s:.1f} s after the end; {self.restarts} restarts",
             f"  faults: {counts(self.faults)}",
             f"  requests hit: {counts(self.stages)}",
+            *([f"  poison: {poison}"] if self.poison else []),
             f"  attempts that failed: {counts(self.retries)}; {self.recomputed} prompts recomputed; "
             f"{self.most_booked} requests at one decode worker at most",
             *(f"  crash: {one}" for one in self.crashes),

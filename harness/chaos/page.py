@@ -74,7 +74,7 @@ def _row(plan: dict[str, Any]) -> list[Any]:
         left["attempts"] + left["reservations"] + left["pinned"],
         f"{plan['longest_pause_s']:.2f}",
         f"{plan['longest_covered_pause_s']:.2f}",
-        f"{plan['pause_limit_s']:.1f}",
+        f"{plan['pause_limit_s']:.1f}" if plan["pause_limit_s"] else "-",
         plan["over_limit"],
         f"{plan['p99_pause_s']:.2f}",
         plan["restarts"],

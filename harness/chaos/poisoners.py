@@ -138,7 +138,8 @@ class Poisoners:
             return
         self.answers[f"{kind.name} {status}"] += 1
         if status not in (*kind.statuses, *OVER):
-            self.problems.append(f"{kind.name} {number}: HTTP {status}: {text[:200]}")
+            marks = body.get("vllm_xargs", "")
+            self.problems.append(f"{kind.name} {number} {marks}: HTTP {status}: {text[:200]}")
 
     def judge(self) -> list[str]:
         """Return the problems with the answers and with the number of engines that ended."""

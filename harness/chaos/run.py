@@ -59,7 +59,8 @@ async def _ask(
         shape.name,
         str((shape.speculation or {}).get("mtp_strategy") or (shape.speculation or {}).get("method", "none")),
         "redis" if shape.redis else "memory",
-        pause_limit_s=shape.lease_s + ADDED_S,
+        # A request waits for the trials of all that were in a failed step with it: as long as they take.
+        pause_limit_s=0.0 if plan.poison else shape.lease_s + ADDED_S,
         full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
     try:

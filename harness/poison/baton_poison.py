@@ -20,7 +20,7 @@ def register() -> None:
         return
     GPUModelRunner.poisoned = True
     _before(Scheduler, "_update_after_schedule", "schedule", _scheduled)
-    _before(GPUModelRunner, "execute_model", "execute", _new)
+    _before(GPUModelRunner, "execute_model", "execute", _executed)
     _before(GPUModelRunner, "_model_forward", "forward", _batch)
     _before(GPUModelRunner, "_sample", "sample", _batch)
     _before(GPUModelRunner, "propose_draft_token_ids", "draft", _batch)
@@ -65,10 +65,14 @@ def _scheduled(scheduler: Any, output: Any, *_: Any) -> Iterable[tuple[str, int]
             yield dose, request.num_output_tokens
 
 
-def _new(_runner: Any, output: Any, *_: Any) -> Iterable[tuple[str, int]]:
+def _executed(runner: Any, output: Any, *_: Any) -> Iterable[tuple[str, int]]:
     for one in output.scheduled_new_reqs:
         if dose := _dose(one.sampling_params):
             yield dose, 0
+    for name in output.scheduled_cached_reqs.req_ids:
+        state = runner.requests[name]
+        if dose := _dose(state.sampling_params):
+            yield dose, len(state.output_token_ids)
 
 
 def _batch(runner: Any, *_: Any) -> Iterable[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""The suspects of a router: requests under which an engine failed are tried alone, one at a time.
+"""The suspects of a router: requests under which an engine failed are tried alone, one after the other.
 
 Of suspects that come together, the one with the shortest trial goes first; a long one waits only for suspects
 that come soon after it. A router tries all its suspects on one worker while that works, so that few other
@@ -20,13 +20,14 @@ from baton.scheduler.client import Placement
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.state import RequestState
 
-# Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
-# others: a step that computes the prompt, and one or more that decode, with drafts.
-TRIAL_TOKENS = 4
 STEP_COSTS = 16  # generating one token costs as much as computing this many
 A_SECOND = 1000  # per this many tokens, suspects that come up to a second later go first
 MOST_S = 3.0  # but none that comes later than this
 KEPT_S = 30.0  # after a trial, how long its worker is used for the next one
+# After this, the next suspect goes to its worker, too, and waits there if need be: a worker lets suspects in
+# one at a time, and sends back a long one for which another waits. Some trials have not even begun by then,
+# because a grammar compiles or there is no room.
+TURN_S = 2.0
 
 _Turn = tuple[float, int, asyncio.Future[None]]
 
@@ -37,7 +38,7 @@ class Quarantine:
     def __init__(self) -> None:
         self._waiting: list[_Turn] = []  # a heap
         self._numbers = itertools.count()
-        self._busy = False
+        self._now: _Turn | None = None
         self._worker: scheduler_pb2.Worker | None = None
         self._until = 0.0  # time.monotonic
 
@@ -77,7 +78,7 @@ class Quarantine:
 
     @contextlib.asynccontextmanager
     async def turn(self, computes: int, generates: int) -> AsyncIterator[None]:
-        """Wait until no other request is tried. computes, generates: tokens of this request's trial."""
+        """Wait for a turn. computes, generates: tokens of this request's trial."""
         loop = asyncio.get_running_loop()
         size_s = min(MOST_S, (computes + STEP_COSTS * generates) / A_SECOND)
         turn = round(time.monotonic() + size_s, 1), next(self._numbers), loop.create_future()
@@ -91,15 +92,20 @@ class Quarantine:
                 self._waiting.remove(turn)
                 heapq.heapify(self._waiting)
             else:
-                self._busy = False
-                loop.call_soon(self._next)
+                loop.call_soon(self._over, turn)
 
     def _next(self) -> None:
-        if self._waiting and not self._busy:
-            self._busy = True
-            _, _, begins = heapq.heappop(self._waiting)
+        if self._waiting and self._now is None:
+            self._now = heapq.heappop(self._waiting)
+            asyncio.get_running_loop().call_later(TURN_S, self._over, self._now)
+            begins = self._now[2]
             if not begins.done():
                 begins.set_result(None)
+
+    def _over(self, turn: _Turn) -> None:
+        if self._now is turn:
+            self._now = None
+            self._next()
 
 
 def _workers(placement: Placement) -> tuple[scheduler_pb2.Worker | None, ...]:

@@ -67,13 +67,19 @@ class Failure:
         """Whether the failure counts against the budget: the worker had begun.
 
         A request that kills its workers must not meet all of them; one that was only turned away does no
-        harm, and is retried until its deadline. Nor does a prefix that did not come.
+        harm, and is retried until its deadline. Nor does a prefix that did not come. An engine that says it
+        failed makes the request a suspect, which has limits of its own.
         """
-        return self.trouble not in (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX)
+        free = (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX, Trouble.ENGINE)
+        return self.trouble not in free
 
 
-# Workers that a request may lose in a row, without progress: until it is tried alone, until it is given up.
-LOSSES_BESIDE, LOSSES_IN_ALL = 2, 3
+# Workers that a request may lose in a row, without progress, until it is tried alone.
+LOSSES_BESIDE = 2
+# Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
+# others: a step that computes the prompt, and one or more that decode, with drafts. Each further failure
+# beside others makes the next trial longer by this factor.
+TRIAL_TOKENS, LONGER = 4, 4
 # Tokens to generate beside other requests until a failure that the engine survived is forgotten.
 FORGET_TOKENS = 32
 
@@ -82,15 +88,18 @@ FORGET_TOKENS = 32
 class Suspicion:
     """The case against a request: engines failed under it, or workers were lost.
 
-    A suspect is tried alone. If an engine fails under it then, it is convicted. Two requests that are poison
-    only together both pass a short trial, so a request under which a second engine fails beside others runs
-    alone to its end. A failure that the engine survived is forgotten with progress: it cost little, and
-    somebody with many different requests that break steps must not make all others run alone. A lost worker
-    says little about a request, so it takes several in a row.
+    A suspect is tried alone. If an engine says then that it failed, the request is convicted. Two requests
+    that are poison only together both pass, so each further failure beside others makes the next trial
+    longer, and a request under which two engines ended runs alone to its end. A failure that the engine
+    survived is forgotten with progress: it cost little, and somebody with many different requests that break
+    steps must not make all others run alone.
+
+    A worker that is lost without a word says little about a request. Two in a row make it a suspect, so that
+    it takes no more neighbours along if it kills its workers. No number of them convicts it.
     """
 
     suspect: bool = False
-    ends: int = 0  # engines that ended under it, beside others
+    ends: int = 0  # engines that ended under it, or pairs of workers that were lost, beside others
     failures: int = 0  # engines that failed and went on, beside others, since the last progress
     losses: int = 0  # workers lost in a row, without progress
     convicted: bool = False
@@ -98,7 +107,12 @@ class Suspicion:
     @property
     def to_its_end(self) -> bool:
         """Return whether it must not run beside others any more."""
-        return self.ends + self.failures > 1
+        return self.ends > 1
+
+    def trial_tokens(self, left: int) -> int:
+        """Return how many of the `left` tokens it has to generate alone."""
+        failures = self.ends + self.failures
+        return left if self.to_its_end else min(left, TRIAL_TOKENS * LONGER ** max(0, failures - 1))
 
     def note(self, failure: Failure, *, alone: bool, generated: int) -> None:
         """Record a failed attempt, after this many tokens. alone: no other request was in the engine."""
@@ -111,10 +125,11 @@ class Suspicion:
             self.suspect = True
             self.failures += not alone and failure.engine_goes_on
             self.ends += not alone and not failure.engine_goes_on
-        elif failure.trouble is Trouble.LOST:
+        elif failure.trouble is Trouble.LOST and not alone:
             self.losses += 1
-            self.suspect = self.suspect or self.losses >= LOSSES_BESIDE
-            self.convicted = alone and self.losses >= LOSSES_IN_ALL
+            if self.losses >= LOSSES_BESIDE:
+                self.suspect = True
+                self.ends += 1
 
     def passed(self) -> None:
         """Record that it has passed its trial."""

@@ -38,7 +38,7 @@ from baton.services.router.pairs import Pairs
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
 from baton.services.router.prefix import Prefixes
-from baton.services.router.quarantine import TRIAL_TOKENS, Quarantine
+from baton.services.router.quarantine import Quarantine
 from baton.services.router.recovery import (
     PROGRESS_TOKENS,
     SHORT_PROMPT_TOKENS,
@@ -255,21 +255,23 @@ class Relay:
             self._metrics.suspect("convicted")
             self._convicts.add(state.request_id, state.engine_request, failure.message)
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
-        if state.suspicion.suspect:
-            self._abort_workers()
-            self._quarantine.note(failure, self.placement, state)
-            return
         step = next_step(
             failure,
             failures_left=self._max_attempts - state.failures,
             tokens_to_prefill=state.tokens_to_prefill,
         )
         if step is RecoveryStep.GIVE_UP:
-            raise AttemptsExhausted(
+            error = AttemptsExhausted(
                 f"{state.failures} workers of at most {self._max_attempts} failed under the request "
                 f"(router.max_attempts): {failure.message}",
                 retry_after_s=1.0,
             )
+            error.final = state.suspicion.suspect  # the same request may well kill the next ones
+            raise error
+        if state.suspicion.suspect:
+            self._abort_workers()
+            self._quarantine.note(failure, self.placement, state)
+            return
         if step is RecoveryStep.WITHOUT_PREFIX:
             self._without_prefix()
             return
@@ -371,7 +373,7 @@ class Relay:
         Return None once it has passed and has a new placement, or when the request is over.
         """
         state = self.state
-        tokens = state.tokens_to_generate if state.suspicion.to_its_end else TRIAL_TOKENS
+        tokens = state.suspicion.trial_tokens(state.tokens_to_generate)
         async with self._quarantine.turn(state.tokens_to_prefill, tokens):
             self._give_up = time.monotonic() + self._replace_wait_s  # its turn may have taken long
             await self._place_trial()

@@ -131,7 +131,7 @@ class Dispatcher:
         """Fail requests, so that they run elsewhere."""
         for attempt in attempts:
             self._end(attempt)
-            self._fail(attempt, Failed.CODE_DRAINING, why)
+        self._fail_all([(attempt, Failed.CODE_DRAINING, why) for attempt in attempts])
         self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
@@ -452,21 +452,34 @@ class Dispatcher:
         """Tell every router that the engine is lost, and which requests may have caused it.
 
         If a rank was lost, no request is at fault, and the end of the stream tells the routers.
-
         """
         why = self._closed_because = "this worker's engine failed"
+        failed: list[tuple[RunningAttempt, Failed.Code, str]] = []
         for attempt in self._attempts.all():
             waited = attempt.grammar is not None or self._isolation.waits(attempt)
             if waited or (running is not None and attempt.internal_id not in running):
-                self._fail(attempt, Failed.CODE_DRAINING, why)
+                failed.append((attempt, Failed.CODE_DRAINING, why))
             elif not isinstance(error, RankLost):
-                self._fail(attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}")
+                failed.append((attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}"))
             self._attempts.end(attempt)
+        self._fail_all(failed)
         if not self.failed.done():
             self.failed.set_result(error)
 
     def _fail(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        self._send(attempt.session, RunReply(failed=[failure_of(attempt, code, message)]))
+        self._fail_all([(attempt, code, message)])
+
+    def _fail_all(self, failed: Iterable[tuple[RunningAttempt, Failed.Code, str]]) -> None:
+        """Tell each router in one message.
+
+        A router that answers the first of several may never read the others: gRPC drops what a client has not
+        read yet once it writes to a stream that has ended.
+        """
+        replies: dict[int, RunReply] = {}
+        for attempt, code, message in failed:
+            reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, message))
+        for number, reply in replies.items():
+            self._send(number, reply)
 
     def _send(self, number: int, reply: RunReply) -> None:
         session = self._sessions.get(number)

@@ -51,6 +51,8 @@ STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # of a drain
 FLUSH_S = 1.0  # for the last replies to routers
+# For routers to read why their requests failed, before their streams end: gRPC drops what is read too late.
+LAST_WORDS_S = 0.2
 SERVER_GRACE_S = 1.0
 QUICK_S = 0.5  # of a heartbeat: half of it is the most that the clocks' difference is wrong by
 
@@ -215,6 +217,8 @@ class Node:
             await self._set_health(_NOT_SERVING)
             await self._drain(dispatcher, host)
         await self._flush(dispatcher)
+        if dispatcher.failed.done():
+            await asyncio.sleep(LAST_WORDS_S)
         dispatcher.hang_up()
         if dispatcher.failed.done():
             error = dispatcher.failed.result()

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 
 STREAMS, TOKENS = 8, 160
 FAILED = "its engine failed"  # in the words of `baton up`
+KILLED = "died (signal SIGKILL)"  # the same
 
 
 @pytest.fixture(scope="module")
@@ -106,4 +107,20 @@ def test_a_request_that_ends_processes_takes_two_and_uses_up_no_restart(
     assert "within 10 min" not in said(one), "no restart is counted"
     both = ("prefill", "decode")
     eventually(lambda: all(one.workers(role) for role in both), 2 * CALL_S, "both workers are back")
+    assert ask(one, [body(0)]) == expected[:1]
+
+
+def test_a_request_that_kills_processes_is_given_up_and_its_neighbours_go_on(
+    one: Deployment, expected: list[tuple[int, Any]]
+) -> None:
+    """Nobody says what killed them, so nothing is refused afterwards."""
+    before = said(one).count(KILLED)
+    kills = body(91, vllm_xargs=dose("kill", "sample", 3))
+    found = ask(one, [*map(body, range(STREAMS)), kills], delay_s=0.3)
+    assert found[:STREAMS] == expected
+    status, text = found[-1]
+    assert status == 503
+    assert "4 workers of at most 4 failed under the request (router.max_attempts)" in text
+    eventually(lambda: all(one.workers(role) for role in ("prefill", "decode")), 2 * CALL_S, "both are back")
+    assert said(one).count(KILLED) - before == 4
     assert ask(one, [body(0)]) == expected[:1]

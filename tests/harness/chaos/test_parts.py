@@ -155,6 +155,15 @@ def test_a_pause_may_take_a_lease_for_each_fault_that_struck_in_it() -> None:
     assert over(12.5, 15.0) == 0
 
 
+def test_a_plan_without_a_limit_tells_its_pauses() -> None:
+    told = Outcome("p", 1, "2P2D", "mtp", "memory", poison={"alone 500": 3}, engines_failed=2)
+    told.add([answer(RIGHT), answer(RIGHT, ended=22.0)], [RIGHT, RIGHT], [])
+    assert (told.good, told.over_limit, told.messages) == (True, 0, [])
+    assert "longest pause 10.00 s (chaos-0-0., 12.0 s after the start); with a worker left 10" in str(told)
+    assert "10.00 s, no limit; p50 10.00 s, p99 10.00 s" in str(told)
+    assert "poison: alone 500 3; 2 processes ended with their engine" in str(told)
+
+
 def idle(free: int = 99, **load: int) -> pb.Description:
     identity = pb.WorkerIdentity(worker_id="d", capacity=pb.Capacity(num_blocks=100))
     worker = pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(free_blocks=free, **load))

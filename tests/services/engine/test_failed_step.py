@@ -115,14 +115,14 @@ def settled(engine: Engine, expected: tuple[int, int, int]) -> tuple[int, int, i
     return found
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("where", "after"), [*((one, 0) for one in PLACES), ("execute", 3)])
 def test_its_requests_end_and_later_ones_are_answered_right(
-    engine: EngineProcess, source: EngineProcess, where: str
+    engine: EngineProcess, source: EngineProcess, where: str, after: int
 ) -> None:
     before = engine.call(blocks)
-    prompts = {f"{where}-{number}": prompt_of(f"{where}-{number}") for number in range(4)}
+    prompts = {name: prompt_of(name) for name in (f"{where}-{after}-{number}" for number in range(4))}
     expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
-    found, whole = engine.call(among, prompts, [dose("alone", where)])
+    found, whole = engine.call(among, prompts, [dose("alone", where, after)])
     assert [where in seen for seen in found.seen] == [True], "the poison acts once"
     (ended,) = found.ended
     assert "poison-0" in ended

@@ -21,6 +21,7 @@ from baton.services.router.recovery import (
     [
         (Trouble.LOST, 2, 10, RecoveryStep.PLACE_AGAIN),
         (Trouble.LOST, 0, 10, RecoveryStep.GIVE_UP),
+        (Trouble.ENGINE, 0, 10, RecoveryStep.PLACE_AGAIN),  # it is tried alone, and this has its own limits
         (Trouble.INVALID, 2, 10, RecoveryStep.GIVE_UP),
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, RecoveryStep.COMPUTE_HERE),
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, RecoveryStep.PLACE_AGAIN),

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator
 import pytest
 from vllm.v1.engine import FinishReason
 
+from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
-from baton.services.router import convicts, errors
+from baton.services.router import convicts, errors, quarantine
 from baton.services.router.convicts import Convicts
 from baton.services.router.http.admission import error_response
-from baton.services.router.quarantine import TRIAL_TOKENS, Quarantine
-from baton.services.router.recovery import Failure, Suspicion, Trouble
+from baton.services.router.quarantine import Quarantine
+from baton.services.router.recovery import TRIAL_TOKENS, Failure, Suspicion, Trouble
 from baton.services.router.vllm import prints
 from harness.fake_worker import FakeWorker, Fault, answer, until
 from harness.router import Answer, Cluster, engine_request
@@ -99,19 +100,28 @@ async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None
     right(await cluster.ask(PROMPT, TOKENS - 1), PROMPT, TOKENS - 1)
 
 
-async def test_who_is_in_a_second_failure_runs_alone_to_its_end(cluster: Cluster) -> None:
-    workers = await cluster.pair(decode=2)
-    faults = deque(Fault(PHASE_DECODE, 1, failed=ENGINE, goes_on=goes_on) for goes_on in (True, False))
-    beside = [deque(faults), faults]
-    workers[1].faults = workers[2].faults = beside[1]
-    await cluster.send("q", PROMPT, TOKENS)
-    # The trial between the two is of the first fault's kind: let it pass.
-    faults.insert(1, Fault(PHASE_DECODE, after_tokens=99))
-    right(await cluster.answer("q"), PROMPT)
-    first, second = alone(*workers)
-    assert sorted((first.alone_tokens, second.alone_tokens))[0] == TRIAL_TOKENS
-    last = max((first, second), key=lambda start: start.epoch)
-    assert last.alone_tokens == TOKENS - len(last.output_token_ids)
+async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster: Cluster) -> None:
+    workers = await cluster.pair()
+    fails, passes = Fault(PHASE_DECODE, 1, failed=ENGINE, goes_on=True), Fault(PHASE_DECODE, 99)
+    workers[1].faults = deque([fails, passes] * 3)
+    right(await cluster.ask(PROMPT, 100), PROMPT, 100)
+    assert [start.alone_tokens for start in alone(*workers)] == [4, 16, 64]
+    await cluster.settled()
+
+
+async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(cluster: Cluster) -> None:
+    worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+
+    def end() -> None:
+        for one in worker._running.values():
+            if not one.start.alone_tokens:
+                one.fault = Fault(PHASE_DECODE, 3, failed=ENGINE)
+
+    worker.before_step = end
+    right(await cluster.ask(PROMPT, 100), PROMPT, 100)
+    first, last = alone(worker)
+    assert (first.alone_tokens, last.alone_tokens) == (TRIAL_TOKENS, 100 - len(last.output_token_ids))
+    await cluster.settled()
 
 
 async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(cluster: Cluster) -> None:
@@ -124,14 +134,77 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
     assert len(alone(*workers)) == 1
 
 
-async def test_two_lost_workers_make_a_suspect_and_a_third_ends_it(cluster: Cluster) -> None:
-    workers = await cluster.pair(decode=4)
+async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(
+    cluster: Cluster,
+) -> None:
+    """Somebody may have killed them all: the request gets the error of any other, and may be sent again."""
+    workers = await cluster.pair(decode=5)
+    faults = deque([Fault(PHASE_DECODE, die=True)] * 4)
     for worker in workers:
-        worker.faults = deque([Fault(PHASE_DECODE, die=True)] * 2)
+        worker.faults = faults
     got = await cluster.ask(PROMPT, TOKENS)
-    assert "while it ran this request alone" in str(got.error)
-    assert len(alone(*workers)) == 1
-    assert sum(worker._server is None for worker in workers) == 3, "so many workers can one request take"
+    assert "4 workers of at most 4 failed under the request (router.max_attempts)" in str(got.error)
+    assert got.error.http_status == 503  # type: ignore[union-attr]
+    assert got.error.error.final, "no client library sends it again by itself"  # type: ignore[union-attr]
+    assert len(alone(*workers)) == 2, "two losses make it a suspect: it takes no neighbour along any more"
+    assert sum(worker._server is None for worker in workers) == 4, "so many workers can one request take"
+    assert cluster.count("suspects_total", end="convicted") == 0
+    right(await cluster.ask(PROMPT, TOKENS), PROMPT)
+    await cluster.settled()
+
+
+async def test_the_innocent_outlives_three_kills_in_a_row(cluster: Cluster) -> None:
+    workers = await cluster.pair(decode=4)
+    faults = deque([Fault(PHASE_DECODE, die=True)] * 3)
+    for worker in workers:
+        worker.faults = faults
+    right(await cluster.ask(PROMPT, TOKENS), PROMPT)
+    assert sum(worker._server is None for worker in workers) == 3
+    await cluster.settled()
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
+async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster, goes_on: bool) -> None:
+    workers = await cluster.pair(decode=6)
+    faults = deque(
+        [Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)] + [Fault(PHASE_DECODE, die=True)] * 9
+    )
+    for worker in workers:
+        worker.faults = faults
+    got = await cluster.ask(PROMPT, TOKENS)
+    assert "4 workers of at most 4 failed" in str(got.error)
+    assert sum(worker._server is None for worker in workers) == 4
+    await cluster.settled()
+
+
+async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Cluster) -> None:
+    """There is one worker at a time, so all that lose it meet again on the next."""
+    workers: list[FakeWorker] = []
+
+    async def start() -> None:
+        worker = FakeWorker(f"m{len(workers)}", pb.ROLE_MIXED, step_s=0.01)
+
+        def poisoned() -> None:
+            for one in worker._running.values():
+                if one.start.request_id == "killer":
+                    one.fault = Fault(one.start.phase, die=True)
+
+        worker.before_step = poisoned
+        workers.append(await cluster.members.add(worker))
+
+    await start()
+    names = {f"q{number}": [*PROMPT, number] for number in range(4)}
+    for name, prompt in {**names, "killer": PROMPT}.items():
+        await cluster.send(name, prompt, TOKENS)
+    while not all(one.over for one in cluster.got.values()):
+        await until(lambda: workers[-1]._server is None or all(one.over for one in cluster.got.values()), "")
+        if workers[-1]._server is None:
+            await cluster.members.leave(workers[-1])
+            await start()
+    for name, prompt in names.items():
+        right(cluster.got[name], prompt)
+    assert "4 workers of at most 4 failed" in str(cluster.got["killer"].error)
+    assert len(workers) == 5, "it took four"
 
 
 async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
@@ -174,16 +247,36 @@ async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) 
     await cluster.settled()
 
 
-async def test_the_shortest_trial_goes_first() -> None:
-    quarantine, order = Quarantine(), []
+async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.services.router.quarantine.time.monotonic", lambda: 1000.04)
+    suspects, order = Quarantine(), []
 
     async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
-        async with quarantine.turn(computes, generates):
-            order.append((name, quarantine.more))
+        async with suspects.turn(computes, generates):
+            order.append((name, suspects.more))
             await asyncio.sleep(0)
 
     await asyncio.gather(one("end", 50, 900), one("long", 2000), one("a", 100), one("b", 60))
     assert order == [("a", True), ("b", True), ("long", True), ("end", False)]
+
+
+async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its grammar compiles, say, or its answer is long. The worker lets no two in together."""
+    monkeypatch.setattr(quarantine, "TURN_S", 0.05)
+    suspects, order, ends = Quarantine(), [], asyncio.Event()
+
+    async def one(name: str) -> None:
+        async with suspects.turn(10, TRIAL_TOKENS):
+            order.append(name)
+            await ends.wait()
+
+    tasks = [asyncio.create_task(one(name)) for name in ("a", "b", "c")]
+    await until(lambda: len(order) == 3, "all have their turns")
+    ends.set()
+    await asyncio.gather(*tasks)
+    tasks = [asyncio.create_task(one(name)) for name in ("d", "e")]
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "c", "d", "e"]
 
 
 async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
@@ -191,10 +284,10 @@ async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("baton.services.router.quarantine.time.monotonic", lambda: now)
-    quarantine, order = Quarantine(), []
+    suspects, order = Quarantine(), []
 
     async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
-        async with quarantine.turn(computes, generates):
+        async with suspects.turn(computes, generates):
             order.append(name)
             await begins.wait()
 
@@ -219,7 +312,10 @@ async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
         ([(Trouble.ENGINE, False), None], False, False, False),
         ([(Trouble.LOST, False)], False, False, False),
         ([(Trouble.LOST, False), (Trouble.LOST, False)], True, False, False),
-        ([(Trouble.LOST, False), (Trouble.LOST, False), (Trouble.LOST, True)], True, False, True),
+        ([(Trouble.LOST, False)] * 2 + [(Trouble.LOST, True)] * 5, True, False, False),
+        ([(Trouble.LOST, False)] * 2 + [(Trouble.ENGINE, True)], True, False, True),
+        ([(Trouble.LOST, False)] * 2 + [None, (Trouble.LOST, False)], False, False, False),
+        ([(Trouble.LOST, False)] * 2 + [None] + [(Trouble.LOST, False)] * 2, True, True, False),
         ([(Trouble.LOST, False), (Trouble.REFUSED, False), (Trouble.LOST, False)], True, False, False),
         ([(Trouble.ENGINE, False), (Trouble.LOST, True)], True, False, False),
         ([(Trouble.ENGINE, False), (Trouble.REFUSED, True)], True, False, False),

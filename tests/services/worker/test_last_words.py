@@ -1,0 +1,59 @@
+"""The last messages of a worker that ends reach a router that reads them late."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, cast
+
+import grpc.aio
+import pytest
+
+from baton.protos import worker_pb2_grpc as rpc
+from baton.protos.worker_pb2 import Abort, Failed, RunRequest
+from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.servicer import WorkerServicer
+from harness.fake_worker import until
+from tests.services.worker.test_dispatcher import Host, made, start
+
+NAMES = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (
+            lambda one: one.on_failure(RuntimeError("CUDA error"), {f"{n}#1" for n in NAMES}),
+            Failed.CODE_ENGINE,
+        ),
+        (lambda one: one.abort_all(), Failed.CODE_DRAINING),
+    ],
+    ids=["its engine failed", "its drain took too long"],
+)
+async def test_a_router_hears_of_all_its_requests(
+    end: Callable[[Dispatcher], Any], code: Failed.Code
+) -> None:
+    """gRPC drops what a client has not read yet once it writes to a stream that the server has ended."""
+    host = Host()
+    dispatcher, _ = await made(host)
+    server = grpc.aio.server()
+    service = WorkerServicer(cast(Any, None), dispatcher, 60.0, cast(Any, None), cast(Any, None))
+    rpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = rpc.WorkerStub(channel).Run()  # type: ignore[no-untyped-call]
+        for name in NAMES:
+            await call.write(RunRequest(start=start(name)))
+        await until(lambda: len(host.submitted) == len(NAMES), "all are in the engine")
+        end(dispatcher)
+        await until(lambda: dispatcher.flushed, "all is with gRPC")
+        dispatcher.hang_up()
+        await server.stop(5)
+        heard = list((await call.read()).failed)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await call.write(RunRequest(abort=Abort(request_ids=[heard[0].request_id])))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while (reply := await call.read()) is not grpc.aio.EOF:
+                heard += reply.failed
+    assert {one.request_id: one.code for one in heard} == dict.fromkeys(NAMES, code)
