@@ -484,7 +484,7 @@ def _pieces(widths: list[int]) -> tuple[int, int]:
 def _rows_a_tile(width: int, most: int) -> int:
     """Return a power of two, at least 2: rows of this width in a tile, not far more than a block's `most`."""
     rows = 1 << (max(2, TILE_ELEMENTS // width).bit_length() - 1)
-    return max(2, min(rows, triton.next_power_of_2(most)))
+    return max(2, min(rows, 1 << max(0, most - 1).bit_length()))
 
 
 def _tiles(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
