@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> None:
     known = {*gpu_answers.ARMS, *gpu_loads.FLEETS}
     if unknown := set(options.arms or []) - known:
         parser.error(f"--arms {' '.join(sorted(unknown))}: known are {' '.join(sorted(known))}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the deployment, too
+    signal.signal(signal.SIGTERM, _terminated)
     results, failed = Results(options.save), []
     with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as at:
         folder = Path(at).resolve()
@@ -155,6 +155,12 @@ def main(arguments: list[str]) -> None:
             print(f"-- {name}: {time.monotonic() - began:.0f} s", flush=True)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def _terminated(*_: object) -> None:
+    """End the deployment, too; `timeout` sends the signal twice, and the second one must not cut that off."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _named(parts: Sequence[str], size: str) -> str:
