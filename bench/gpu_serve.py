@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -90,7 +90,7 @@ def card() -> dict[str, str]:
 
 def answers(options: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
     """Compare the arms' answers."""
-    names = options.arms or gpu_answers.USUAL
+    names = _chosen(options, gpu_answers.ARMS) or gpu_answers.USUAL
     arms = {name: gpu_answers.ARMS[name] for name in names}
     with serving(folder / "answers", arms, gpu_answers.ENGINE, options.start_s, **SETTINGS) as served:
         asyncio.run(gpu_answers.compare(served, options.tokens, partial(keep, "answers", served)))
@@ -98,7 +98,8 @@ def answers(options: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
 
 def loads(parts: Sequence[str], size: str, options: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
     """Measure streams and load of a size in one deployment, or what is compiled in one of its own."""
-    names = options.arms or list(LOADED if size == "8" or "streams" not in parts else gpu_loads.FLEETS)
+    chosen = _chosen(options, gpu_loads.FLEETS)
+    names = chosen or list(LOADED if size == "8" or "streams" not in parts else gpu_loads.FLEETS)
     model = str(qwen3_shape(folder / f"model-{size}", size, 2 * gpu_loads.LENGTH))
     arms = gpu_loads.arms(names, model, compiled="compiled" in parts, eager=options.eager)
     place = folder / ("-".join(parts) + f"-{size}")
@@ -107,7 +108,7 @@ def loads(parts: Sequence[str], size: str, options: argparse.Namespace, folder: 
         for part in parts:
             known = partial(keep, part, served)
             if part == "load":
-                some = [name for name in served.arms if options.arms or name in LOADED]
+                some = [name for name in served.arms if chosen or name in LOADED]
                 gpu_loads.closed_loops(served, some, options.clients, options.load_seconds, known)
             else:
                 gpu_loads.streams(served, options.seconds, options.rounds, known)
@@ -121,7 +122,7 @@ def main(arguments: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]))
-    parser.add_argument("--arms", nargs="+", help="of answers, or of the other parts; all by default")
+    parser.add_argument("--arms", nargs="+", help="of answers, of the other parts, or both; all by default")
     parser.add_argument("--sizes", nargs="+", choices=QWEN3, default=["1.7", "8"], help="of the models")
     parser.add_argument("--tokens", type=int, default=64, help="of the answers that are compared")
     parser.add_argument("--seconds", type=float, default=8.0, help="of streams, each time")
@@ -136,7 +137,7 @@ def main(arguments: list[str]) -> None:
     known = {*gpu_answers.ARMS, *gpu_loads.FLEETS}
     if unknown := set(options.arms or []) - known:
         parser.error(f"--arms {' '.join(sorted(unknown))}: known are {' '.join(sorted(known))}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the deployment, too
+    signal.signal(signal.SIGTERM, _terminated)
     results, failed = Results(options.save), []
     with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as at:
         folder = Path(at).resolve()
@@ -155,6 +156,17 @@ def main(arguments: list[str]) -> None:
             print(f"-- {name}: {time.monotonic() - began:.0f} s", flush=True)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def _chosen(options: argparse.Namespace, known: Collection[str]) -> list[str]:
+    """Return the arms that were named of those known; none if all are wanted."""
+    return [name for name in options.arms or () if name in known]
+
+
+def _terminated(*_: object) -> None:
+    """End the deployment, too; `timeout` sends the signal twice, and the second one must not cut that off."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _named(parts: Sequence[str], size: str) -> str:
