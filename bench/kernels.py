@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> None:
             rows.append(measure(device, case))
             print(line(rows[-1]), flush=True)
         found[name] = {"device": device.name, "copy_gb_s": round(device.copy_gb_s, 1), "cases": rows}
-    print(f"written to {save(f'kernels-{options.device}', {'operations': found})}")
+        print(f"written to {save(f'kernels-{options.device}', {'operations': found})}", flush=True)
     if wrong:
         sys.exit(f"wrong on {options.device}: {', '.join(wrong)}")
 

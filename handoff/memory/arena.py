@@ -168,11 +168,11 @@ class Arena:
             )
         return place
 
-    def begin(self) -> None:
-        """Bring in the first step's pages, if they are not there."""
+    def begin(self, size: int) -> None:
+        """Bring in the pages of the first `size` bytes of records, and of a step at least."""
         with self._growing:
-            if not self._grown:
-                self._grow()
+            while self._grown * self.record_bytes < max(1, size) and self._grow():
+                pass
 
     def free(self, place: StagingSlots) -> None:
         """Take slots back."""

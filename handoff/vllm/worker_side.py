@@ -47,6 +47,7 @@ from baton.security.identity import Identity
 logger = logging.getLogger(__name__)
 
 STEPS_KEPT = 3  # results kept: one more step than vLLM has in flight
+BEGIN_BYTES = 1 << 30  # of staging, at most, brought in before a GPU's engine goes on
 
 
 class WorkerSide:
@@ -131,7 +132,9 @@ class WorkerSide:
             transports.register(self._transports, memory)
 
         arena = Arena(size.bytes, cache.record_bytes, pin=came)
-        arena.begin()  # now: pinning memory while the engine captures a graph would end the capture
+        # Now: to pin memory while the engine captures a graph would end the capture. And a GiB takes a second,
+        # for which the first long prompt would hold up a GPU's engine.
+        arena.begin(min(longest * cache.record_bytes, BEGIN_BYTES) if cache.device is not None else 0)
         # Called on staging's or the service's threads.
         return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
 

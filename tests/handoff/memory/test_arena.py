@@ -104,6 +104,15 @@ def test_no_run_goes_beyond_a_step() -> None:
         assert made.allocate(40).runs == ((0, 16), (16, 16), (32, 8))
 
 
+@pytest.mark.parametrize(("size", "grown"), [(0, 16), (16 * 4096, 16), (17 * 4096, 32), (1 << 30, 40)])
+def test_what_a_start_brings_in(size: int, grown: int) -> None:
+    with arena(40, record_bytes=4096, step_bytes=16 * 4096) as made:
+        made.begin(size)
+        assert made.grown == grown
+        made.begin(size)
+        assert made.grown == grown
+
+
 @pytest.mark.parametrize("record", [264, 1000, 4096, 88_064, 501_120])
 def test_what_is_brought_in_are_whole_pages_one_after_the_other(record: int) -> None:
     pinned: list[tuple[int, int]] = []
