@@ -132,8 +132,8 @@ class WorkerSide:
             transports.register(self._transports, memory)
 
         arena = Arena(size.bytes, cache.record_bytes, pin=came)
-        # Now: to pin memory while the engine captures a graph would end the capture. And a GiB takes a second,
-        # for which the first long prompt would hold up a GPU's engine.
+        # Now: to pin memory while the engine captures a graph would end the capture. And a GiB takes a
+        # second, for which the first long prompt would hold up a GPU's engine.
         arena.begin(min(longest * cache.record_bytes, BEGIN_BYTES) if cache.device is not None else 0)
         # Called on staging's or the service's threads.
         return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
