@@ -28,6 +28,8 @@ from baton.services.engine.patches.signatures import UPDATE_FROM_OUTPUT
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
+MOST_CAPTURED = 6  # draft lengths with CUDA graphs: all up to 5, some of more; each takes memory and seconds
+
 
 class WhileDecoding:
     """A lookup that counts only while a running request may generate more than its next token."""
@@ -139,12 +141,15 @@ def lengths_by_batch(limit: int, max_num_seqs: int, *, adaptive: bool) -> list[t
     """Return vLLM's list of how many tokens are drafted at which batch sizes: (from, to, tokens).
 
     Model runner V2 captures full CUDA graphs for the numbers in the list alone, so those that may be chosen
-    are there. The scheduler does not draft by it (DraftLengthSeam). By vLLM's sizes, 64 requests with up to 5
-    tokens have 187 graphs instead of 41, and 69 % of all pairs of batch size and length have one instead of
-    17 %; in batches of up to 4 all lengths have one.
+    are there, `MOST_CAPTURED` at most. The scheduler does not draft by it (DraftLengthSeam). By vLLM's sizes,
+    64 requests with up to 5 tokens have 187 graphs instead of 41, and 69 % of all pairs of batch size and
+    length have one instead of 17 %; in batches of up to 4 all lengths have one.
     """
-    others = range(min(limit, max_num_seqs - 1)) if adaptive else range(0)
-    return [*((1 + k, 1 + k, k) for k in others), (1 + len(others), max_num_seqs, limit)]
+    most = min(limit, MOST_CAPTURED - 1)
+    lengths = [limit * step // most for step in range(most)] if adaptive else []
+    others = enumerate(lengths[: max_num_seqs - 1], start=1)
+    table = [(requests, requests, length) for requests, length in others]
+    return [*table, (1 + len(table), max_num_seqs, limit)]
 
 
 def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | None:

@@ -18,6 +18,7 @@ from harness.deployment import MODEL
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from vllm.config import CacheConfig
+    from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import update_kv_cache_capacity
     from vllm.v1.kv_cache_interface import (
         KVCacheConfig,
@@ -33,6 +34,7 @@ with warnings.catch_warnings():
         _gpu_arguments,
         build_config,
         cores_of_ranks,
+        measures_share,
         parse_cores,
     )
 
@@ -157,3 +159,20 @@ def test_windows_alone_are_not_booked_beyond_the_pool() -> None:
     update_kv_cache_capacity(config, cache)
     engine = SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
     assert _block_share(engine) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "extra", "measured"),
+    [
+        (True, {}, False),
+        (False, {}, True),
+        (False, {"long_prefill_token_threshold": 0}, False),
+        (False, {"long_prefill_token_threshold": 512}, False),
+    ],
+)
+def test_a_prompts_share_is_measured_on_a_gpu_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch, on_cpu: bool, extra: dict[str, Any], measured: bool
+) -> None:
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
+    settings = load({"engine": {"model": str(MODEL), "extra": extra}})
+    assert measures_share(EnginePlan(settings, "w", "f00", needs_handoffs=True)) is measured

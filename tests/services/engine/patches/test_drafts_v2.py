@@ -365,3 +365,9 @@ def test_the_scheduler_gets_as_many_drafts_as_there_are(
     )
     lengths = [len(row) for row in model_runner.GPUModelRunner.take_draft_token_ids(runner).draft_token_ids]
     assert lengths == ([MOST] * 3 if asynchronous else [MOST, 0, MOST])
+
+
+def test_long_limits_have_graphs_for_a_few_lengths() -> None:
+    lengths = [tokens for _, _, tokens in lengths_by_batch(32, 64, adaptive=True)]
+    assert lengths == [0, 6, 12, 19, 25, 32]
+    assert lengths_by_batch(1, 8, adaptive=True) == [(1, 1, 0), (2, 8, 1)]
