@@ -11,7 +11,7 @@
     compiled  streams of 1P1D and one engine as vLLM comes, with torch.compile; else engines have graphs of
               decode steps alone. Only where it is asked for
 
-Of streams and load the models have the shape of Qwen3's with 1.7 or 8 billion parameters, and random weights.
+streams and load use the shapes of Qwen3 1.7B and 8B with random weights.
 An arm that cannot start is left out and named in the result. Each turn is on disk at once, in
 bench/results/gpu-serve.json: a part that is run alone replaces its own figures there.
 """

@@ -61,8 +61,8 @@ def _answers(found: dict[str, Any]) -> list[Block]:
     head = ["", "equal", "first differences", "save, ms", "move, ms", "total, ms", "drafted, accepted"]
     return [
         f"Greedy answers of {found['tokens']} tokens in bfloat16, of the demo model, against those of `{found['reference']}`. "
-        "A first difference is told as its place, and how far the reference's best token leads its second one there, as a "
-        "difference of log-probabilities. Stages are means of a worker's handoffs, one at a time; the total is from the end of the save "
+        "For each first difference: its position, and the gap between the reference's two best tokens there "
+        "(log-probabilities). Stages are means of a worker's handoffs, one at a time; the total is from the end of the save "
         "to the request in the batch.",
         _taken(found),
         table(head, rows),

@@ -169,7 +169,7 @@ class Arena:
         return place
 
     def begin(self, size: int) -> None:
-        """Bring in the pages of the first `size` bytes of records, and of a step at least."""
+        """Grow until the first `size` bytes of records are there, by one step at least."""
         with self._growing:
             while self._grown * self.record_bytes < max(1, size) and self._grow():
                 pass

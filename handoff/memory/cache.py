@@ -71,8 +71,8 @@ class BlockCache(ABC):
     ) -> None:
         """tables: of each group, all with one record's size, wire format and device."""
         self.layers = layers
-        self.device: Device | None = None  # that copies records by itself where they are pinned for it
-        self.load_bytes = 0  # a load's chunk should have, for a cache to which each chunk is a cost
+        self.device: Device | None = None  # set if the device can copy pinned records itself
+        self.load_bytes = 0  # smallest efficient chunk of a load; 0: no preference
         self.rank = division.rank
         self.form = Form(division.ranks, tables[0].wire)
         self._tables = tables

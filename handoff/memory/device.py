@@ -126,7 +126,7 @@ class DeviceBlockCache(BlockCache):
         return torch.empty((records, record_bytes), dtype=torch.uint8, device=self._on)
 
     def _compile(self) -> None:
-        """Run both kernels once, to no effect: no request shall wait for the compiler."""
+        """Run both kernels once on nothing, so that no request waits for the compiler."""
         record, device = self._packed[:1], self._on
         with self._packing.use():
             digest = torch.empty(1, dtype=torch.int64, device=device)
@@ -339,7 +339,10 @@ class _DeviceLanding(Landing):
             copied.synchronize()
 
     def _copy(self, slot: _LoadSlot, records: Bytes) -> Mark | None:
-        """Queue the copy of records to a slot. Return a mark before which they must stay, if they must."""
+        """Queue the copy of records to a slot.
+
+        Return a mark; the records must stay until it is reached. None: they may go at once.
+        """
         lane: Any = self._lane
         parts = self._cache.device.pinned_parts(records)
         if not parts:

@@ -36,7 +36,7 @@ _NAME = re.compile(rf"{_PREFIX}[0-9]+-[0-9a-f]{{12}}")
 # Do not wait for a named pipe, nor follow a link.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 PAGE = mmap.PAGESIZE
-_PIN_BYTES = 64 << 20  # at once, by a reader: some 10 ms
+_PIN_BYTES = 64 << 20  # at once, by a reader, whose pages are there
 _TOUCH_BYTES = 4 << 20  # touched at once; between two of these the thread can end with its process
 
 
@@ -123,6 +123,8 @@ class Attached:
                 return
             grown = os.lseek(self._descriptor, self._pinned, os.SEEK_HOLE)
             memory = self.data[self._pinned : min(grown, self._pinned + _PIN_BYTES)]
+            if not memory.size:
+                return
             if device.pin(memory):
                 weakref.finalize(self.data, device.unpin, memory.ctypes.data).atexit = False
             self._pinned += memory.size  # also if it was refused: it would be refused again

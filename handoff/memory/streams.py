@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import logging
 import threading
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ class Device(Protocol):
         """Turn existing host memory into such memory, for as long as it is mapped. Return whether it is."""
 
     def unpin(self, address: int) -> None:
-        """Take back the `pin` of the memory at this address, which is about to be unmapped."""
+        """Undo `pin`. Call it before the memory at this address is unmapped."""
 
     def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
         """Return (start, stop) of the bytes that one copy may span; nothing unless all of it was pinned."""
@@ -70,22 +71,28 @@ class Pins:
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._stops: list[int] = []
+        self._gone: deque[int] = deque()  # starts; a finalizer adds them, on a thread that may hold the lock
 
     def add(self, start: int, stop: int) -> None:
         with self._lock:
+            self._forget()
             at = bisect.bisect(self._starts, start)
             self._starts.insert(at, start)
             self._stops.insert(at, stop)
 
     def remove(self, start: int) -> None:
-        with self._lock:
-            at = bisect.bisect_left(self._starts, start)
+        self._gone.append(start)
+
+    def _forget(self) -> None:
+        while self._gone:
+            at = bisect.bisect_left(self._starts, self._gone.popleft())
             del self._starts[at], self._stops[at]
 
     def parts(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the pieces of [start, stop), counted from its start; nothing unless they cover it."""
+        """Return the pinned pieces of [start, stop) as offsets from start, or [] if they leave a gap."""
         found, at = [], start
         with self._lock:
+            self._forget()
             number = bisect.bisect(self._starts, start) - 1
             while at < stop:
                 if (
@@ -118,12 +125,14 @@ class Cuda:
         return _Stream(torch.cuda.current_stream(self._device))
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        with torch.cuda.device(self._device):
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def pin(self, memory: Bytes) -> bool:
         """Register the memory. Without it copies are slower, but right all the same."""
         flags = 0 if memory.flags.writeable else _READ_ONLY
-        status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, flags))
+        with torch.cuda.device(self._device):  # of a rank; a thread begins with the first one
+            status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, flags))
         if status != 0:
             self._forget_error()
             logger.warning("%d bytes of staging could not be pinned (CUDA error %d)", memory.size, status)
@@ -133,7 +142,9 @@ class Cuda:
 
     def unpin(self, address: int) -> None:
         self._pins.remove(address)
-        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+        with torch.cuda.device(self._device):
+            status = int(torch.cuda.cudart().cudaHostUnregister(address))
+        if status != 0:
             self._forget_error()
 
     def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:

@@ -94,11 +94,12 @@ class Shm(Transport):
             )
 
     def _attach(self, pull: Pull, name: str) -> Attached:
+        gone = []  # until the lock is free: to unpin a segment takes its time
         with self._lock:
             if name not in self._attached:
                 # A new name means a new segment or a new source: let go of those whose owners are gone.
                 for known in [known for known in self._attached if not segments.exists(known)]:
-                    del self._attached[known]
+                    gone.append(self._attached.pop(known))
                 try:
                     self._attached[name] = segments.attach(name)
                 except (OSError, ValueError) as error:

@@ -31,8 +31,8 @@ _CELL_SAMPLES = 32.0  # steps over which a cell averages
 _LINE_SAMPLES = 3.0  # of a cell, that weigh as much as the fit
 _PACE_GAIN = 1 / 16
 _SURPRISES = 5  # as many steps off by more than _CLIP, all to the same side: the pace changed
-# The first use of a kernel waits for its compiler, up to seconds. Later steps tell, by being much faster:
-# nothing makes a step faster than it is.
+# The first use of a kernel waits for its compiler, up to seconds. Later steps reveal it by being much
+# faster; nothing else makes a step faster than usual.
 _MUCH_FASTER = 0.5  # of the time of an earlier step
 _FIRST_SAMPLES = 4.0  # of a cell
 _FIRST_STEPS = 16  # of an engine

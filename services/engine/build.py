@@ -278,9 +278,9 @@ def _cpu_arguments(args: dict[str, Any]) -> None:
 
 
 def _gpu_arguments(args: dict[str, Any], total: int) -> None:
-    """Have vLLM look, as it starts, for room for a given KV cache, and not for nine tenths of the GPU.
+    """Make vLLM check at start for room for the given KV cache instead of nine tenths of the GPU.
 
-    So several workers fit on one. total: bytes of its memory.
+    Several workers fit on one GPU then. total: bytes of its memory.
     """
     if cache := args.get("kv_cache_memory_bytes"):
         args.setdefault("gpu_memory_utilization", min(1.0, int(cache) / total))

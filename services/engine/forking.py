@@ -10,15 +10,20 @@ in forked children by a handler that torch installs before its first call of CUD
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from typing import Any
+
+_LOOK_S = 5.0  # a look takes milliseconds
 
 
 def cuda_begun() -> bool:
     """Return whether CUDA has begun here, so that a forked process could not use it.
 
-    Nothing in this process tells of a mere count, so one is forked to look, if torch is built for GPUs. For
-    processes with one thread. Raises OSError if there is no room for another process.
+    Counting GPUs leaves no trace in this process, so a child is forked and asked, if torch is built for GPUs;
+    one that hangs could not use it. For processes with one thread. Raises OSError if there is no room for
+    another process.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.backends.cuda.is_built():
@@ -33,5 +38,11 @@ def _lost_in_a_fork(torch: Any) -> bool:
             status = int(torch.cuda._is_in_bad_fork())
         finally:
             os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status) != 0
+    deadline = time.monotonic() + _LOOK_S
+    while not (done := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            done = os.waitpid(pid, 0)
+            break
+        time.sleep(0.001)
+    return os.waitstatus_to_exitcode(done[1]) != 0

@@ -57,7 +57,7 @@ class Worker:
         run_worker(own, self.role())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send the present role: whoever knows it is in the supervisor."""
+        """Send the current role, because only the supervisor can look it up."""
         return Worker, (self.settings, self.name, partial(str, self.role()), self.where)
 
 

@@ -31,8 +31,8 @@ class Devices:
 def assign(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[Devices]:
     """Return one share per worker: cores split evenly, shared where workers outnumber them, or GPUs.
 
-    gpus: how many each worker needs. They are taken in the order of `named` (fleet.devices), where a GPU may
-    be several times, else of those that are visible. Raises StartError where there are too few GPUs, and
+    gpus: how many each worker needs. They are taken in the order of `named` (fleet.devices), which may list a
+    GPU more than once, or else from the visible GPUs. Raises StartError where there are too few GPUs, and
     ConfigError for a list that cannot be dealt out.
     """
     if not cpu_build():
@@ -156,7 +156,7 @@ def _split(visible: str) -> list[str]:
 
 
 def _repeated(gpus: Sequence[str]) -> str:
-    """Return the first GPU that is there several times, or ""."""
+    """Return the first GPU listed more than once, or ""."""
     return next((gpu for gpu, times in Counter(gpus).items() if times > 1), "")
 
 

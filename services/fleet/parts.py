@@ -116,7 +116,7 @@ class Parts:
     members: list[Part] = field(default_factory=list)
     rotation: Rotation = field(default_factory=Rotation)
     memory: OutOfMemory = field(default_factory=OutOfMemory)
-    forks: bool = True  # until that was found not to work
+    forks: bool = True  # False once forking has failed
 
     def add(self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False) -> Part:
         """Start a part, and restart it whenever it dies."""

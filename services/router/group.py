@@ -25,7 +25,7 @@ class Group:
     def __init__(self, sockets: Sequence[socket.socket], memory: int | None = None) -> None:
         """Share these sockets, one for each process, all on one port.
 
-        memory: a descriptor of the memory that they have already.
+        memory: a descriptor of the memory that the other processes already share.
         """
         self.sockets = tuple(sockets)
         for sock in sockets:  # of two that look at one, the second must not wait for a connection

@@ -78,7 +78,7 @@ class Failure:
 LOSSES_BESIDE = 2
 # Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
 # others: a step that computes the prompt, and one or more that decode, with drafts. Each further failure
-# beside others makes the next trial longer by this factor.
+# beside others multiplies the next trial's length by LONGER.
 TRIAL_TOKENS, LONGER = 4, 4
 # Tokens to generate beside other requests until a failure that the engine survived is forgotten.
 FORGET_TOKENS = 32
@@ -95,7 +95,7 @@ class Suspicion:
     steps must not make all others run alone.
 
     A worker that is lost without a word says little about a request. Two in a row make it a suspect, so that
-    it takes no more neighbours along if it kills its workers. No number of them convicts it.
+    it stops costing its neighbours their workers if it kills them. No number of them convicts it.
     """
 
     suspect: bool = False

@@ -92,6 +92,7 @@ class Node:
         )
         self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
+        self._handed_back = 0  # requests, as a drain's time was up
         self._told_to_stop = False  # by a signal, so that a second one hurries
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
@@ -217,7 +218,7 @@ class Node:
             await self._set_health(_NOT_SERVING)
             await self._drain(dispatcher, host)
         await self._flush(dispatcher)
-        if dispatcher.failed.done():
+        if dispatcher.failed.done() or self._handed_back:
             await asyncio.sleep(LAST_WORDS_S)
         dispatcher.hang_up()
         if dispatcher.failed.done():
@@ -236,7 +237,8 @@ class Node:
                 logger.info("drained in %.1f s", time.monotonic() - began)
                 return
             await asyncio.sleep(POLL_S)
-        logger.warning("the drain's time is up: %d requests handed back", dispatcher.abort_all())
+        self._handed_back = dispatcher.abort_all()
+        logger.warning("the drain's time is up: %d requests handed back", self._handed_back)
 
     @staticmethod
     async def _nothing_staged(host: EngineHost) -> bool:

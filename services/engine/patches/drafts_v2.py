@@ -25,8 +25,9 @@ among the drafts shortens no row: they are the model's input, and its embedding 
 The sequences are matched where V2 keeps them: a tensor [max_num_seqs, max_model_len], in the host's memory
 except for `ngram`. Here it moves to the device: 4 bytes a token.
 
-None of this has run on a GPU. Tests run `Matching` on CPU tensors, in V2's own RequestState and InputBatch,
-and the kernel in Triton's interpreter, and check that the symbols below are the expected ones.
+On a GPU, `ngram` and MTP with n-grams have run (docs/gpu.md). Tests run `Matching` on CPU tensors, in V2's
+own RequestState and InputBatch, and the kernel in Triton's interpreter, and check that the symbols below
+are the expected ones.
 
 Leans on: vllm.v1.worker.gpu.model_runner.init_speculator (called in a runner's constructor, on the last
 pipeline rank, before others keep req_states.all_token_ids) and GPUModelRunner.take_draft_token_ids (after a

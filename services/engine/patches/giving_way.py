@@ -69,13 +69,14 @@ class _Step:
     prompts: int = 0  # of them: in prompts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Scheduled:
     """A step whose results are awaited."""
 
     step: _Step | None  # None: nobody gives way in it
     tokens: int
-    prompts: bool  # it computes prompts, as it has more tokens than requests that decode take
+    prompts: bool  # it computes prompts, as it has more tokens than its decoding requests could use
+    launched_s: float = 0.0  # the time of the call that scheduled and launched it
 
 
 @dataclass
@@ -120,12 +121,16 @@ class GivingWay:
     def observe(self, seconds: float) -> None:
         """Take note of a step's time. Called after every step."""
         scheduled, self._scheduled = self._scheduled, False
+        if scheduled and self._flying:
+            self._flying[-1].launched_s = seconds
         if not self._flying or (scheduled and len(self._flying) <= self._ahead):
             return  # no step has ended
         ended = self._flying.popleft()
         step, total = ended.step, ended.tokens
         if not total:
             return
+        # A GPU's step with prompts can take longer to launch than to compute, and another call launched it.
+        seconds = max(seconds, ended.launched_s)
         self._loads.observe(seconds)
         if self._prompt_share is not None and ended.prompts:
             self._prompt_share.observe(total, seconds)

@@ -75,7 +75,7 @@ def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def seat(shipped: Any, method: Method) -> bool:
-    """Have this RejectionSampler verify with our kernel, unless it does more than that; return whether."""
+    """Have this RejectionSampler verify with our kernel. Return False if it needs more than that does."""
     from vllm.config.model import PROCESSED_LOGPROBS_MODES
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -154,7 +154,7 @@ def _run(
 
 
 def compile_kernels(runner: Any, method: Method) -> None:
-    """Verify one request's drafts in each way that a step may, to no effect: no request shall wait for it.
+    """Run every variant of the kernels once on made-up drafts, so that no request waits for a compiler.
 
     vLLM's own warm-up does so where it compiles anything, but not in all of these ways.
     """

@@ -213,13 +213,18 @@ def test_a_steps_time_is_its_own_where_the_next_one_is_scheduled_before(config: 
     gate = world.gate
     share: Any = SimpleNamespace(observe=lambda *told: seen.append(told), tokens=STEP // 4)
     gate.measure_share(share)
-    for prompt, seconds in ((40, 0.1), (50, 0.2)):
+    for prompt, seconds in ((40, 0.1), (50, 0.2), (60, 0.15)):
         world.add(FIRST, prompt, 1)
         world.scheduler.schedule()
         gate.observe(seconds)
     gate.observe(0.3)  # a step that only takes results
     gate.observe(0.4)
-    assert seen == [(40, 0.2), (STEP // 4, 0.3)]  # beside another
+    # The second one took longer to launch than until its results came.
+    assert seen == [
+        (40, 0.2),
+        (STEP // 4, 0.2),
+        (50, 0.3),
+    ]  # a quarter beside another, then the rest
 
 
 def test_one_gives_its_slot_up_though_it_is_in_the_step_that_runs(
