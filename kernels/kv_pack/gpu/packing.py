@@ -190,8 +190,8 @@ def pack_kernel(
     target = records.to(tl.int64) + record.to(tl.int64) * record_bytes
     if AS_IS:
         if kind == COPIED:
-            total = copy(source, target + offset, count, count, offset // 8, ALIGN, WORDS)
-            add(digests, record, total)
+            words = tl.multiple_of(count, ALIGN // 8)
+            add(digests, record, copy(source, target + offset, words, words, offset // 8, ALIGN, WORDS))
     if F32 or F16 or BF16:
         if kind != COPIED:
             fours, scales_at = tl.load(tile + 6).to(tl.int32) // 4, tl.load(tile + 7)

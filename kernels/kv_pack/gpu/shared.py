@@ -74,9 +74,12 @@ def digest_scales(scales, valid, first, ROWS: tl.constexpr):
 
 @triton.jit
 def copy(source, target, count, kept, first, ALIGN: tl.constexpr, WORDS: tl.constexpr):
-    """Copy the first `kept` of `count` words, and digest all of them. first: where in a record they begin."""
-    at, words_here = tl.arange(0, WORDS), tl.multiple_of(count, ALIGN // 8)
+    """Copy the first `kept` of `count` words, and digest all of them. first: where in a record they begin.
+
+    The caller states what divides the counts, by tl.multiple_of: of an argument it would be lost.
+    """
+    at = tl.arange(0, WORDS)
     left, right = aligned(source, tl.uint64, ALIGN), aligned(target, tl.uint64, ALIGN)
-    words = tl.load(left + at, mask=at < words_here, other=0, eviction_policy="evict_first")
-    tl.store(right + at, words, mask=at < tl.multiple_of(kept, ALIGN // 8))
+    words = tl.load(left + at, mask=at < count, other=0, eviction_policy="evict_first")
+    tl.store(right + at, words, mask=at < kept)
     return tl.sum(tl.where(at < count, mix(words, salts_behind(first, at)), 0))

@@ -106,8 +106,8 @@ def unpack_kernel(
     source = records.to(tl.int64) + record.to(tl.int64) * record_bytes
     if AS_IS:
         if kind == COPIED:
-            total = copy(source + offset, target, count, kept, offset // 8, ALIGN, WORDS)
-            add(digests, record, total)
+            words, wanted = tl.multiple_of(count, ALIGN // 8), tl.multiple_of(kept, ALIGN // 8)
+            add(digests, record, copy(source + offset, target, words, wanted, offset // 8, ALIGN, WORDS))
     if F32 or F16 or BF16:
         if kind != COPIED:
             width, scales_at = tl.multiple_of(tl.load(tile + 6), 8), tl.load(tile + 7)
