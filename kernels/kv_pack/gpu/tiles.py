@@ -1,4 +1,4 @@
-"""How the parts of a block are cut into tiles, one for each program."""
+"""Parts of a block, cut into tiles: one for each program."""
 
 from __future__ import annotations
 
