@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +11,6 @@ import pytest
 import torch
 
 from baton.kernels.verify import DraftedTokens, Job, Sampling, Verified, cpu, naive, verify
-from harness.support import CALL_S
 from harness.verify_cases import Shape, moved
 
 Verify = Callable[..., Verified]
@@ -225,22 +221,3 @@ def test_literals_are_float32() -> None:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value:
                 assert 2.0**-126 <= node.value < 2.0**128, f"{source}:{node.lineno}: {node.value}"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the tests above compile them")
-def test_kernels_compile_where_there_is_no_gpu() -> None:
-    """The interpreter is laxer than the compiler."""
-    pytest.importorskip("triton")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.verify.compile_all"]
-    done = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[3],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=3 * CALL_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("'cut_kernel': ") == 2

@@ -1,0 +1,50 @@
+"""Parts of a block, cut into tiles: one for each program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.kernels.kv_pack.table import SCALE_BYTES, WORD, PartKind
+
+TILE_WORDS = 2048  # of what is copied: 16 KiB, 64 bytes for each thread
+WARPS = 8
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A kernel's own tiles of quantised rows."""
+
+    rows: int  # of a tile, at most
+    warps: int
+    constants: dict[str, int]  # of the kernel
+
+
+def tiles_of(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
+    """Return one layer's tiles, as even as possible: a nearly empty one would cost as much as a full one."""
+    base, stride, size, offset, kind, rows, width, scales = row
+    if kind == PartKind.AS_IS:
+        return [
+            (base, stride, at * WORD, offset + at * WORD, count, kind, 0, 0)
+            for at, count in _split(size // WORD, TILE_WORDS)
+        ]
+    element = size // (rows * width)
+    return [
+        (
+            base,
+            stride,
+            at * width * element,
+            offset + at * width,
+            count,
+            kind,
+            width,
+            scales + at * SCALE_BYTES,
+        )
+        for at, count in _split(rows, rows_a_tile)
+    ]
+
+
+def _split(total: int, most: int) -> list[tuple[int, int]]:
+    """Return (start, count) of equal pieces of at most `most`; starts are even, so that no word is cut."""
+    step = -(-total // -(-total // most))
+    step += step % 2
+    return [(at, min(step, total - at)) for at in range(0, total, step)]

@@ -1,0 +1,91 @@
+"""`python -m tests.kernels.kv_pack.compile_all [every]`: compile kv_pack's kernels for Hopper.
+
+For each mixture of data types and each format to Triton's own form, where errors of types show, and caches as
+engines have them to machine code as well; with `every` all of it. It asserts that nothing is computed in
+float64, of which a GPU has few units, and that KV is moved by 16 bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from baton.kernels.kv_pack import WIRE_DTYPES, KVTable, gpu
+from tests.kernels.compiling import compile_launches
+from tests.kernels.kv_pack.layers import BF16, CACHES, FP16, FP32, Layer
+
+Case = tuple[tuple[int, int], list[Layer], str]  # compute capability, cache, format
+Variants = dict[tuple[Any, ...], str]
+
+KERNELS = ["pack_kernel", "unpack_kernel"]
+QUANTISED = [wire for wire in WIRE_DTYPES if wire != "auto"]
+DTYPES = [FP32, FP16, BF16, torch.uint8]
+MIXTURES = [
+    [Layer((2, 16, 2 * 32), 32, dtype) for dtype in mixture]
+    for count in range(1, len(DTYPES) + 1)
+    for mixture in itertools.combinations(DTYPES, count)
+]
+# Rows of different widths: what is beyond a row is masked.
+UNEVEN = [[*layers, Layer((2, 16, 2 * 24), 24, layers[0].dtype)] for layers in MIXTURES]
+WHOLE = ["gqa", "mla"]
+MOVES = re.compile(r"(ld|st)\.global[\w.:]*\.(?:v2\.b64|v4\.b32)")
+HOPPER, AMPERE = (9, 0), (8, 0)  # before (8, 9) codes are made of bits
+BRANCHES: list[Case] = [
+    *((HOPPER, layers, wire) for layers in MIXTURES for wire in QUANTISED),
+    *((AMPERE, MIXTURES[-1], wire) for wire in QUANTISED),
+    *((HOPPER, layers, "fp8_e4m3") for layers in UNEVEN),
+    (HOPPER, MIXTURES[0], "auto"),
+]
+
+
+def launch(layers: list[Layer], wire: str) -> None:
+    """Pack and unpack one block, so that each kernel is launched as it would be on a GPU."""
+    blocks = [layer.poisoned("cpu") for layer in layers]
+    table = KVTable(blocks, [layer.width for layer in layers], wire)
+    ids, digests = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    records = torch.zeros(1, table.record_bytes, dtype=torch.uint8)
+    gpu.pack(table, ids, records, digests)
+    gpu.unpack(table, records, ids, digests)
+
+
+def compile_cases(cases: list[Case], seen: Variants, *, whole: bool) -> None:
+    for capability, layers, wire in cases:
+        with mock.patch.object(torch.cuda, "get_device_capability", lambda _, found=capability: found):
+            call = partial(launch, layers, wire)
+            compile_launches(gpu, KERNELS, call, whole=whole, seen=seen)
+
+
+def assert_wide(wire: str, variants: Variants) -> None:
+    """Each kernel reads and writes what is KV, and not codes, by 16 bytes."""
+    for key, text in variants.items():
+        wanted = {"ld", "st"} if wire == "auto" else {"ld" if key[0] == "pack_kernel" else "st"}
+        assert set(MOVES.findall(text)) == wanted, f"{key} does not move 16 bytes at once"
+
+
+def main() -> None:
+    every = "every" in sys.argv
+    first: Variants = {}
+    whole: Variants = {}
+    compile_cases(BRANCHES, first, whole=False)
+    for name, wire in itertools.product(WHOLE, WIRE_DTYPES):
+        variants: Variants = {}
+        compile_cases([(HOPPER, CACHES[name], wire)], variants, whole=True)
+        assert_wide(wire, variants)
+        whole |= variants
+    if every:
+        caches = [(HOPPER, layers, wire) for layers in CACHES.values() for wire in WIRE_DTYPES]
+        compile_cases(BRANCHES + caches, whole, whole=True)
+    for form in (first, whole):
+        print({name: sum(key[0] == name for key in form) for name in KERNELS})
+        for key, text in form.items():
+            assert "f64" not in text, f"{key} computes in float64"
+
+
+if __name__ == "__main__":
+    main()
