@@ -186,7 +186,13 @@ async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncCli
     found = await metrics(http)
     live = [found["baton_router_live_requests", number] for number in ("0", "1")]
     assert sum(live) == 16
-    assert min(live) > 0  # of 16 at random: all on one once in 32,768 times
+    # Of 16 at random: all on one once in 32,768 times. But one that is slow leaves its own to the other.
+    while not min(live):
+        streams.append(Stream(http))
+        await until(lambda: all(one.text for one in streams), "the next one has begun")
+        found = await metrics(http)
+        live = [found["baton_router_live_requests", number] for number in ("0", "1")]
+        assert len(streams) < 64
 
     victim = min(before)
     os.kill(victim, signal.SIGSTOP)  # half of these wait for it, and the other process accepts them
@@ -200,7 +206,7 @@ async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncCli
     for one in streams:
         await one.task
     assert {one.text for one in streams if not one.lost} == {TEXT}
-    assert 0 < sum(one.lost for one in streams) < 16
+    assert 0 < sum(one.lost for one in streams) < len(streams)
     assert all(one.whole for one in streams if not one.lost)
 
     await until(lambda: routers.listens() >= 3, "the process is started again", READY_S)
@@ -216,7 +222,9 @@ async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncCli
     found = await metrics(http)
     done = {number: found["baton_router_requests_total", number] for number in ("0", "1")}
     lost = sum(one.lost for one in streams)
-    assert sum(done.values()) == 32 - lost  # what was counted by the one that died is gone with it
+    assert (
+        sum(done.values()) == len(streams) + len(after) - lost
+    )  # what was counted by the one that died is gone with it
     assert {found["baton_process_up", number] for number in ("0", "1")} == {1}
 
 

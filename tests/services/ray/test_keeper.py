@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -37,7 +38,12 @@ def scheduler(port: int) -> dict[str, Any]:
 
 def nodes() -> list[psutil.Process]:
     """Return the `baton node` processes of this test."""
-    return [one for one in psutil.Process().children() if "--orders" in " ".join(one.cmdline())]
+    found = []
+    for one in psutil.Process().children():
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # of another test
+            if "--orders" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 @pytest.mark.timeout(60)
