@@ -8,9 +8,9 @@
     load   pulling thread     looks at 0 ─ waits until 0 is copied ─ looks at 1 ─ …
            its queue                     └ copy 0, unpack 0              └ copy 1, unpack 1 ─ …
 
-Slots (a chunk each) are made once and reused, in turns. One kernel packs several neighbours; it waits for
-the last copy out of them, on the device; the engine's thread waits for nothing. A request of no more than
-`_SAVE_SLOTS` chunks frees its blocks at the speed of the device's memory, a longer one at that of the bus.
+Slots (a chunk each) are made once and reused, in turns. A pack waits for its slot's last copy, on the device;
+the engine's thread waits for nothing. A request of no more than `_SAVE_SLOTS` chunks frees its blocks at the
+speed of the device's memory, a longer one at that of the bus.
 Loads compute digests while they unpack: a broken chunk is noticed when it is in the cache already, and the
 load fails; the blocks belong to no other request. The device copies records from where they lie if that is
 pinned; else the thread copies them to a slot that is.
@@ -47,7 +47,7 @@ from baton.kernels.kv_pack import KVTable
 logger = logging.getLogger(__name__)
 
 # A save's chunk. On an H100 the engine's thread took 0.15 ms to queue each one.
-SAVE_BYTES, _SAVE_SLOTS, _PACKED_SLOTS = 16 << 20, 8, 4
+SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
 # A load's chunk: a few operations and a wait each, while the bus moves it in 0.3 ms. One slot of a pull fills
 # while the other one leaves.
 LOAD_BYTES, _LOAD_SLOTS = 16 << 20, 2
@@ -201,29 +201,23 @@ class DeviceBlockCache(BlockCache):
         with self._packing.use():
             ids = ids_host.to(device, non_blocking=True)
             found = torch.empty(count, dtype=torch.int64, device=device)
-        start = 0
-        while start < count:
+        for start, stop in pieces(count, self._save_chunk):
             slot = self._next_slot
-            slots = min(_PACKED_SLOTS, _SAVE_SLOTS - slot, -(-(count - start) // self._save_chunk))
-            self._next_slot = (slot + slots) % _SAVE_SLOTS
-            stop = min(count, start + slots * self._save_chunk)
+            self._next_slot = (slot + 1) % _SAVE_SLOTS
             packed = self._packed[slot * self._save_chunk :][: stop - start]
-            if (left := self._left[slot + slots - 1]) is not None:
+            if (left := self._left[slot]) is not None:
                 self._packing.after(left)
             with self._packing.use():
                 kv_pack.pack(table, ids[start:stop], packed, found[start:stop])
             self._copying.after(self._packing.mark())
             with self._copying.use():
+                begin = part.first + start
+                for first, last in records.pieces(begin, part.first + stop, stop - start):
+                    target = torch.from_numpy(records.records(first, last))
+                    target.copy_(packed[first - begin : last - begin], non_blocking=True)
                 found_host[start:stop].copy_(found[start:stop], non_blocking=True)
-            for number, (begin, end) in enumerate(pieces(stop - start, self._save_chunk)):
-                place = part.first + start
-                with self._copying.use():
-                    for first, last in records.pieces(place + begin, place + end, end - begin):
-                        target = torch.from_numpy(records.records(first, last))
-                        target.copy_(packed[first - place : last - place], non_blocking=True)
-                copied = self._left[slot + number] = self._copying.mark()
-                yield _Coming(copied, found_host[start + begin : start + end], (ids_host, ids, found))
-            start = stop
+            copied = self._left[slot] = self._copying.mark()
+            yield _Coming(copied, found_host[start:stop], (ids_host, ids, found))
 
 
 def _arrived(chunk: _Coming) -> Digests:

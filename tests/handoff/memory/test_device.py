@@ -171,9 +171,8 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
     device = Recording()
     cache = on_device(1, device=device, chunk=1)
     packing, copying = device.queues[:2]
-    slots, together, count = device_cache._SAVE_SLOTS, device_cache._PACKED_SLOTS, 24
+    slots, count = device_cache._SAVE_SLOTS, 24
     assert count > slots + 3
-    assert count % together == 0
     out = np.empty((count, cache.record_bytes), np.uint8)
     with device.engine.use():
         pass  # the step that wrote the blocks
@@ -184,23 +183,17 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
         cache.gather(0, random_blocks(BLOCKS, count), out)
         packs = [waited for queue, waited in device.log if queue is packing][1:]  # the first copies block ids
         copies = [waited for queue, waited in device.log if queue is copying]
-        each = together + 1  # copies of a pack: of its digests, and of each slot's records
-        assert len(packs) == count // together
-        assert len(copies) == len(packs) * each
-        for number, pack in enumerate(packs):
+        assert len(packs) == len(copies) == count
+        for number, (pack, copy) in enumerate(zip(packs, copies, strict=True)):
             assert pack[device.engine] == step
-            lap = slots // together  # packs
-            if before + number * each >= lap * each:
-                assert (
-                    pack[copying] == before + (number - lap + 1) * each
-                )  # the last copy out of them, no later
-            for copy in copies[number * each : (number + 1) * each]:
-                assert copy[packing] >= packing.position - len(packs) + number + 1
+            if before + number >= slots:
+                assert pack[copying] == before + number - slots + 1  # the last copy out of its slot, no later
+            assert copy[packing] >= packing.position - count + number + 1
         assert device.engine.waited[packing] == packing.position
         if before:
             continue
         # The engine goes on when the last block is packed: not after the last copies, which need the bus.
-        assert device.engine.waited.get(copying, 0) <= len(copies) - slots // together * each
+        assert device.engine.waited.get(copying, 0) <= count - slots
     cache.close()
 
 
@@ -220,7 +213,7 @@ def test_a_pack_on_another_thread_waits_for_the_step_that_is_marked_and_the_engi
     cache.fill([Part(0, 0, (1, 2, 3, 4))], staging.filling(entry), mark)
     assert {waited[device.engine] for queue, waited in device.log if queue is packing} == {1}
     assert device.engine.waited == waited
-    assert len([queue for queue, _ in device.log if queue is copying]) == 5  # of digests, and of four records
+    assert len([queue for queue, _ in device.log if queue is copying]) == 4
     cache.close()
     assert entry.view.whole == 4
     staging.close()
