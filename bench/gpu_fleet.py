@@ -62,10 +62,14 @@ class Served:
             if not (worker and urls and worker[1] in found):
                 continue
             try:
-                found[worker[1]].update(_scraped(urls[-1]))
+                found[worker[1]].update(_scraped(urls[-1], "baton_worker_"))
             except OSError as problem:  # it may have died
                 print(f"no metrics of {log.stem}: {problem}", flush=True)
         return found
+
+    def stages(self) -> Counter[str]:
+        """Return the sums and counts of the stages of handoffs, over all arms, as the routers know them."""
+        return _scraped(f"{self.url}/metrics", "baton_router_handoff_stage_")
 
 
 @contextmanager
@@ -130,17 +134,19 @@ def blamed(said: str) -> set[str]:
     return set(re.findall(rf"{_WORKER}(?:,|$)", waits[-1])) if waits else set()
 
 
-def _scraped(url: str) -> Counter[str]:
+def _scraped(url: str, prefix: str) -> Counter[str]:
     with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 (our own http URL)
         text = answer.read().decode()
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if not sample.name.startswith("baton_worker_") or sample.name.endswith("_bucket"):
+            if not sample.name.startswith(prefix) or sample.name.endswith("_bucket"):
                 continue
-            name = sample.name.removeprefix("baton_worker_")
+            name = sample.name.removeprefix(prefix)
             if family.type == "counter" and "transport" in sample.labels:
                 name = f"{name} {sample.labels['transport']}"
+            if "stage" in sample.labels:
+                name = f"{sample.labels['stage']} {name}"
             if family.type in ("counter", "histogram"):
                 found[name] += sample.value  # type: ignore[assignment]
     return found
@@ -155,6 +161,17 @@ def handoffs(before: Counter[str], after: Counter[str]) -> dict[str, Any]:
     for stage in ("save", "move", "total"):
         if count := by.get(f"handoff_{stage}_seconds_count"):
             found[f"{stage}_ms"] = round(1e3 * by[f"handoff_{stage}_seconds_sum"] / count, 2)
+    return found
+
+
+def stages(before: Counter[str], after: Counter[str]) -> dict[str, float]:
+    """Return the mean ms of each stage of the handoffs in between."""
+    found = {}
+    for key in after:
+        stage, _, kind = key.partition(" ")
+        if kind == "seconds_count" and (count := after[key] - before[key]):
+            took = after[f"{stage} seconds_sum"] - before[f"{stage} seconds_sum"]
+            found[stage] = round(1e3 * took / count, 2)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from bench.gpu_clients import ANSWER, PROMPT, client_processes, closed
-from bench.gpu_fleet import Arm, Keep, Served, handoffs
+from bench.gpu_fleet import Arm, Keep, Served, handoffs, stages
 from bench.traffic import Mix, run
 from harness.stats import medians
 
@@ -102,24 +102,23 @@ def streams(served: Served, seconds: float, rounds: int, keep: Keep) -> None:
 def closed_loops(served: Served, arms: list[str], clients: list[int], seconds: float, keep: Keep) -> None:
     """Drive the arms with so many clients, in turns. keep: takes what is known, after each turn."""
     found: dict[str, dict[str, Figures]] = {name: {} for name in arms}
-    moved: dict[str, dict[str, Any]] = {name: {} for name in arms}
+    took: dict[str, dict[str, Any]] = {name: {} for name in arms}  # ms of handoffs by stage
     with client_processes() as pool:
         for name in arms:
             _warmed(pool, served.url, name, max(clients))
         for count in clients:
             for name in arms:
-                before = served.metrics()[name]
+                before = served.stages()
                 try:
                     figures = closed(pool, served.url, name, count, seconds, seed=count)
                 except PROBLEMS as problem:
                     print(f"{name:>10} {count} clients: {problem!r}"[:600], flush=True)
                     continue
                 found[name][str(count)] = figures
-                moved[name][str(count)] = handoffs(before, served.metrics()[name])
-                print(f"{name:>10} {count:>4}", figures, moved[name][str(count)], flush=True)
-                keep(
-                    {"prompt": PROMPT, "answer": ANSWER, "seconds": seconds, "arms": found, "handoffs": moved}
-                )
+                took[name][str(count)] = stages(before, served.stages())
+                print(f"{name:>10} {count:>4}", figures, took[name][str(count)], flush=True)
+                told = {"arms": found, "handoff_ms": took}
+                keep({"prompt": PROMPT, "answer": ANSWER, "seconds": seconds, **told})
 
 
 def _warmed(pool: Pool, url: str, name: str, clients: int) -> None:

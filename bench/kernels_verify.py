@@ -1,9 +1,9 @@
 """`verify` for `python -m bench kernels`, beside plain torch, vLLM's two samplers and a read of the logits.
 
 Logits of bfloat16 at temperature 0.8. vLLM's model runner V1 is followed step by step, with its kernels: it
-copies the logits to float32, scales them, writes probabilities and exponential noise. V2's is its own
-function, called on scaled logits; the pass that scales them is not counted. On the CPU vLLM's V1 sampler is
-called as it is, with the patch that it needs, where vLLM is installed.
+copies the logits to float32, scales them, writes probabilities and exponential noise. V2 copies them to
+float32 and scales them there, too, and calls its own function, which is called here. On the CPU vLLM's V1
+sampler is called as it is, with the patch that it needs, where vLLM is installed.
 """
 
 from __future__ import annotations
@@ -136,9 +136,10 @@ def vllm_v1(step: Step, kernels: Any) -> torch.Tensor:
     return written
 
 
-def vllm_v2(step: Step, kernels: Any, scaled: torch.Tensor, ends: torch.Tensor, block: bool) -> Any:
-    """Run V2's rejection_sample: tokens [batch, drafted + 1], and how many were accepted."""
+def vllm_v2(step: Step, kernels: Any, ends: torch.Tensor, block: bool) -> Any:
+    """Do what V2's sampler does: tokens [batch, drafted + 1], and how many were accepted."""
     slots = step.seeds
+    scaled = step.logits.float().div_(step.temperature[step.request].unsqueeze(1))
     return kernels.rejection_sample(
         scaled, step.proposed, step.fed, ends, step.place, slots, step.request, step.place,
         step.temperature, step.seeds, step.drafted, use_block_verification=block,
@@ -185,8 +186,7 @@ def _against(step: Step, method: Method) -> dict[str, Callable[[], object]]:
             made["vLLM V1"] = partial(vllm_v1, step, first)
         if second is not None:
             ends = torch.cat([step.ends.new_zeros(1), step.ends])
-            scaled = (step.logits.float() / TEMPERATURE).bfloat16()
-            made["vLLM V2"] = partial(vllm_v2, step, second, scaled, ends, method == "block")
+            made["vLLM V2"] = partial(vllm_v2, step, second, ends, method == "block")
     elif plain and (shipped := _vllm_on_cpu(step)) is not None:
         made["vLLM V1"] = shipped
     if plain:

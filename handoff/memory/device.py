@@ -5,15 +5,15 @@
            copying queue                    └ copy 0 ─ copy 1 ─ …      into staging's own, pinned memory
            a thread                                   └ 0 is whole: it can be sent ─ 1 is whole ─ …
 
-    load   pulling thread     looks at 0 ─ waits until 0 is copied ─ looks at 1 ─ …
-           its queue                     └ copy 0, unpack 0              └ copy 1, unpack 1 ─ …
+    load   pulling thread     looks at 0 ─ waits until 0 is there ─ looks at 1 ─ …
+           its queue                     └ copy 0, unpack 0             └ copy 1, unpack 1 ─ …
 
 Slots (a chunk each) are made once and reused, in turns. A pack waits for its slot's last copy, on the device;
 the engine's thread waits for nothing. A request of no more than `_SAVE_SLOTS` chunks frees its blocks at the
 speed of the device's memory, a longer one at that of the bus.
 Loads compute digests while they unpack: a broken chunk is noticed when it is in the cache already, and the
 load fails; the blocks belong to no other request. The device copies records from where they lie if that is
-pinned; else the thread copies them to a slot that is.
+pinned; else the thread copies them first to memory that is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,9 +48,7 @@ logger = logging.getLogger(__name__)
 
 # A save's chunk. On an H100 the engine's thread took 0.15 ms to queue each one.
 SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
-# A load's chunk: a few operations and a wait each, while the bus moves it in 0.3 ms. One slot of a pull fills
-# while the other one leaves.
-LOAD_BYTES, _LOAD_SLOTS = 16 << 20, 2
+LOAD_BYTES = 32 << 20  # a load's chunk: a few operations and a wait each, while the bus moves it in 0.6 ms
 _LANES = 2  # made at the start: loads at the same time
 
 
@@ -99,8 +97,8 @@ class DeviceBlockCache(BlockCache):
         load_bytes: int = LOAD_BYTES,
     ) -> None:
         super().__init__(layers, tables, division)
-        self._on = tables[0].device
-        self.device: streams.Device = device or streams.of(self._on)
+        self.on = tables[0].device
+        self.device: streams.Device = device or streams.of(self.on)
         self.load_bytes = load_bytes
         self._pinned: list[int] = []  # addresses
         self._save_chunk = max(1, save_bytes // self.record_bytes)
@@ -123,11 +121,11 @@ class DeviceBlockCache(BlockCache):
 
         The engine's queue has memory that it has freed, but still reads or writes: another may not have it.
         """
-        return torch.empty((records, record_bytes), dtype=torch.uint8, device=self._on)
+        return torch.empty((records, record_bytes), dtype=torch.uint8, device=self.on)
 
     def _compile(self) -> None:
         """Run both kernels once on nothing, so that no request waits for the compiler."""
-        record, device = self._packed[:1], self._on
+        record, device = self._packed[:1], self.on
         with self._packing.use():
             digest = torch.empty(1, dtype=torch.int64, device=device)
             for table in self._tables:
@@ -194,7 +192,7 @@ class DeviceBlockCache(BlockCache):
 
     def _queue_part(self, part: Part, records: _Target) -> Iterator[_Coming]:
         count = len(part.block_ids)
-        table, device = self._tables[part.group], self._on
+        table, device = self._tables[part.group], self.on
         ids_host = self.device.pinned((count,), torch.int64)
         ids_host.numpy()[:] = part.block_ids
         found_host = self.device.pinned((count,), torch.int64)
@@ -238,46 +236,36 @@ def _bring(coming: list[_Coming], fill: Fill) -> None:
 
 
 @dataclass
+class _Lane:
+    """A queue and room for a chunk, used by one pull at a time.
+
+    All of it is made once: each call of torch's gives the GIL away, and beside an engine that is busy every
+    one of them waits to have it back.
+    """
+
+    cache: DeviceBlockCache
+    record_bytes: int
+
+    def __post_init__(self) -> None:
+        device, on = self.cache.device, self.cache.on
+        self.chunk = chunk = max(1, self.cache.load_bytes // self.record_bytes)  # records
+        self.queue = device.queue()
+        with self.queue.use():
+            self.records = self.cache.room(chunk, self.record_bytes)
+            self.ids = torch.empty(chunk, dtype=torch.int64, device=on)
+            self.digests = torch.empty(chunk, dtype=torch.int64, device=on)
+        self.ids_host = device.pinned((chunk,), torch.int64)
+        self.digests_host = device.pinned((chunk,), torch.int64)
+        self.host: torch.Tensor | None = None  # pinned, for records that are not: made when it is needed
+
+
+@dataclass(frozen=True)
 class _Landed:
     """A queued chunk of a load: its digests are compared when the device is done."""
 
     first_block: int
     saved: Digests
-    found: torch.Tensor  # [n] int64, pinned
     done: Mark
-    keep: tuple[torch.Tensor, ...]
-
-
-@dataclass
-class _LoadSlot:
-    """Memory for a chunk of a load, on both sides."""
-
-    records: torch.Tensor  # [chunk, record_bytes] uint8, on the device
-    host: torch.Tensor | None = None  # the same, pinned: made when it is needed
-    landed: _Landed | None = None
-
-
-@dataclass
-class _Lane:
-    """A queue and its slots, used by one pull at a time."""
-
-    cache: DeviceBlockCache
-    record_bytes: int
-    queue: streams.Queue = field(init=False)
-    slots: list[_LoadSlot] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.queue = self.cache.device.queue()
-        self.slots = []
-        for _ in range(_LOAD_SLOTS):
-            with self.queue.use():
-                records = self.cache.room(self.chunk, self.record_bytes)
-            self.slots.append(_LoadSlot(records))
-
-    @property
-    def chunk(self) -> int:
-        """Records of a chunk."""
-        return max(1, self.cache.load_bytes // self.record_bytes)
 
 
 class _DeviceLanding(Landing):
@@ -285,78 +273,64 @@ class _DeviceLanding(Landing):
         super().__init__(what, seed, tables)
         self._cache = cache
         self._lane: _Lane | None = lane
-        self._next_slot = 0
+        self._landed: _Landed | None = None
+        self._queuing = False  # so it stays where queueing raised
 
     def take(self, part: Part, records: Bytes, saved: Digests) -> None:
         began = time.monotonic()
-        for start, stop in pieces(len(records), self._lane.chunk if self._lane else 1):
+        lane: Any = self._lane
+        for start, stop in pieces(len(records), lane.chunk):
+            self._settle()
             piece = part.within(part.first + start, part.first + stop)
-            self._queue(piece, records[start:stop], saved[start:stop])
+            if self._queue(lane, piece, records[start:stop], saved[start:stop]):
+                self._settle()
         self.load_s += time.monotonic() - began
 
     def finish(self) -> None:
         began = time.monotonic()
-        for slot in self._slots:
-            self._settle(slot)
+        self._settle()
         self.load_s += time.monotonic() - began
 
     def close(self) -> None:
         lane, self._lane = self._lane, None
         if lane is None:
             return
-        lane.queue.mark().synchronize()
-        for slot in lane.slots:
-            slot.landed = None
+        if self._queuing or self._landed is not None:
+            lane.queue.mark().synchronize()
         self._cache.give_back(lane)
 
-    @property
-    def _slots(self) -> list[_LoadSlot]:
-        return self._lane.slots if self._lane is not None else []
-
-    def _queue(self, part: Part, records: Bytes, saved: Digests) -> None:
-        lane: Any = self._lane
-        slot = lane.slots[self._next_slot]
-        self._next_slot = (self._next_slot + 1) % len(lane.slots)
-        self._settle(slot)
-        count, table = len(records), self._tables[part.group]
-        with lane.queue.use():
-            copied = self._copy(slot, records)
-            ids_host = self._cache.device.pinned((count,), torch.int64)
-            ids_host.numpy()[:] = wanted(part.block_ids)
-            found_host = self._cache.device.pinned((count,), torch.int64)
-            ids = ids_host.to(table.device, non_blocking=True)
-            found = torch.empty(count, dtype=torch.int64, device=table.device)
-            kv_pack.unpack(table, slot.records[:count], ids, found)
-            found_host.copy_(found, non_blocking=True)
-        slot.landed = _Landed(part.first, saved.copy(), found_host, lane.queue.mark(), (ids_host, ids, found))
-        if copied is not None:
-            copied.synchronize()
-
-    def _copy(self, slot: _LoadSlot, records: Bytes) -> Mark | None:
-        """Queue the copy of records to a slot.
-
-        Return a mark; the records must stay until it is reached. None: they may go at once.
-        """
-        lane: Any = self._lane
-        parts = self._cache.device.pinned_parts(records)
+    def _queue(self, lane: _Lane, part: Part, records: Bytes, saved: Digests) -> bool:
+        """Queue a chunk. Return whether the device reads it from where it lies: then it must stay."""
+        count, device = len(records), self._cache.device
+        parts = device.pinned_parts(records)
+        lane.ids_host.numpy()[:count] = wanted(part.block_ids)
         if not parts:
-            if slot.host is None:
-                slot.host = self._cache.device.pinned(tuple(slot.records.shape), torch.uint8)
-            slot.host.numpy()[: len(records)] = records
-            slot.records[: len(records)].copy_(slot.host[: len(records)], non_blocking=True)
-            return None
-        target, address = slot.records.view(-1), records.ctypes.data
-        for start, stop in parts:
-            memory = (ctypes.c_uint8 * (stop - start)).from_address(address + start)  # read-only or not
-            target[start:stop].copy_(torch.frombuffer(memory, dtype=torch.uint8), non_blocking=True)
-        mark: Mark = lane.queue.mark()
-        return mark
+            if lane.host is None:
+                lane.host = device.pinned(tuple(lane.records.shape), torch.uint8)
+            lane.host.numpy()[:count] = records
+        self._queuing = True
+        ids, found, target = lane.ids[:count], lane.digests[:count], lane.records[:count]
+        with lane.queue.use():
+            ids.copy_(lane.ids_host[:count], non_blocking=True)
+            if not parts and lane.host is not None:
+                target.copy_(lane.host[:count], non_blocking=True)
+            for start, stop in parts:
+                memory = (ctypes.c_uint8 * (stop - start)).from_address(records.ctypes.data + start)
+                source = torch.frombuffer(memory, dtype=torch.uint8)  # read-only or not
+                target.view(-1)[start:stop].copy_(source, non_blocking=True)
+            kv_pack.unpack(self._tables[part.group], target, ids, found)
+            lane.digests_host[:count].copy_(found, non_blocking=True)
+        self._landed = _Landed(part.first, saved.copy(), lane.queue.mark())
+        self._queuing = False
+        return bool(parts)
 
-    def _settle(self, slot: _LoadSlot) -> None:
-        """Wait until the slot's chunk is in the cache, and compare its digests."""
-        landed, slot.landed = slot.landed, None
-        if landed is not None:
-            landed.done.synchronize()
-            own = landed.found.numpy().view(np.uint64)
-            came = digests.seeded(own, self.seed, landed.first_block)
-            digests.compare(self.what, landed.first_block, came, landed.saved)
+    def _settle(self) -> None:
+        """Wait until the queued chunk is in the cache, and compare its digests."""
+        lane, landed = self._lane, self._landed
+        if lane is None or landed is None:
+            return
+        landed.done.synchronize()
+        self._landed = None
+        own = lane.digests_host.numpy()[: len(landed.saved)].view(np.uint64)
+        came = digests.seeded(own, self.seed, landed.first_block)
+        digests.compare(self.what, landed.first_block, came, landed.saved)

@@ -12,7 +12,7 @@ import pytest
 from bench import gpu_answers, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
 from bench.gpu_clients import ANSWER, figures_of
-from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving
+from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving, stages
 from bench.gpu_loads import closed_loops
 from bench.report_gpu import gpu_serve as gpu_serve_section
 from harness import stats
@@ -46,6 +46,8 @@ def test_handoffs_are_those_in_between() -> None:
     counts = Counter({"drafted_tokens_total": 9, "accepted_tokens_total": 4})
     assert drafts(Counter(), counts) == {"drafted": 9, "accepted": 4}
     assert drafts(counts, counts) == {}
+    routers = Counter({"move seconds_count": 2, "move seconds_sum": 0.5, "wait seconds_count": 0})
+    assert stages(Counter(), routers) == {"move": 250.0}
 
 
 def test_a_closed_loop_counts_what_came_in_its_time() -> None:
@@ -103,6 +105,9 @@ def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Pa
     assert {name: one["equal"] for name, one in found.items()} == {"one": 8, "shm": 8}
     # On a busy machine a prompt may be computed anew.
     assert 6 <= found["shm"]["handoffs"]["loaded"]["shm"] <= 8
+    took = loops[-1]["handoff_ms"]
+    assert isinstance(took, dict)
+    assert {"wait", "move", "load", "total"} <= set(took["shm"]["20"])
     seen = loops[-1]["arms"]
     assert isinstance(seen, dict)
     assert {clients: one["failed"] for clients, one in seen["shm"].items()} == {"1": 0, "20": 0}

@@ -67,5 +67,5 @@ def test_vllms_samplers_are_called_as_they_should_be(device: str) -> None:
     assert kernels_verify.vllm_v1(step, first).tolist() == wanted
     ends = torch.cat([step.ends.new_zeros(1), step.ends])
     for block in (False, True):
-        tokens, _ = kernels_verify.vllm_v2(step, second, step.logits.float(), ends, block)
+        tokens, _ = kernels_verify.vllm_v2(step, second, ends, block)
         assert tokens.tolist() == wanted
