@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import grpc
 
@@ -24,6 +25,15 @@ logger = logging.getLogger(__name__)
 _MAX_CHANNELS = 64  # above this, channels that no call can still use are closed
 
 
+@dataclass
+class _Kept:
+    """A channel, its stub, which takes as long to make as a call, and its last use (time.monotonic)."""
+
+    used: float
+    channel: grpc.Channel
+    stub: HandoffStub
+
+
 class Channels:
     """Channels by address, kept for the next pull: connecting costs more than a pull. Safe for any thread.
 
@@ -37,31 +47,43 @@ class Channels:
         self._bound = bound
         self._dialler = Dialler(Role.WORKER)
         self._credentials = self._dialler.credentials
-        # Each with its last use (time.monotonic), least recently used first.
-        self._channels: OrderedDict[str, tuple[float, grpc.Channel]] = OrderedDict()
+        self._channels: OrderedDict[str, _Kept] = OrderedDict()  # least recently used first
         self._retired: deque[tuple[float, grpc.Channel]] = deque()  # time.monotonic, oldest first
         self._lock = threading.Lock()
 
     def to(self, address: str) -> grpc.Channel:
         """Return the channel to host:port, a new one if need be."""
+        return self._kept(address).channel
+
+    def stub(self, address: str) -> HandoffStub:
+        """Return the stub of the Handoff service at host:port."""
+        return self._kept(address).stub
+
+    def _kept(self, address: str) -> _Kept:
         with self._lock:
             self._retire()
             now = time.monotonic()
-            known = self._channels.pop(address, None)
-            channel = known[1] if known is not None else self._dialler.channel(address)
-            self._channels[address] = now, channel
+            kept = self._channels.pop(address, None)
+            if kept is None:
+                channel = self._dialler.channel(address)
+                kept = _Kept(now, channel, HandoffStub(channel))  # type: ignore[no-untyped-call]
+            kept.used = now
+            self._channels[address] = kept
             while len(self._channels) > self._bound:
-                used, oldest = next(iter(self._channels.values()))
-                if used >= now - MAX_PULL_S:
+                oldest = next(iter(self._channels.values()))
+                if oldest.used >= now - MAX_PULL_S:
                     break
                 self._channels.popitem(last=False)
-                oldest.close()
-            return channel
+                oldest.channel.close()
+            return kept
 
     def close(self) -> None:
         """Close all channels. Idempotent."""
         with self._lock:
-            for _, channel in (*self._channels.values(), *self._retired):
+            for channel in [
+                *(kept.channel for kept in self._channels.values()),
+                *(channel for _, channel in self._retired),
+            ]:
                 channel.close()
             self._channels.clear()
             self._retired.clear()
@@ -71,7 +93,7 @@ class Channels:
         now = time.monotonic()
         if (credentials := self._dialler.credentials) is not self._credentials:
             self._credentials = credentials
-            self._retired += [(now, channel) for _, channel in self._channels.values()]
+            self._retired += [(now, kept.channel) for kept in self._channels.values()]
             self._channels.clear()
         while self._retired and self._retired[0][0] < now - MAX_PULL_S:
             self._retired.popleft()[1].close()
@@ -123,7 +145,10 @@ class HandoffClient:
                 held = pb.Held(request_id=manifest.request_id, epoch=manifest.epoch, ticket=shard.ticket)
                 asked.setdefault(shard.address, []).append(held)
         calls = [
-            (keys, self._stub(address).Renew.future(pb.RenewRequest(handoffs=keys), timeout=timeout_s))
+            (
+                keys,
+                self.channels.stub(address).Renew.future(pb.RenewRequest(handoffs=keys), timeout=timeout_s),
+            )
             for address, keys in asked.items()
         ]
         found: set[tuple[str, int]] = set()
@@ -138,13 +163,16 @@ class HandoffClient:
 
     def taken(self, request: pb.TakenRequest, address: str) -> grpc.Future[pb.TakenReply]:
         """Tell a rank what was taken of its save; whoever called looks at the reply."""
-        call: grpc.Future[pb.TakenReply] = self._stub(address).Taken.future(request, timeout=CALL_TIMEOUT_S)
+        call: grpc.Future[pb.TakenReply] = self.channels.stub(address).Taken.future(
+            request, timeout=CALL_TIMEOUT_S
+        )
         return call
 
     def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> Staged:
         """Return what these ranks hold. Raises TransportFailed."""
         calls = [
-            self._stub(address).Staged.future(pb.StagedRequest(), timeout=timeout_s) for address in addresses
+            self.channels.stub(address).Staged.future(pb.StagedRequest(), timeout=timeout_s)
+            for address in addresses
         ]
         try:
             replies = [call.result() for call in calls]
@@ -162,13 +190,15 @@ class HandoffClient:
 
     def sample(self, address: str, size: int, timeout_s: float) -> pb.SampleReply:
         """Have a rank stage a test payload of `size` bytes. Raises grpc.RpcError."""
-        reply: pb.SampleReply = self._stub(address).Sample(pb.SampleRequest(bytes=size), timeout=timeout_s)
+        reply: pb.SampleReply = self.channels.stub(address).Sample(
+            pb.SampleRequest(bytes=size), timeout=timeout_s
+        )
         return reply
 
     def release_sample(self, address: str, sample: pb.SampleReply) -> None:
         """Release a test payload, without waiting."""
         request = pb.ReleaseRequest(request_id=sample.request_id, epoch=1, ticket=sample.shard.ticket)
-        self._stub(address).Release.future(request, timeout=CALL_TIMEOUT_S).add_done_callback(_note)
+        self.channels.stub(address).Release.future(request, timeout=CALL_TIMEOUT_S).add_done_callback(_note)
 
     def try_handoff(
         self, ranks: Sequence[str], sources: Sequence[str], transport: str, size: int, timeout_s: float
@@ -183,7 +213,7 @@ class HandoffClient:
         ends = time.monotonic() + timeout_s
         for at in range(0, count, len(ranks)):
             calls = [
-                self._stub(rank).Trial.future(
+                self.channels.stub(rank).Trial.future(
                     pb.TrialRequest(source=source, transport=transport, bytes=size),
                     timeout=max(0.0, ends - time.monotonic()),
                 )
@@ -204,9 +234,6 @@ class HandoffClient:
         """Close the channels. Idempotent."""
         self.channels.close()
 
-    def _stub(self, address: str) -> HandoffStub:
-        return HandoffStub(self.channels.to(address))  # type: ignore[no-untyped-call]
-
     def _start_release(
         self,
         manifest: pb.Manifest,
@@ -226,7 +253,7 @@ class HandoffClient:
             )
 
         return [
-            self._stub(shard.address).Release.future(request(shard), timeout=timeout_s)
+            self.channels.stub(shard.address).Release.future(request(shard), timeout=timeout_s)
             for shard in shards
             if shard.address
         ]
