@@ -15,7 +15,7 @@ lies beyond the cut. We know such places for byte-level BPE with one of the comm
 
 Where a text has no such place a piece grows until there is one. Other tokenizers get the text whole.
 
-Leans on: transformers' TokenizersBackend.{_encode_plus, _tokenizer, split_special_tokens, truncation_side},
+Leans on: transformers.TokenizersBackend.{_encode_plus, _tokenizer, split_special_tokens, truncation_side},
 PreTrainedTokenizerBase.__call__; vllm.tokenizers.hf's max_chars_per_token and ThreadSafeHFTokenizerMixin; the
 JSON form of the parts of a tokenizers.Tokenizer.
 """

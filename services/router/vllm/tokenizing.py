@@ -3,7 +3,7 @@
 vLLM tokenizes in a thread, but the whole text at once: each MiB takes a second and 80 MiB, and only then is
 the text cut to the model's length. Here a text that is unlikely to fit is first counted a piece at a time,
 until it is certain that it does not fit, or that the rest would be cut off. /tokenize has no limit of its
-own, so the model's length applies there, too.
+own, so the model's length applies there, too. A long text that fits is tokenized in pieces (pieces.py).
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
@@ -23,7 +23,7 @@ from baton.services.engine.patches.replace import replace
 from baton.services.router.vllm.pieces import ids_in_pieces
 
 PIECE = 64 << 10  # characters; a piece takes 20 ms, without the GIL
-# Characters per token; a text with fewer for each of the model's tokens is tokenized at once.
+# Characters per token; a text with fewer for each of the model's tokens is tokenized without a count.
 LIKELY = 2
 # A text cut into pieces has more tokens than in one piece: we expect at most this many more per cut.
 SLACK = 16
