@@ -525,7 +525,8 @@ OBJECTS = (
     ObjectPatch(
         file="services/router/vllm/tokenizing.py",
         why="vLLM tokenizes a whole text, which takes a second and 80 MiB per MiB, before it cuts it to the "
-        "model's length. A text that is unlikely to fit is first counted a piece at a time.",
+        "model's length. A text that is unlikely to fit is first counted a piece at a time, and a long one "
+        "that fits is tokenized in pieces where that surely gives the same ids.",
         symbols=("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
         processes=ROUTER,
         until="vLLM's tokenizing ends at the model's length",

@@ -3,7 +3,7 @@
 vLLM tokenizes in a thread, but the whole text at once: each MiB takes a second and 80 MiB, and only then is
 the text cut to the model's length. Here a text that is unlikely to fit is first counted a piece at a time,
 until it is certain that it does not fit, or that the rest would be cut off. /tokenize has no limit of its
-own, so the model's length applies there, too.
+own, so the model's length applies there, too. A long text that fits is tokenized in pieces (pieces.py).
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
@@ -20,9 +20,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.base import BaseRenderer
 
 from baton.services.engine.patches.replace import replace
+from baton.services.router.vllm.pieces import ids_in_pieces
 
 PIECE = 64 << 10  # characters; a piece takes 20 ms, without the GIL
-# Characters per token; a text with fewer for each of the model's tokens is tokenized at once.
+# Characters per token; a text with fewer for each of the model's tokens is tokenized without a count.
 LIKELY = 2
 # A text cut into pieces has more tokens than in one piece: we expect at most this many more per cut.
 SLACK = 16
@@ -37,8 +38,10 @@ def _bounded(tokenize: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(self: Any, prompt: Any, params: Any) -> Any:
         limit = params.max_input_tokens or self.model_config.max_model_len  # /tokenize has no limit
         text = prompt["prompt"]
-        if len(text) <= max(PIECE, LIKELY * limit):
+        if len(text) <= PIECE:
             return tokenize(self, prompt, params)
+        if len(text) <= LIKELY * limit:
+            return _whole(tokenize, self, prompt, params)
         tokenizer = self.get_tokenizer()
         kept = params.truncate_prompt_tokens
         if kept is None:
@@ -48,13 +51,22 @@ def _bounded(tokenize: Callable[..., Any]) -> Callable[..., Any]:
                     f"{len(text)} characters has more. Please reduce its length.",
                     parameter="input_tokens",
                 )
-            return tokenize(self, prompt, params)
+            return _whole(tokenize, self, prompt, params)
         if kept < 0:
             kept = params.max_truncation_tokens
         side = params.truncation_side or tokenizer.truncation_side
-        return tokenize(self, {**prompt, "prompt": enough(tokenizer, text, kept, end=side == "left")}, params)
+        part = enough(tokenizer, text, kept, end=side == "left")
+        return _whole(tokenize, self, {**prompt, "prompt": part}, params)
 
     return bounded
+
+
+def _whole(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) -> Any:
+    """Tokenize a long text, in pieces if that surely gives the same ids."""
+    ids = None
+    if not self._wants_offsets(prompt, params):
+        ids = ids_in_pieces(self.get_tokenizer(), prompt["prompt"], **params.get_encode_kwargs())
+    return tokenize(self, prompt, params) if ids is None else self._build_tokens_prompt(ids, prompt)
 
 
 def enough(tokenizer: Any, text: str, tokens: int, *, end: bool = False) -> str:
