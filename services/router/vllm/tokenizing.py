@@ -25,6 +25,7 @@ from baton.services.router.vllm.pieces import ids_in_pieces
 PIECE = 64 << 10  # characters; a piece takes 20 ms, without the GIL
 # Characters per token; a text with fewer for each of the model's tokens is tokenized without a count.
 LIKELY = 2
+WITH_OFFSETS = 256 << 10  # characters; with offsets a text is tokenized whole, at 180 bytes a character
 # A text cut into pieces has more tokens than in one piece: we expect at most this many more per cut.
 SLACK = 16
 
@@ -64,7 +65,14 @@ def _bounded(tokenize: Callable[..., Any]) -> Callable[..., Any]:
 def _whole(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) -> Any:
     """Tokenize a long text, in pieces if that surely gives the same ids."""
     ids = None
-    if not self._wants_offsets(prompt, params):
+    if self._wants_offsets(prompt, params):
+        if len(prompt["prompt"]) > WITH_OFFSETS:
+            raise VLLMValidationError(
+                f"return_token_offsets: offsets are given for texts of at most {WITH_OFFSETS} characters; "
+                f"this one has {len(prompt['prompt'])}. Leave it out, or send less text.",
+                parameter="return_token_offsets",
+            )
+    else:
         ids = ids_in_pieces(self.get_tokenizer(), prompt["prompt"], **params.get_encode_kwargs())
     return tokenize(self, prompt, params) if ids is None else self._build_tokens_prompt(ids, prompt)
 

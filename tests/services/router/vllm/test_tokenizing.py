@@ -45,7 +45,7 @@ def tokenized(tokenizer: Counting, text: str, **params: Any) -> list[int]:
     renderer = SimpleNamespace(
         get_tokenizer=lambda: tokenizer,
         model_config=SimpleNamespace(max_model_len=LENGTH),
-        _wants_offsets=lambda *_: False,
+        _wants_offsets=lambda _, params: params.return_token_offsets,
         _build_tokens_prompt=lambda ids, *_, **__: ids,
     )
     wanted = TokenizeParams(**{"max_total_tokens": LENGTH, **params})
@@ -70,6 +70,13 @@ def test_a_long_text_of_few_tokens_fits(tokenizer: Counting) -> None:
     text = " " * (2 * tokenizing.PIECE)
     expected = tokenizer.real(text)["input_ids"]
     assert tokenized(tokenizer, text, max_total_tokens=len(expected)) == expected
+
+
+def test_offsets_are_for_texts_of_a_bounded_length(tokenizer: Counting) -> None:
+    text = " " * (tokenizing.WITH_OFFSETS + 1)
+    with pytest.raises(VLLMValidationError, match="at most 262144 characters"):
+        tokenized(tokenizer, text, return_token_offsets=True, max_total_tokens=1_000_000)
+    assert not tokenizer.seen or max(tokenizer.seen) <= tokenizing.PIECE
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
