@@ -24,7 +24,7 @@ test: $(READY) ## Lint and run every test, side by side (ARGS="-k scheduler" for
 
 pytest: $(READY)
 	@deploy/setup/test-tools
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
 	@$(BIN)/python -m harness.chaos $(ARGS)
