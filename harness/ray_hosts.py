@@ -23,7 +23,7 @@ import yaml
 from harness.chaos.proxy import Proxy
 from harness.deployment import ENGINE
 from harness.netns import Host, Network
-from harness.ray_head import LESS, RAY, STORE
+from harness.ray_head import RAY, STORE
 from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
 
 GCS_PORT, ROUTER_PORT = 6379, 8000
@@ -33,7 +33,6 @@ COMMON = (
     "--num-cpus=1",
     STORE,
     "--disable-usage-stats",
-    "--include-log-monitor=false",
 )
 # By default Ray needs half a minute to find a host dead that falls silent.
 QUICK = {
@@ -143,7 +142,7 @@ def ray_hosts(folder: Path, ray: Mapping[str, str] = QUICK, routers: int = 1) ->
     """Run a deployment on two hosts, which is ready; everything ends with the block. `ray`: its settings."""
     environment = {**os.environ, **RAY, **ray, "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
-        head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", *LESS)
+        head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", "--include-dashboard=false")
         cores = sorted(os.sched_getaffinity(0))
         first = _ray(network, environment, "first", cores[0], *head)
 
