@@ -10,9 +10,8 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import openai
 
@@ -24,6 +23,9 @@ from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import MODEL, FakeWorker
 from harness.router import Members
 from harness.support import PATIENCE, free_port
+
+if TYPE_CHECKING:
+    import anthropic
 
 START_S = 60.0
 MARKS = ("<think>", "</think>")
@@ -137,6 +139,8 @@ class ApiSite:
     @contextlib.asynccontextmanager
     async def anthropic(self, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
         """Yield an Anthropic client."""
+        import anthropic  # here: routers are forked with this module, and it takes a second
+
         async with anthropic.AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0) as client:
             yield client
 

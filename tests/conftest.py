@@ -2,7 +2,7 @@
 
 Those that share engines come last, folder by folder: a folder's engines live until its process of pytest
 ends, and idle ones take some hundredths of a core each, so what comes after them is slowed down. Short files
-end it, so that neither process waits for the other. pytest-xdist hands out whole files in this order
+end it, so that no process waits long for the others. pytest-xdist hands out whole files in this order
 (--no-loadscope-reorder).
 """
 
@@ -19,8 +19,7 @@ import pytest
 from baton import rpc
 from harness.support import PATIENCE
 
-# Beside files that compute, those that wait: else both processes of pytest wait at the same time. They stand
-# in the order in which one process comes to those that compute, and the other to those that wait.
+# Beside files that compute, those that wait: else all processes of pytest wait at the same time.
 FIRST = (
     "kernels/verify/test_verify.py",
     "services/router/http/test_http.py",  # waits

@@ -32,6 +32,7 @@ SECONDS = (
 METRICS = "/metrics"
 LOOPBACK = "127.0.0.1"
 AT_ONCE = 16  # connections, with a thread for each; more are closed at once
+WAITING = 128  # to be accepted; with Python's 5, one of a burst tries again after 1 s, then after 3 s
 REQUEST_S = 5.0  # time for a client to send its request
 ANSWER_S = 10.0  # time to read the answer, as long as Prometheus itself waits
 MOST_REQUEST_BYTES = 64 << 10
@@ -234,6 +235,7 @@ class _Quiet(WSGIRequestHandler):
 def _server(family: socket.AddressFamily) -> type[WSGIServer]:
     class Server(ThreadingWSGIServer):
         address_family = family
+        request_queue_size = WAITING
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)

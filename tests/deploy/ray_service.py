@@ -14,8 +14,6 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from ray.scripts.scripts import start
-from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 import baton.ray
 from baton.services.config import ENV_PREFIX
@@ -118,6 +116,9 @@ def _names(manifests: RayManifests) -> Iterator[str]:
 
 def _application(manifests: RayManifests) -> Iterator[str]:
     """Check the part that Serve reads, and then the part that Baton reads."""
+    # Here: Ray takes a second, and each process of pytest imports this file.
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
     try:
         ServeDeploySchema.model_validate(manifests.serve)
     except ValidationError as error:
@@ -157,6 +158,8 @@ def _room(manifests: RayManifests) -> Iterator[str]:
 
 def _nodes(manifests: RayManifests) -> Iterator[str]:
     """Check the part that `ray start` and the processes on a node read."""
+    from ray.scripts.scripts import start
+
     known = {word.lstrip("-") for one in start.params for word in one.opts}
     serving = manifests.serve["http_options"]["port"]
     for group, one in zip(manifests.groups, manifests.workloads, strict=True):

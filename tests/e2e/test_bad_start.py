@@ -59,13 +59,9 @@ def worker(command: str, *more: str, scheduler: str = "") -> list[str]:
     return [command, "--model", str(MODEL), "--dtype", "float32", "--scheduler", address, *more]
 
 
-@pytest.mark.parametrize("command", ["up", "router", "prefill"])
+@pytest.mark.parametrize("command", ["up", "prefill"])
 def test_a_missing_model_folder(command: str) -> None:
     assert "'/nowhere' does not exist" in fails(command, "--model", "/nowhere")
-
-
-def test_no_model_at_all() -> None:
-    assert "engine.model is not set" in fails("up")
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
@@ -76,8 +72,12 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
 def test_a_wrong_yaml_key(command: str, tmp_path: Path) -> None:
     config = tmp_path / "baton.yaml"
     config.write_text(yaml.safe_dump({"router": {"prot": 8000}}))
-    said = fails(command, "--config", str(config))
+    said = fails_forked(tmp_path, command, "--config", str(config))
     assert "unknown key 'router.prot'; did you mean 'port'?" in said
+
+
+def test_a_cold_command_that_asks_others_fails_in_the_same_way(tmp_path: Path) -> None:
+    assert "'/nowhere.yaml' does not exist" in fails("status", "--config", "/nowhere.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +190,6 @@ def test_redis_that_refuses() -> None:
     assert "wrong" not in refused.replace("wrong password", "").replace("password is wrong", "")
 
 
-def test_a_store_that_is_none() -> None:
-    assert "store" in fails("scheduler", "--store", "mysql://x")
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -206,6 +202,9 @@ def test_a_store_that_is_none() -> None:
         ("status --config {bad}", "is not valid YAML: line 2, column 5: expected the node content"),
         ("status --config {list}", "must be a mapping of sections"),
         ("up --config {list} --model {model}", "must be a mapping of sections"),
+        ("router --model /nowhere", "'/nowhere' does not exist"),
+        ("up", "engine.model is not set"),
+        ("scheduler --store mysql://x", "store"),
         ("up --model {model} --scheduler 127.0.0.1:99999", "give host:port, with a port up to 65535"),
         ("up --model {model} --scheduler localhost:", "scheduler.address: value 'localhost:'"),
         ("up --model {model} --port 99999", "router.port: value 99999 is not allowed"),
@@ -293,23 +292,24 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
     assert "0.32.0" in said
 
 
+def test_speculation_that_cannot_work_in_a_cold_start() -> None:
+    """It is refused before vLLM is imported, let alone a model loaded."""
+    assert "has no MTP layers" in fails(*worker("mixed", "--speculative-config", '{"method": "mtp"}'))
+
+
 @pytest.mark.parametrize(
     ("command", "spec", "said"),
     [
         ("up", '{"method": "mpt"}', "there is no speculative method 'mpt'; did you mean 'mtp'?"),
         ("up", '{"method": "eagle3", "model": "/nowhere"}', "'/nowhere'): this folder does not exist"),
         ("up", '{"method": "ngram"', "--speculative-config: value"),
-        *(
-            (command, '{"method": "mtp"}', "has no MTP layers")
-            for command in ("up", "prefill", "decode", "mixed")
-        ),
+        *((command, '{"method": "mtp"}', "has no MTP layers") for command in ("up", "prefill", "decode")),
     ],
 )
-def test_speculation_that_cannot_work(command: str, spec: str, said: str) -> None:
-    """It is refused before vLLM is imported, let alone a model loaded."""
-    assert said in fails(*worker(command, "--speculative-config", spec))
+def test_speculation_that_cannot_work(tmp_path: Path, command: str, spec: str, said: str) -> None:
+    assert said in fails_forked(tmp_path, *worker(command, "--speculative-config", spec))
 
 
-def test_vllms_own_key_for_speculation() -> None:
+def test_vllms_own_key_for_speculation(tmp_path: Path) -> None:
     spec = '{"speculative_config": {"method": "ngram"}}'
-    assert "--speculative-config" in fails(*worker("router", "--engine-args", spec))
+    assert "--speculative-config" in fails_forked(tmp_path, *worker("router", "--engine-args", spec))

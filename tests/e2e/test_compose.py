@@ -44,6 +44,7 @@ START_S = 300.0
 # No memory is shared between containers, and their network is a trusted one.
 BETWEEN = next(name for name in transports.usable(None) if name != "shm")
 SCALE = {name: os.environ.get(name, number) for name, number in (("PREFILL", "1"), ("DECODE", "2"))}
+WORKERS, READY = ("prefill", "decode"), "ready on"  # a worker logs it when it begins to serve
 PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
 
 
@@ -113,11 +114,13 @@ class Compose:
 
             def healthy(host: Host = host) -> bool:
                 assert host.process.poll() is None, f"{host.name} ended:\n{host.text[-3000:]}"
+                if name in WORKERS and READY not in host.text:
+                    return False
                 environment = self._environment(service, host.name)
                 done = host.run(check["test"][1:], 60, env=environment, cwd=ROOT)
                 return done.returncode == 0
 
-            # Each look is a process of Python, beside those that it waits for.
+            # Each check is a process of Python, beside those that it waits for: a worker's log is read first.
             eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=2.0)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:

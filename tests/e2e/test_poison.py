@@ -15,7 +15,7 @@ from harness.support import CALL_S, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
-STREAMS, TOKENS = 8, 160
+STREAMS, TOKENS = 8, 100
 FAILED = "its engine failed"  # in the words of `baton up`
 KILLED = "died (signal SIGKILL)"  # the same
 

@@ -21,6 +21,7 @@ from tests.e2e.test_failures import ask
 
 FLIPS = 8
 AT_ONCE = 6  # requests
+PROMPTS, TOKENS = 8, 40  # of the load
 ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 
@@ -43,12 +44,12 @@ def roles(one: Deployment) -> dict[str, pb.Role]:
 
 async def asked_under_way(one: Deployment, stop: asyncio.Event, got: list[tuple[int, list[int]]]) -> None:
     """Send requests, some at a time, until `stop` is set. Add (prompt's index, answer) of each to `got`."""
-    numbers = itertools.cycle(range(12))
+    numbers = itertools.cycle(range(PROMPTS))
 
     async def one_after_another(client: Any) -> None:
         while not stop.is_set():
             number = next(numbers)
-            got.append((number, await ask(client, prompts()[number * 4], max_tokens=60)))
+            got.append((number, await ask(client, prompts()[number * 4], max_tokens=TOKENS)))
 
     async with one.async_client() as client:
         await asyncio.gather(*(one_after_another(client) for _ in range(AT_ONCE)))
@@ -64,7 +65,7 @@ async def one_more(load: asyncio.Task[None], got: list[tuple[int, list[int]]]) -
 @pytest.mark.timeout(180)
 async def test_roles_flip_under_load(trio: Deployment) -> None:
     async with trio.async_client() as client:
-        expected = [await ask(client, prompts()[number * 4], max_tokens=60) for number in range(12)]
+        expected = [await ask(client, prompts()[number * 4], max_tokens=TOKENS) for number in range(PROMPTS)]
     before = roles(trio)
     draw = random.Random(5)
     stop = asyncio.Event()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fuzz.surface import RIGHT
+from tests.fuzz.right import RIGHT
 
 MODEL = "tiny"
 LARGEST = 8 << 20  # router.max_body_mib

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
-from schemathesis import Case
 
 from harness.deployment import Deployment, free_blocks, idle
 from harness.support import CALL_S, eventually
 from tests.fuzz.cuts import Cut, cuts, perform
-from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
+
+if TYPE_CHECKING:
+    from schemathesis import Case
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))  # an operation; each is sent as several bodies
 CUTS = 25 * EXAMPLES
@@ -41,6 +42,9 @@ def unharmed(target: Deployment) -> Iterator[Deployment]:
 
 @pytest.mark.timeout(10 * LIMIT_S)
 def test_whatever_the_document_allows(unharmed: Deployment) -> None:
+    # Here: schemathesis takes a second, and each process of pytest imports this file.
+    from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
+
     failed: list[str] = []
     with httpx.Client(base_url=unharmed.url, timeout=CALL_S) as http:
 

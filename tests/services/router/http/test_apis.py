@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -151,6 +150,8 @@ async def test_other_paths_of_anthropics_have_its_form_too(
 
 
 async def test_the_clients_raise_their_own_exceptions(site: ApiSite) -> None:
+    import anthropic
+
     async with site.anthropic("c4nary-nobody") as client:
         with pytest.raises(anthropic.AuthenticationError, match="an API key is needed"):
             await client.messages.create(**ASKED)
@@ -269,6 +270,8 @@ async def test_what_anthropics_clients_send(site: ApiSite) -> None:
 
 
 async def test_models_are_listed_and_retrieved_in_both_forms(site: ApiSite) -> None:
+    import anthropic
+
     async with site.openai(KEY) as client:
         listed, *others = (await client.models.list()).data
         assert [one.id for one in others] == ALIASES
