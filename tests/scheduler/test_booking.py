@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import (
     OUTPUT_TOKENS_BOOKED,
@@ -16,7 +17,8 @@ from baton.scheduler.booking import (
     may_prefill,
     usable_blocks,
 )
-from baton.scheduler.types import Attempt, Booking, Claim, Need, Reserved, WorkerRecord
+from baton.scheduler.need import Need
+from baton.scheduler.types import Booking, Claim, Reserved, WorkerRecord
 from harness.scheduling import LIMITS, Options, capacity, identity, need
 
 

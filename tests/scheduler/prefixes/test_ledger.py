@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton import block_log as log_module
+from baton.block_log import BlockLog, BlockLogs, Change
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.prefixes import log as log_module
 from baton.scheduler.prefixes.index import PrefixIndex, slots_of
 from baton.scheduler.prefixes.ledger import SILENT_S, PrefixLedger
-from baton.scheduler.prefixes.log import BlockLog, BlockLogs, Change
 
 PLENTY = 1 << 20
 
