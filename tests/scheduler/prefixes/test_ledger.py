@@ -162,21 +162,6 @@ def test_rare_heartbeats_are_no_silence() -> None:
     assert "w" not in ledger
 
 
-def test_a_log_that_nobody_hears_stays_small() -> None:
-    draw = random.Random(1)
-    names = [draw.getrandbits(60) for _ in range(4 * log_module.MOST + 1_500)]
-    log, before = a_log(), list[int]()
-    log.take(Change(stored=names[:500]))  # they stay
-    for begin in range(500, len(names) - 1_000, 1_000):
-        log.take(Change(removed=before, stored=names[begin : begin + 1_000]))
-        before = names[begin : begin + 1_000]
-        assert len(log._operations) <= log_module.MOST
-    assert len(log) == 1_500
-    ledger = a_ledger()
-    deliver(ledger, log)
-    assert len(ledger.index) == 1_500
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 12))
 def test_each_scheduler_is_told_all_whatever_becomes_of_others(seed: int, most: int) -> None:
