@@ -17,7 +17,7 @@ from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS, Reporter
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Booking, Known
-from harness.scheduling import Options, capacity, free_port, identity, place, until
+from harness.scheduling import Options, capacity, free_port, identity, need, place, until
 from harness.support import PATIENCE
 
 
@@ -427,3 +427,12 @@ async def test_close_is_quick_when_the_scheduler_is_away() -> None:
     await session.close()
     await client.close()
     assert time.monotonic() - began < 2.5 * PATIENCE
+
+
+async def test_a_need_of_another_router_is_not_placed(client: SchedulerClient) -> None:
+    """Nobody would renew its lease: this client reports as its own router."""
+    theirs = need(router_id="another")
+    with pytest.raises(ValueError, match="a need of router 'another' is placed as router ''"):
+        await client.place(theirs)
+    with pytest.raises(ValueError, match="a need of router 'another'"):
+        client.place_alone(theirs)
