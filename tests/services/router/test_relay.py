@@ -17,6 +17,7 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase
+from baton.scheduler.client import Placement
 from baton.scheduler.need import Need
 from baton.scheduler.policy import Policy
 from baton.scheduler.store.memory import MemoryStore
@@ -350,12 +351,12 @@ async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once
     asked = 0
     place = cluster.scheduler.place
 
-    async def hangs(*args: Any, **kwargs: Any) -> Any:
+    async def hangs(need: Need) -> Placement:
         nonlocal asked
         asked += 1
         if asked == 2:
             await asyncio.sleep(60)
-        return await place(*args, **kwargs)
+        return await place(need)
 
     monkeypatch.setattr(cluster.scheduler, "place", hangs)
     await cluster.send("leaves", LONG)
@@ -887,9 +888,9 @@ async def test_the_upload_of_a_request_gives_it_no_earlier_turn(
     place = cluster.scheduler.place
     waited: list[float] = []
 
-    async def noted(*args: Any, waited_s: float, **kwargs: Any) -> Any:
-        waited.append(waited_s)
-        return await place(*args, waited_s=waited_s, **kwargs)
+    async def noted(asked: Need) -> Placement:
+        waited.append(asked.waited_s)
+        return await place(asked)
 
     monkeypatch.setattr(cluster.scheduler, "place", noted)
     now = time.monotonic()
