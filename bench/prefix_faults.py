@@ -24,10 +24,10 @@ from typing import Any
 
 import aiohttp
 
+from baton.block_log import BlockLog, Change
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
-from baton.scheduler.prefixes.log import BlockLog, Change
 from bench.model import MODEL_NAME, engine_settings
 from bench.traffic import Answer, stream
 from harness.deployment import Deployment, deployment

@@ -28,20 +28,22 @@ from typing import Any
 import psutil
 import uvloop
 
+from baton.block_log import PIECE
+from baton.prefix_keys import PromptKeys, key_of, prompt_keys
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.fleet_feed import FleetFeed
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.keys import PromptKeys, key_of, prompt_keys
 from baton.scheduler.prefixes.ledger import PrefixLedger
-from baton.scheduler.prefixes.log import PIECE
 from baton.scheduler.prefixes.match import Match
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.types import Attempt, FleetView, Need, Reserved, WorkerRecord
+from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
 from baton.services.imports import collect_seldom
+from harness.scheduling import need
+from harness.scheduling import place as place_need
 from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
@@ -103,11 +105,11 @@ def hashing() -> dict[str, float]:
         one.keys(before)
         warm.append(_fastest(lambda one=one: one.keys(whole), 1))
     keys = hasher().keys(whole)
-    message = pb.PlaceRequest(prefix_keys=keys.keys, key_tokens=keys.tokens)
+    prefix = pb.Need(prefix_keys=keys.keys, key_tokens=keys.tokens)
     return {
         "whole_prompt_ms": round(1_000 * cold, 2),
         "next_turn_ms": round(1_000 * min(warm), 2),
-        "bytes_in_a_placement": message.ByteSize(),
+        "bytes_in_a_placement": prefix.ByteSize(),
     }
 
 
@@ -197,8 +199,7 @@ def _deciding(
         name, prompt = prompts[number % len(prompts)]
         began = time.perf_counter()
         match = Match(ledger, prompt, PROMPT)
-        need = Need(Attempt(f"r{number}", 1), "router", PROMPT, 200, prefix=prompt, match=match)
-        policy.choose(view, need)
+        policy.choose(view, need(f"r{number}", 1, PROMPT, 200, prefix=prompt, match=match))
         took.append(time.perf_counter() - began)
         found += match.tokens(name) > 0
     if found < DECISIONS:
@@ -257,9 +258,7 @@ async def turns(workers: int) -> dict[str, float]:
             tokens += array("H", draw.randbytes(2 * TURN))
             began = time.perf_counter()
             keys = hasher.keys(_request(tokens))
-            placed = await client.place(
-                f"{chat}.{turn}", 1, prompt_tokens=len(tokens), max_new_tokens=200, prefix=keys
-            )
+            placed = await place_need(client, f"{chat}.{turn}", 1, len(tokens), 200, prefix=keys)
             took = time.perf_counter() - began
             client.reporter.prefilled(placed.attempt)
             client.reporter.finished(placed.attempt, "stop")

@@ -27,6 +27,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
 from baton.services.imports import collect_seldom
 from bench import scheduler_cpu
+from harness.scheduling import place
 from harness.stats import save
 from harness.support import ROOT, free_port, redis_server
 
@@ -129,7 +130,7 @@ async def _round(client: SchedulerClient, requests: int, concurrency: int) -> li
     async def router() -> None:
         for _ in left:
             began = time.perf_counter()
-            placed = await client.place(uuid.uuid4().hex, 1, prompt_tokens=500, max_new_tokens=200)
+            placed = await place(client, uuid.uuid4().hex, 1, 500, 200)
             latencies.append(time.perf_counter() - began)
             client.reporter.prefilled(placed.attempt)
             client.reporter.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))

@@ -24,7 +24,8 @@ import uvloop
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.scheduler.tasks import spawn, stop
+from baton.tasks import spawn, stop
+from harness.scheduling import place
 
 LIVES_S = 2.0  # a request; its prompt is prefilled after a tenth of that
 TICK_S = 0.01
@@ -75,7 +76,7 @@ class Load:
         self.open += 1
         began = time.perf_counter()
         try:
-            placed = await self.client.place(uuid.uuid4().hex, 1, prompt_tokens=500, max_new_tokens=200)
+            placed = await place(self.client, uuid.uuid4().hex, 1, 500, 200)
         except SchedulerError as error:
             self._fail(measured, type(error).__name__)
             return

@@ -27,9 +27,9 @@ from typing import Any
 
 import psutil
 
+from baton.attempts import EPOCH_KEEP_S
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.scheduler.store.resilient import AWAY
 from harness.stats import percentile
 from harness.support import PYTHON, ROOT, eventually, free_port, listening, redis_server
@@ -76,7 +76,7 @@ def _measure(
     rate: int, hold_s: float, address: str, schedulers: list[int], redis: int, folder: Path
 ) -> dict[str, float]:
     begin = time.monotonic() + IMPORT_S
-    since, until = begin + min(EPOCH_KEEP_MS / 1_000, hold_s / 2), begin + hold_s
+    since, until = begin + min(EPOCH_KEEP_S, hold_s / 2), begin + hold_s
     processes = [psutil.Process(pid) for pid in (*schedulers, redis)]
     with ExitStack() as stack:
         answers = [folder / f"router-{number}" for number in range(CLIENTS)]

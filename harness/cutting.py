@@ -25,10 +25,10 @@ from typing import Any
 
 import grpc
 
+from baton.attempts import attempt_id
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS, SERVER_OPTIONS
-from baton.scheduler.types import attempt_id
 
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
     warnings.simplefilter("ignore")

@@ -23,9 +23,9 @@ from vllm.v1.engine import (
     FinishReason,
 )
 
+from baton.attempts import attempt_id
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
-from baton.scheduler.types import attempt_id
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
 from harness.support import PATIENCE

@@ -18,7 +18,6 @@ from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.tasks import stop
 from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
@@ -34,6 +33,7 @@ from baton.services.router.vllm import prints
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.waiting import WaitingRoom
+from baton.tasks import stop
 from harness.fake_worker import HASHING, MODEL, FakeWorker, until
 
 

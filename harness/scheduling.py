@@ -10,11 +10,15 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import claim
+from baton.scheduler.client import Placement, SchedulerClient
+from baton.scheduler.need import Need
 from baton.scheduler.store import Store
-from baton.scheduler.types import Attempt, Claim, FleetView, Need, PlacementLimits, RouterReport
+from baton.scheduler.types import Claim, FleetView, PlacementLimits, RouterReport
 from baton.services.config import PolicySettings
 from harness.support import PATIENCE
 
@@ -78,8 +82,30 @@ def identity(
     )
 
 
-def need(request_id: str = "r", epoch: int = 1, prompt: int = 100, new: int = 10, *exclude: str) -> Need:
-    return Need(Attempt(request_id, epoch), "router", prompt, new, exclude=frozenset(exclude))
+def need(
+    request_id: str = "r",
+    epoch: int = 1,
+    prompt: int = 100,
+    new: int = 10,
+    *exclude: str,
+    router_id: str = "router",
+    **more: Any,
+) -> Need:
+    return Need(Attempt(request_id, epoch), router_id, prompt, new, exclude=frozenset(exclude), **more)
+
+
+async def place(
+    client: SchedulerClient,
+    request_id: str = "r",
+    epoch: int = 1,
+    prompt: int = 1,
+    new: int = 1,
+    *exclude: str,
+    **more: Any,
+) -> Placement:
+    """Place an attempt as the client's router."""
+    asked = need(request_id, epoch, prompt, new, *exclude, router_id=client.router_id, **more)
+    return await client.place(asked)
 
 
 async def register(store: Store, worker_id: str, role: pb.Role = pb.ROLE_MIXED, **changes: object) -> None:

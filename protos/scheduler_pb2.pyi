@@ -281,14 +281,14 @@ class DeregisterReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude_workers", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens", "priority", "room", "adapter", "with_store")
+class Need(_message.Message):
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens", "priority", "room", "adapter", "with_store")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    EXCLUDE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
     VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
@@ -303,7 +303,7 @@ class PlaceRequest(_message.Message):
     epoch: int
     prompt_tokens: int
     max_new_tokens: int
-    exclude_workers: _containers.RepeatedScalarFieldContainer[str]
+    exclude: _containers.RepeatedScalarFieldContainer[str]
     vllm_version: str
     model_fingerprint: str
     waited_s: float
@@ -313,13 +313,13 @@ class PlaceRequest(_message.Message):
     room: float
     adapter: Adapter
     with_store: bool
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., room: _Optional[float] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., with_store: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., room: _Optional[float] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., with_store: _Optional[bool] = ...) -> None: ...
 
 class Turns(_message.Message):
     __slots__ = ("heads",)
     HEADS_FIELD_NUMBER: _ClassVar[int]
-    heads: _containers.RepeatedCompositeFieldContainer[PlaceRequest]
-    def __init__(self, heads: _Optional[_Iterable[_Union[PlaceRequest, _Mapping]]] = ...) -> None: ...
+    heads: _containers.RepeatedCompositeFieldContainer[Need]
+    def __init__(self, heads: _Optional[_Iterable[_Union[Need, _Mapping]]] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "fingerprint")
@@ -392,10 +392,10 @@ class Rejection(_message.Message):
     def __init__(self, code: _Optional[_Union[Rejection.Code, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., settling: _Optional[bool] = ...) -> None: ...
 
 class PlaceRequests(_message.Message):
-    __slots__ = ("requests",)
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    requests: _containers.RepeatedCompositeFieldContainer[PlaceRequest]
-    def __init__(self, requests: _Optional[_Iterable[_Union[PlaceRequest, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("needs",)
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    needs: _containers.RepeatedCompositeFieldContainer[Need]
+    def __init__(self, needs: _Optional[_Iterable[_Union[Need, _Mapping]]] = ...) -> None: ...
 
 class PlaceReplies(_message.Message):
     __slots__ = ("replies",)

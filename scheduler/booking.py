@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Booking, Claim, Need, PlacementLimits, WorkerRecord
+from baton.scheduler.need import Need
+from baton.scheduler.types import Booking, Claim, PlacementLimits, WorkerRecord
 
 OUTPUT_TOKENS_BOOKED = 256  # tokens
 

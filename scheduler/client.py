@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.rpc import CALL_TIMEOUT_S
 from baton.scheduler.endpoints import Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
+from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.place_calls import PlaceCalls
 from baton.scheduler.policy import NoChoice
-from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.standby import Standby
-from baton.scheduler.tasks import spawn, stop
-from baton.scheduler.types import Adapter, Attempt, Booking, Known, Need, PolicyOptions, worker_to_wire
+from baton.scheduler.types import Booking, Known, PolicyOptions, worker_to_wire
+from baton.tasks import spawn, stop
 
 SNAPSHOT_TIMEOUT_S = 1.0
 REPORT_TIMEOUT_S = 2.0  # what is over keeps its room until it is told, perhaps to another scheduler
@@ -73,7 +74,7 @@ class SchedulerClient:
         BadPolicy.
         """
         self.address = address
-        self._router_id = router_id
+        self.router_id = router_id
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
         self.reporter = Reporter(self.report)
@@ -109,55 +110,23 @@ class SchedulerClient:
         """Return the addresses of the other schedulers that answer."""
         return self._schedulers.others(address)
 
-    async def place(
-        self,
-        request_id: str,
-        epoch: int,
-        *,
-        prompt_tokens: int,
-        max_new_tokens: int,
-        prefix: PromptKeys = NO_KEYS,
-        exclude: Iterable[str] = (),
-        vllm_version: str = "",
-        model_fingerprint: str = "",
-        waited_s: float = 0.0,
-        adapter: Adapter | None = None,
-        priority: int = 0,
-        room: float = 1.0,
-    ) -> Placement:
-        """Reserve workers for one attempt, and hold them until `reporter.finished`.
+    async def place(self, need: Need) -> Placement:
+        """Reserve workers for one attempt of this router's, and hold them until `reporter.finished`.
 
-        `prompt_tokens` counts all that is to be prefilled: the prompt, and on a later attempt the output so
-        far. Epochs of one request count up from 1. `vllm_version`, `model_fingerprint` and `adapter` say
-        which workers will do, where not all. `waited_s` is the request's age: the eldest comes first where
-        all is full, of the lowest `priority`. `room` is the part of each limit that it may fill.
-        Of several schedulers the one is asked that the request belongs to; one that lost its store only
-        where no other has it. Raises NoCapacity with code and retry_after_s.
+        Epochs of one request count up from 1. Of several schedulers the one is asked that the request belongs
+        to; one that lost its store only where no other has it. Raises NoCapacity with code and retry_after_s.
         """
+        self._check(need)
+        request_id = need.attempt.request_id
         scheduler = self._schedulers.pick(request_id)
         with_store = self.schedulers > 1 and not scheduler.rest
         if with_store:
             self._retelling = None
         elif self.schedulers > 1:
             await self._retold()
-        request = pb.PlaceRequest(
-            request_id=request_id,
-            router_id=self._router_id,
-            epoch=epoch,
-            prompt_tokens=prompt_tokens,
-            max_new_tokens=max_new_tokens,
-            prefix_keys=prefix.keys,
-            key_tokens=prefix.tokens,
-            exclude_workers=exclude,
-            vllm_version=vllm_version,
-            model_fingerprint=model_fingerprint,
-            waited_s=waited_s,
-            adapter=pb.Adapter(**adapter._asdict()) if adapter else None,
-            priority=priority,
-            room=room,
-            with_store=with_store,
-        )
-        reply = await self._place_calls[scheduler.address].ask(request)
+        asked = need_to_wire(need)
+        asked.with_store = with_store
+        reply = await self._place_calls[scheduler.address].ask(asked)
         if reply.HasField("refusal"):
             raise Refused(reply.refusal)
         if reply.HasField("rejection"):
@@ -168,7 +137,7 @@ class SchedulerClient:
             raise NoCapacity(no.code, no.message, no.retry_after_s, settling=no.settling)
         placed = reply.placement
         placement = Placement(
-            attempt=Attempt(placed.request_id, placed.epoch),
+            attempt=need.attempt,
             prefill=placed.prefill if placed.HasField("prefill") else None,
             decode=placed.decode,
             lease_s=placed.lease_s,
@@ -180,46 +149,22 @@ class SchedulerClient:
             scheduler_s=reply.took_s,
         )
         booking = Booking(
-            attempt=placement.attempt,
-            router_id=self._router_id,
+            attempt=need.attempt,
+            router_id=need.router_id,
             prefill_id=placed.prefill.worker_id,
             decode_id=placed.decode.worker_id,
-            prompt_tokens=placed.prompt_tokens or prompt_tokens,
+            prompt_tokens=placed.prompt_tokens or need.prompt_tokens,
             blocks=placed.blocks,
         )
-        self.reporter.hold(Known(placement.attempt, booking), placement.lease_s)
+        self.reporter.hold(Known(need.attempt, booking), placement.lease_s)
         return placement
 
-    def place_alone(
-        self,
-        request_id: str,
-        epoch: int,
-        *,
-        prompt_tokens: int,
-        max_new_tokens: int,
-        prefix: PromptKeys = NO_KEYS,
-        exclude: Iterable[str] = (),
-        vllm_version: str = "",
-        model_fingerprint: str = "",
-        adapter: Adapter | None = None,
-        room: float = 1.0,
-    ) -> Placement:
+    def place_alone(self, need: Need) -> Placement:
         """Place without a scheduler, from the last snapshot; it is reported as soon as one answers.
 
         Raises NoCapacity, and SchedulerUnavailable where there is no snapshot, or only too old a one.
         """
-        need = Need(
-            Attempt(request_id, epoch),
-            self._router_id,
-            prompt_tokens,
-            max_new_tokens,
-            prefix=prefix,
-            exclude=frozenset(exclude),
-            vllm_version=vllm_version,
-            model_fingerprint=model_fingerprint,
-            adapter=adapter,
-            room=room,
-        )
+        self._check(need)
         assigned = self.standby.place(need, self.reporter.holding)
         if assigned is None:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
@@ -243,10 +188,10 @@ class SchedulerClient:
         """
         feed, revision = self.standby.has
         request = pb.SnapshotRequest(
-            router_id=self._router_id, load=load, process=self.process, feed=feed, revision=revision
+            router_id=self.router_id, load=load, process=self.process, feed=feed, revision=revision
         )
         snapshot: pb.SnapshotReply = await self._schedulers.call(
-            "Snapshot", request, SNAPSHOT_TIMEOUT_S, self._router_id
+            "Snapshot", request, SNAPSHOT_TIMEOUT_S, self.router_id
         )
         self.standby.learn(snapshot, reached)
         self.reporter.saw_generation(snapshot.generation)
@@ -254,9 +199,9 @@ class SchedulerClient:
 
     async def report(self, request: pb.ReportRequest) -> pb.ReportReply:
         """Send one batch. Routers use `reporter` instead."""
-        request.router_id = self._router_id
+        request.router_id = self.router_id
         reply: pb.ReportReply = await self._schedulers.call(
-            "Report", request, REPORT_TIMEOUT_S, self._router_id
+            "Report", request, REPORT_TIMEOUT_S, self.router_id
         )
         return reply
 
@@ -388,6 +333,11 @@ class SchedulerClient:
         request = pb.OrdersRequest(fleet_id=fleet_id, places=places)
         reply: pb.OrdersReply = await self._schedulers.call("Orders", request, CALL_TIMEOUT_S)
         return reply
+
+    def _check(self, need: Need) -> None:
+        """Raise ValueError for another router's need: this one would not renew its lease."""
+        if need.router_id != self.router_id:
+            raise ValueError(f"a need of router {need.router_id!r} is placed as router {self.router_id!r}")
 
     async def _retold(self) -> None:
         """Tell a scheduler without its store what this router holds, once, before it is asked to place.

@@ -17,8 +17,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import Line, tls_problem
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.tasks import spawn, stop
 from baton.security.names import Role
+from baton.tasks import spawn, stop
 
 CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
 MISSED = 2  # answers in a row until a scheduler counts as dead

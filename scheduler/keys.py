@@ -7,6 +7,8 @@ them under these names (`store/scripts/prelude.lua`).
 
 from __future__ import annotations
 
+from baton.attempts import EPOCH_KEEP_S
+
 # name in the scripts -> (last part of the key, type and content); times are milliseconds of Redis' TIME
 KEYS: dict[str, tuple[str, str]] = {
     "IDENTITIES": ("worker:identities", "HASH worker id -> WorkerIdentity, serialized"),
@@ -53,7 +55,6 @@ NAMES: tuple[str, ...] = tuple(KEYS)
 
 TOPIC_TTL_MS = 3_600_000  # ms; every key of a topic in which nothing happens any more vanishes after this,
 DRAINS_TTL_MS = 30 * 86_400_000  # ms; or after this: an operator said it, and no worker says it again
-EPOCH_KEEP_MS = 60_000  # ms; a call that is late by more than this was stopped by its own deadline
 HANDOFFS_KEPT = 64  # entries
 SWEEP_LIMIT = 256  # attempts, workers and epochs that one script call removes at most, of each
 
@@ -69,7 +70,7 @@ def lua_header() -> str:
     constants = {
         "TOPIC_TTL_MS": TOPIC_TTL_MS,
         "DRAINS_TTL_MS": DRAINS_TTL_MS,
-        "EPOCH_KEEP_MS": EPOCH_KEEP_MS,
+        "EPOCH_KEEP_MS": 1_000 * EPOCH_KEEP_S,
         "HANDOFFS_KEPT": HANDOFFS_KEPT,
         "SWEEP_LIMIT": SWEEP_LIMIT,
     }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.tasks import spawn, stop
+from baton.tasks import spawn, stop
 
 PLACE_TIMEOUT_S = 3.0  # of a call; the scheduler itself gives up on its store after 0.9 s
 BEHIND_S = 0.005  # s; the longest wait for a call that is under way
@@ -24,7 +24,7 @@ MOST = 64  # placements in a call
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    request: pb.PlaceRequest
+    need: pb.Need
     answer: asyncio.Future[pb.PlaceReply]
 
 
@@ -43,10 +43,10 @@ class PlaceCalls:
         self._last: asyncio.Task[None] | None = None  # the call that others wait for
         self._timer: asyncio.TimerHandle | None = None  # until they do not wait any longer
 
-    async def ask(self, request: pb.PlaceRequest) -> pb.PlaceReply:
+    async def ask(self, need: pb.Need) -> pb.PlaceReply:
         """Return the reply. Raises SchedulerUnavailable, and Refused for a call that is not allowed."""
         loop = asyncio.get_running_loop()
-        asked = _Asked(request, loop.create_future())
+        asked = _Asked(need, loop.create_future())
         self._waiting.append(asked)
         if self._last is None:
             self._begin()
@@ -90,7 +90,7 @@ class PlaceCalls:
             self._begin()
 
     async def _call(self, batch: Sequence[_Asked]) -> None:
-        requests = pb.PlaceRequests(requests=[asked.request for asked in batch])
+        requests = pb.PlaceRequests(needs=[asked.need for asked in batch])
         try:
             found: pb.PlaceReplies = await self._schedulers.ask(
                 self._scheduler, "PlaceAll", requests, PLACE_TIMEOUT_S

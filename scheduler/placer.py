@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment, claim, waits_for_slot
+from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
@@ -23,7 +24,6 @@ from baton.scheduler.turns import RouterTurns
 from baton.scheduler.types import (
     Booking,
     FleetView,
-    Need,
     PlacementLimits,
     Reserved,
     ReserveOutcome,

@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
+from baton.attempts import Attempt
 from baton.keeping import keep
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.tasks import stop
-from baton.scheduler.types import Attempt, Known, attempt_from_wire, attempt_to_wire, known_to_wire
+from baton.scheduler.types import Known, attempt_from_wire, attempt_to_wire, known_to_wire
+from baton.tasks import stop
 
 FLUSH_S = 0.01  # s between two reports: an event that comes alone goes at once, many go together
 RETRY_S = 0.2  # s between tries while nobody answers

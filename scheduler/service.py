@@ -17,14 +17,13 @@ from typing import Any, Self
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton import addresses, signals
+from baton import addresses, signals, tasks
 from baton.autoscale.goals import Goals
 from baton.keeping import keep
 from baton.metrics import MetricsServer, dialled
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_server, host_id, listen
-from baton.scheduler import tasks
 from baton.scheduler.autoscaler import Autoscaler
 from baton.scheduler.balance import Balance
 from baton.scheduler.errors import ListenFailed
@@ -200,7 +199,7 @@ async def serve(
     /targets what it can scrape. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
     """
     if stop is None:
-        stop = until_signal()
+        stop = signals.until_ending()
     async with SchedulerServer(settings, store_password=store_password, goals=goals) as server:
         pages = {"/targets": server.targets}
         with MetricsServer(
@@ -218,15 +217,6 @@ async def serve(
             if on_started:
                 on_started(server.address)
             await stop.wait()
-
-
-def until_signal() -> asyncio.Event:
-    """Return an event that SIGTERM, SIGINT and SIGHUP set."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in signals.ending():
-        loop.add_signal_handler(number, stop.set)
-    return stop
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:

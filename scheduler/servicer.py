@@ -24,6 +24,7 @@ from baton.scheduler.fleet_feed import FleetFeed, status_of
 from baton.scheduler.flip import set_role
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
+from baton.scheduler.need import Need, need_from_wire
 from baton.scheduler.peers import PEERS_AGE_S, Peers
 from baton.scheduler.placer import Placer
 from baton.scheduler.prefixes.ledger import PrefixLedger
@@ -32,14 +33,12 @@ from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
     FleetView,
-    Need,
     RouterReport,
     SchedulerOptions,
     WorkerRecord,
     attempt_to_wire,
     booked_to_wire,
     name_of,
-    need_from_wire,
     worker_to_wire,
 )
 
@@ -88,15 +87,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
     async def PlaceAll(self, request: pb.PlaceRequests, context: Context) -> pb.PlaceReplies:
         if context.time_remaining() == 0:
             # It waited here for its turn, behind others: a placement would only be held until its lease ends.
-            self._metrics.rejections.labels("deadline").inc(len(request.requests))
+            self._metrics.rejections.labels("deadline").inc(len(request.needs))
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its deadline passed before its turn")
         # Side by side: their calls of the store share a round trip.
-        replies = await asyncio.gather(*map(self._place, request.requests))
+        replies = await asyncio.gather(*map(self._place, request.needs))
         return pb.PlaceReplies(replies=replies)
 
-    async def _place(self, request: pb.PlaceRequest) -> pb.PlaceReply:
+    async def _place(self, message: pb.Need) -> pb.PlaceReply:
         try:
-            need = need_from_wire(request)
+            need = need_from_wire(message)
         except ValueError as error:
             return pb.PlaceReply(refusal=str(error))
         began = time.perf_counter()

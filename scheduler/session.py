@@ -8,13 +8,13 @@ import logging
 import time
 from collections.abc import Callable
 
+from baton.block_log import BlockLogs
 from baton.keeping import keep
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable, StaleWorker
-from baton.scheduler.prefixes.log import BlockLogs
-from baton.scheduler.tasks import stop
 from baton.scheduler.types import name_of
+from baton.tasks import stop
 
 HURRY_S = 0.1  # s to the next heartbeat while the scheduler lacks much of what the worker's cache holds
 BLOCKS_S = 3.0  # s; the longest silence about an unchanged cache: schedulers forget after ten

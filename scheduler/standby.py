@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment, claim, waits_for_slot
 from baton.scheduler.fleet_copy import FleetCopy
+from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.types import (
     FleetView,
     Known,
-    Need,
     PlacementLimits,
     PolicyOptions,
     Reserved,

@@ -20,11 +20,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baton.prefix_keys import NO_KEYS
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.need import Need, need_from_wire, need_to_wire
 from baton.scheduler.store import Store
-from baton.scheduler.types import Need, need_from_wire
 
 TOLERANCE_S = 1.0  # s; a younger request takes a place that would stand empty until the elder asks again
 HEARD_S = 1.5  # s; routers ask once a second at least (RETRY_S of services/router/waiting.py)
@@ -106,21 +107,9 @@ class RouterTurns:
             self._elsewhere = []
 
 
-def _head(waiting: _Waiting, now: float) -> pb.PlaceRequest:
-    """Return what other schedulers need to know of a request: its age, and the workers that would do."""
-    need = waiting.need
-    return pb.PlaceRequest(
-        request_id=need.attempt.request_id,
-        router_id=need.router_id,
-        epoch=need.attempt.epoch,
-        prompt_tokens=need.prompt_tokens,
-        exclude_workers=need.exclude,
-        vllm_version=need.vllm_version,
-        model_fingerprint=need.model_fingerprint,
-        waited_s=now - waiting.since,
-        adapter=pb.Adapter(**need.adapter._asdict()) if need.adapter else None,
-        priority=need.priority,
-    )
+def _head(waiting: _Waiting, now: float) -> pb.Need:
+    """Return a request as it is now, for other schedulers: they need not know the names of its blocks."""
+    return need_to_wire(replace(waiting.need, waited_s=now - waiting.since, prefix=NO_KEYS))
 
 
 class SharedTurns:

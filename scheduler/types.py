@@ -1,9 +1,9 @@
 """The scheduler's state, as plain objects with their invariants.
 
 Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a
-worker's identity and load, an attempt's cost. The objects that it reasons about are here: what an attempt
-needs (`Need`), the workers (`WorkerRecord`, `FleetView`), what is to be booked (`Claim`) and what is
-(`Booking`), the outcome, and all of it together (`Known`, `State`), as it passes from one store to another.
+worker's identity and load, an attempt's cost. The objects that it reasons about are here: the workers
+(`WorkerRecord`, `FleetView`), what is to be booked (`Claim`) and what is (`Booking`), the outcome, and all of
+it together (`Known`, `State`), as it passes from one store to another. What an attempt needs is in `need.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
-from baton.scheduler.prefixes.match import Match
-
-MAX_EPOCH = 2**31  # Lua's numbers are doubles; nobody gets near it
 
 
 class PlacementLimits(Protocol):
@@ -59,72 +56,6 @@ class SchedulerOptions(PlacementLimits, Protocol):
     @property
     def policy(self) -> PolicyOptions:
         """The parts of the policy that places."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try at one request. A later try has a higher epoch and makes the earlier one void."""
-
-    request_id: str
-    epoch: int
-
-    def __post_init__(self) -> None:
-        if not self.request_id:
-            raise ValueError("request_id is empty")
-        if not 1 <= self.epoch < MAX_EPOCH:
-            raise ValueError(f"epoch of request {self.request_id!r} is {self.epoch}: it counts from 1")
-
-
-def attempt_id(request_id: str, epoch: int) -> str:
-    """Return an attempt's name in the engines and in their outputs: two attempts at a request never meet."""
-    return f"{request_id}#{epoch}"
-
-
-def prefix_id(request_id: str) -> str:
-    """Return the name under which the beginning of a request's prompt is saved by a worker that holds it.
-
-    To that worker it is a request of its own: it may be the one that decodes the request, too.
-    """
-    return f"{request_id}/prefix"
-
-
-class Adapter(NamedTuple):
-    """A LoRA adapter: its name, and what tells its files from others under the same name."""
-
-    name: str
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The needs of one attempt. `match` tells scorers how much of the prompt each worker holds already."""
-
-    attempt: Attempt
-    router_id: str
-    prompt_tokens: int
-    max_new_tokens: int
-    prefix: PromptKeys = NO_KEYS
-    exclude: frozenset[str] = frozenset()
-    vllm_version: str = ""  # the one whose messages the router speaks; empty: any
-    model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
-    waited_s: float = 0.0  # since the request arrived
-    adapter: Adapter | None = None  # that a worker must have
-    priority: int = 0  # of its class: a lower one goes first
-    room: float = 1.0  # the part of each limit that it may fill
-    match: Match | None = None  # None: nothing is known of what workers hold
-    with_store: bool = False  # place it only where the store decides: another scheduler may have it
-
-    def __post_init__(self) -> None:
-        if self.prompt_tokens < 1:
-            raise ValueError(f"request {self.attempt.request_id!r} has no prompt tokens")
-        if self.max_new_tokens < 0:
-            raise ValueError(f"request {self.attempt.request_id!r}: max_new_tokens is {self.max_new_tokens}")
-        if not 0 < self.room <= 1:
-            raise ValueError(f"request {self.attempt.request_id!r}: room is {self.room}, not above 0 up to 1")
-
-    def tokens_for(self, worker_id: str) -> int:
-        """Return how many of the prompt's tokens a worker has to compute, as far as is known; at least 1."""
-        return self.prompt_tokens - (self.match.tokens(worker_id) if self.match else 0)
 
 
 @dataclass(slots=True)
@@ -439,27 +370,6 @@ def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
 def attempt_from_wire(message: pb.Attempt) -> Attempt:
     """Take an attempt from the wire. Raises ValueError when the id or the epoch is missing."""
     return Attempt(message.request_id, message.epoch)
-
-
-def need_from_wire(request: pb.PlaceRequest) -> Need:
-    """Take a request's need from the wire. Raises ValueError for one that makes no sense."""
-    return Need(
-        attempt=Attempt(request.request_id, request.epoch),
-        router_id=request.router_id,
-        prompt_tokens=request.prompt_tokens,
-        max_new_tokens=request.max_new_tokens,
-        prefix=PromptKeys(tuple(request.prefix_keys), request.key_tokens),
-        exclude=frozenset(request.exclude_workers),
-        vllm_version=request.vllm_version,
-        model_fingerprint=request.model_fingerprint,
-        waited_s=request.waited_s,
-        adapter=Adapter(request.adapter.name, request.adapter.fingerprint)
-        if request.HasField("adapter")
-        else None,
-        priority=request.priority,
-        room=request.room or 1.0,
-        with_store=request.with_store,
-    )
 
 
 def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:

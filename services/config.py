@@ -39,7 +39,7 @@ from pydantic_settings import (
 )
 
 from baton import addresses
-from baton.scheduler.store_url import KINDS, has_password, is_redis
+from baton.redis_url import KINDS, has_password, is_redis
 from baton.services.classes import ClassesSettings, ClassSettings
 from baton.services.errors import NOT_YAML, ConfigError
 from baton.services.lora import LoraSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton import keeping
-from baton.scheduler.tasks import stop
+from baton.tasks import stop
 from harness.support import ROOT, eventually
 
 # Tasks and threads without that guard, by file, and why none of them can end silently.
@@ -20,7 +20,7 @@ OTHERS = {
     "src/baton/metrics.py": "Python's own server, which answers each request by itself",
     "src/baton/rpc.py": "ends by itself: a channel's close",
     "src/baton/security/join_service.py": "one connection's",
-    "scheduler/tasks.py": "tasks that end by themselves: a bug is logged, or raised where one waits",
+    "src/baton/tasks.py": "tasks that end by themselves: a bug is logged, or raised where one waits",
     "scheduler/client.py": "ends by itself within a second",
     "scheduler/endpoints.py": "one check, made again within a second",
     "scheduler/place_calls.py": "one call; its callers are told",

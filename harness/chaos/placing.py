@@ -12,6 +12,7 @@ import itertools
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -20,15 +21,15 @@ from baton.scheduler.booking import blocks_for, usable_blocks
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.tasks import spawn, stop
-from baton.scheduler.types import Booking, Need
+from baton.scheduler.types import Booking
 from baton.services.config import PolicySettings, SchedulerSettings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.cluster import ClusterView
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.placement import Placements
+from baton.services.router.placement import Placements, need_of
 from baton.services.router.state import RequestState
+from baton.tasks import spawn, stop
 from harness.chaos.placed import Books, Placed
 from harness.chaos.site import Site
 from harness.scheduling import capacity, identity
@@ -203,13 +204,8 @@ class Placing:
         """Place the same epoch again, like a call delivered twice: it must not be placed."""
         self._placed.late += 1
         with contextlib.suppress(NoCapacity, SchedulerUnavailable):
-            again = await router.client.place(
-                state.request_id,
-                placement.attempt.epoch,
-                prompt_tokens=state.tokens_to_prefill,
-                max_new_tokens=state.tokens_to_generate,
-                vllm_version=VLLM_VERSION,
-            )
+            need = replace(need_of(state, router.name), attempt=placement.attempt)
+            again = await router.client.place(need)
             where = f"{_pair(placement)}, then on {_pair(again)}"
             self._placed.place_twice(f"{again.attempt} was placed on {where}{self._after_s()}")
 
@@ -235,7 +231,7 @@ def _pair(placement: Placement) -> tuple[str, str]:
 
 
 def _booking(router: _Router, state: RequestState, placement: Placement) -> Booking:
-    need = Need(placement.attempt, router.name, state.tokens_to_prefill, state.tokens_to_generate)
+    need = need_of(state, router.name)
     prefill, decode = _pair(placement)
     blocks = blocks_for(need, CAPACITY)
     return Booking(placement.attempt, router.name, prefill, decode, need.prompt_tokens, blocks)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Picker, Scorer, Side
-from baton.scheduler.types import Need, PlacementLimits, WorkerRecord
+from baton.scheduler.types import PlacementLimits, WorkerRecord
 from baton.services.config import PolicySettings
 
 PLUGINS = Path(__file__).with_name("plugins")

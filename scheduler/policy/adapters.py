@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Filter, Side
-from baton.scheduler.types import Need, WorkerRecord
+from baton.scheduler.types import WorkerRecord
 
 
 class HasAdapter(Filter):

@@ -9,7 +9,8 @@ from enum import Flag, auto
 from typing import ClassVar
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Need, PlacementLimits, WorkerRecord
+from baton.scheduler.need import Need
+from baton.scheduler.types import PlacementLimits, WorkerRecord
 
 
 class Side(Flag):

@@ -31,10 +31,11 @@ from dataclasses import dataclass, replace
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Source, may_help, waits_for_slot
+from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
 from baton.scheduler.policy.registry import load
 from baton.scheduler.policy.speed import prompt_speed
-from baton.scheduler.types import FleetView, Need, PlacementLimits, PolicyOptions, WorkerRecord
+from baton.scheduler.types import FleetView, PlacementLimits, PolicyOptions, WorkerRecord
 
 LOOKS = 32  # workers that are looked at, at random, before all of them are
 HOLDERS = 2  # of each role and length of match, beside those that are drawn

@@ -15,8 +15,9 @@ from baton.scheduler.booking import (
     may_prefill,
     prefill_bound,
 )
+from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Filter, PairFilter, Side
-from baton.scheduler.types import Need, WorkerRecord
+from baton.scheduler.types import WorkerRecord
 
 
 class Placeable(Filter):

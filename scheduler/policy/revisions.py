@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Filter, Side
-from baton.scheduler.types import Need, WorkerRecord
+from baton.scheduler.types import WorkerRecord
 
 
 class SameRevision(Filter):

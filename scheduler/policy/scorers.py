@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from baton.scheduler.booking import blocks_for, max_requests, usable_blocks
+from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Scorer, Side
 from baton.scheduler.policy.speed import prompt_speed
-from baton.scheduler.types import Need, WorkerRecord
+from baton.scheduler.types import WorkerRecord
 
 # A token that is computed counts so many times as one that is queued before it. What a worker computes that
 # another one holds delays those behind it, too: with 1, chats that kept workers busy for half of the time

@@ -27,9 +27,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from baton.prefix_keys import REMOVED
 from baton.scheduler.prefixes.sets import MOST_SHARED, NUMBER_BITS, WorkerSets, alone
 
-REMOVED = 1 << 63  # set in an operation that takes a block away
 MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, those that are yet to be swept included
 _NUMBER = (1 << NUMBER_BITS) - 1  # of an entry
 _NAME_BITS = 64 - NUMBER_BITS

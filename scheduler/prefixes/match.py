@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from baton.scheduler.prefixes.keys import PromptKeys
+from baton.prefix_keys import PromptKeys
 from baton.scheduler.prefixes.ledger import PrefixLedger
 
 TIERS = 2  # lengths of the match of which workers are named: the longest, and the next

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from baton.scheduler.keys import EPOCH_KEEP_MS
-from baton.scheduler.types import Attempt, Booking, Known, Reserved
-
-KEEP_S = EPOCH_KEEP_MS / 1_000  # s
+from baton.attempts import EPOCH_KEEP_S, Attempt
+from baton.scheduler.types import Booking, Known, Reserved
 
 Sums = dict[str, Reserved]  # what is booked, by worker id; no empty ones
 
@@ -180,7 +178,7 @@ class Ledger:
     def _note(self, request_id: str, epoch: int, now: float, *, over: bool) -> None:
         self.revision += 1
         self._past.pop(request_id, None)  # what is noted again is the newest
-        self._past[request_id] = Past(epoch, now + KEEP_S, over, self.revision)
+        self._past[request_id] = Past(epoch, now + EPOCH_KEEP_S, over, self.revision)
 
     def _look(self, live: Live) -> None:
         live.look_at = live.lease_until

@@ -9,13 +9,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.keys import HANDOFFS_KEPT
 from baton.scheduler.store.base import TOLD_KINDS, Store
-from baton.scheduler.store.ledger import KEEP_S, Ledger, Live, Past, forget
+from baton.scheduler.store.ledger import Ledger, Live, Past, forget
 from baton.scheduler.types import (
-    Attempt,
     Booking,
     Claim,
     Deployment,
@@ -186,7 +186,7 @@ class MemoryStore(Store):
         if epoch < self._epoch_of(worker_id):
             return False
         if self._workers.pop(worker_id, None):
-            self._gone[worker_id] = Past(epoch, self._clock() + KEEP_S, over=True)
+            self._gone[worker_id] = Past(epoch, self._clock() + EPOCH_KEEP_S, over=True)
             self._roster_changed = True
         return True
 
@@ -343,7 +343,7 @@ class MemoryStore(Store):
     def _sweep(self, now: float) -> int:
         if now >= self._none_ends_before:
             for worker_id in [key for key, worker in self._workers.items() if worker.lease_until <= now]:
-                self._gone[worker_id] = Past(self._workers.pop(worker_id).epoch, now + KEEP_S)
+                self._gone[worker_id] = Past(self._workers.pop(worker_id).epoch, now + EPOCH_KEEP_S)
                 self._roster_changed = True
             leases = (worker.lease_until for worker in self._workers.values())
             self._none_ends_before = min(leases, default=math.inf)

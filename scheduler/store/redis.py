@@ -22,19 +22,19 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from baton import redis_link
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler import redis_link
+from baton.redis_elsewhere import elsewhere, leads_elsewhere
+from baton.redis_url import FORM, without_password
+from baton.redis_user import explained, refuses_the_user
 from baton.scheduler.errors import StaleWorker, StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
-from baton.scheduler.redis_place import elsewhere, leads_elsewhere
 from baton.scheduler.store import redis_wire as wire
 from baton.scheduler.store.base import TOLD_KINDS, Store
 from baton.scheduler.store.redis_calls import ScriptCalls
 from baton.scheduler.store.redis_fleet import RedisFleet
-from baton.scheduler.store_url import FORM, without_password
-from baton.scheduler.store_user import explained, refuses_the_user
 from baton.scheduler.types import (
-    Attempt,
     Claim,
     Deployment,
     FleetView,

@@ -17,8 +17,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
-from baton.scheduler import redis_link
-from baton.scheduler.tasks import patiently, spawn
+from baton import redis_link
+from baton.tasks import patiently, spawn
 
 BATCH_CALLS = 64  # in one batch; the deadline is that of a batch
 

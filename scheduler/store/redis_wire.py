@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Attempt, Booking, Known, Reserved, WorkerRecord, name_of
+from baton.scheduler.types import Booking, Known, Reserved, WorkerRecord, name_of
 
 Flat = list[bytes]
 

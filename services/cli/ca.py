@@ -145,9 +145,9 @@ def serve(
 
     It listens with TLS, whatever the address.
     """
-    from baton.scheduler.service import until_signal
     from baton.security.authority import Authority
     from baton.security.join_service import JoinService
+    from baton.signals import until_ending
 
     guard()
     logs.configure(settings.log_format, "ca")
@@ -156,7 +156,7 @@ def serve(
     async def run() -> None:
         async with JoinService(authority, settings.deployment, listen) as service:
             logging.getLogger(__name__).info("the CA of %s listens on %s", authority.folder, service.address)
-            await until_signal().wait()
+            await until_ending().wait()
 
     asyncio.run(run())
 

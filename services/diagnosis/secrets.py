@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from baton.errors import BatonError
-from baton.scheduler.store_url import without_password
+from baton.redis_url import without_password
 from baton.services import credentials
 from baton.services.config import REVEAL, SECRET, Settings
 

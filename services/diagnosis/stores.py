@@ -11,10 +11,10 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from baton.errors import BatonError
-from baton.scheduler.redis_link import hang_up
-from baton.scheduler.redis_place import elsewhere
+from baton.redis_elsewhere import elsewhere
+from baton.redis_link import hang_up
+from baton.redis_url import FORM, without_password
 from baton.scheduler.store.redis import RedisStore
-from baton.scheduler.store_url import FORM, without_password
 from baton.services import credentials
 from baton.services.config import Settings
 from baton.services.diagnosis.finding import Finding, ok, warning, wrong

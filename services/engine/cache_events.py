@@ -22,9 +22,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from baton.block_log import Change
+from baton.prefix_keys import key_of
 from baton.protos import scheduler_pb2
-from baton.scheduler.prefixes.keys import key_of
-from baton.scheduler.prefixes.log import Change
 
 logger = logging.getLogger(__name__)
 

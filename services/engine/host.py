@@ -26,12 +26,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from baton.block_log import Change
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Begun, Loaded, Saved, Staged
 from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
 from baton.protos.worker_pb2 import Failed
-from baton.scheduler.prefixes.log import Change
 from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of, measures_share

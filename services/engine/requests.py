@@ -26,6 +26,7 @@ from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.request import Request
 
+from baton.attempts import attempt_id, prefix_id
 from baton.handoff.params import LoadParams, load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import (
@@ -37,7 +38,6 @@ from baton.protos.worker_pb2 import (
     ServiceClass,
     Start,
 )
-from baton.scheduler.types import attempt_id, prefix_id
 from baton.services.decode.step_share import Standing
 from baton.services.engine import step_checks, wire
 from baton.services.engine.adapters import AdapterFiles

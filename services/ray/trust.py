@@ -16,7 +16,6 @@ from typing import Any, Self
 from baton import addresses
 from baton.home import expanded
 from baton.keeping import keep
-from baton.scheduler.tasks import stop
 from baton.security.authority import LIFE_S, Authority
 from baton.security.errors import SecurityError
 from baton.security.join_service import JoinService
@@ -24,6 +23,7 @@ from baton.security.names import Role
 from baton.services import identities
 from baton.services.config import Settings
 from baton.services.ray.config import WORKER_ROLES
+from baton.tasks import stop
 
 # Validity of the tokens. They are revoked when the deployment ends; if it is killed, they expire after this
 # time. Until then parts that start again can use them.

@@ -16,9 +16,9 @@ from typing import Protocol
 from baton.keeping import keep
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.scheduler.tasks import stop
 from baton.services.engine.isolation import RESPONSES_STORE
 from baton.services.errors import StartError
+from baton.tasks import stop
 
 log = logging.getLogger(__name__)
 

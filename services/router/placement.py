@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
-from baton.scheduler.types import Attempt
+from baton.scheduler.need import Need
 from baton.services.classes import STANDARD, ServiceClass
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.errors import NotAdmitted, Why
@@ -107,20 +109,7 @@ class Placements:
                 raise SchedulerUnavailable("no scheduler answers")  # its return is not waited for here
             state.epoch += 1  # each epoch is used once, even without a reply: it may have been booked
             try:
-                return await client.place(
-                    state.request_id,
-                    state.epoch,
-                    prompt_tokens=state.tokens_to_prefill,
-                    max_new_tokens=state.tokens_to_generate,
-                    prefix=state.prefix,
-                    exclude=exclude,
-                    vllm_version=VLLM_VERSION,
-                    model_fingerprint=state.began_with,
-                    adapter=state.adapter,
-                    waited_s=time.monotonic() - state.arrived,
-                    priority=service.priority,
-                    room=service.room,
-                )
+                return await client.place(need_of(state, client.router_id, exclude, service))
             except SchedulerUnavailable:
                 self._unknown(state)
                 if not others:
@@ -133,18 +122,7 @@ class Placements:
     def _place_alone(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
         """Place from the last snapshot. Raises NoCapacity, SchedulerUnavailable."""
         state.epoch += 1
-        return self._client.place_alone(
-            state.request_id,
-            state.epoch,
-            prompt_tokens=state.tokens_to_prefill,
-            max_new_tokens=state.tokens_to_generate,
-            prefix=state.prefix,
-            exclude=exclude,
-            vllm_version=VLLM_VERSION,
-            model_fingerprint=state.began_with,
-            adapter=state.adapter,
-            room=service.room,
-        )
+        return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
 
     def _unknown(self, state: RequestState) -> None:
         """Release the epoch in case that the scheduler booked it, though its reply never came."""
@@ -153,6 +131,26 @@ class Placements:
     def _refused(self, error: NoCapacity) -> NotAdmitted:
         code = pb.Rejection.Code.Name(error.code).removeprefix("CODE_")
         return NotAdmitted(f"{self._whose}{error.message}", Why(code), error.retry_after_s)
+
+
+def need_of(
+    state: RequestState, router_id: str, exclude: Iterable[str] = (), service: ServiceClass = STANDARD
+) -> Need:
+    """Return the needs of the request's current epoch, as a request of class `service`."""
+    return Need(
+        attempt=Attempt(state.request_id, state.epoch),
+        router_id=router_id,
+        prompt_tokens=state.tokens_to_prefill,
+        max_new_tokens=state.tokens_to_generate,
+        prefix=state.prefix,
+        exclude=frozenset(exclude),
+        vllm_version=VLLM_VERSION,
+        model_fingerprint=state.began_with,
+        waited_s=time.monotonic() - state.arrived,
+        adapter=state.adapter,
+        priority=service.priority,
+        room=service.room,
+    )
 
 
 def cost_of(state: RequestState) -> pb.Cost:

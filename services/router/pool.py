@@ -11,9 +11,9 @@ from typing import Any
 
 from baton.keeping import keep
 from baton.protos import scheduler_pb2, worker_pb2
-from baton.scheduler.tasks import spawn_apart
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.stream import CHECKS, WorkerStream
+from baton.tasks import spawn_apart
 
 SUSPECT_S = 5.0  # a lost worker is avoided this long: until then the scheduler has noticed too
 # A lost worker that the scheduler still hears of may be cut off from this router alone. The pool itself tries

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from baton.attempts import prefix_id
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
-from baton.scheduler.types import prefix_id
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.pairs import Pair, Pairs

@@ -15,8 +15,7 @@ from baton.keeping import keep
 from baton.levels import set_level
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.tasks import stop
-from baton.scheduler.types import Adapter
+from baton.scheduler.need import Adapter
 from baton.services.classes import Classes
 from baton.services.engine import wire
 from baton.services.engine.adapters import AdapterFiles
@@ -35,6 +34,7 @@ from baton.services.router.vllm import frontend, prints
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.vllm.metrics import EngineMetrics
 from baton.services.router.waiting import WaitingRoom
+from baton.tasks import stop
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baton.prefix_keys import NO_KEYS, PromptKeys
 from baton.protos import scheduler_pb2
 from baton.scheduler.client import Placement
-from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
-from baton.scheduler.types import Adapter
+from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD, ServiceClass
 from baton.services.router.recovery import Failure, Suspicion
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from baton.attempts import attempt_id
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import CALL_TIMEOUT_S, aio_channel
-from baton.scheduler.tasks import spawn_apart
-from baton.scheduler.types import attempt_id
 from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.gaps import GapSampler
+from baton.tasks import spawn_apart
 
 log = logging.getLogger(__name__)
 

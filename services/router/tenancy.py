@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from baton.keeping import keep
-from baton.scheduler.tasks import stop
 from baton.services.config import Settings
 from baton.services.router.errors import RateLimited
 from baton.services.router.metrics import RouterMetrics
@@ -21,6 +20,7 @@ from baton.services.tenants.model import Caller
 from baton.services.tenants.quotas import Quotas, Visit
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import SharedStore
+from baton.tasks import stop
 
 
 @contextlib.asynccontextmanager

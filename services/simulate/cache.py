@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.scheduler.prefixes.keys import key_of
-from baton.scheduler.prefixes.log import Change
+from baton.block_log import Change
+from baton.prefix_keys import key_of
 
 
 @dataclass(slots=True)

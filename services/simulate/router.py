@@ -18,12 +18,14 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
 
+from baton.attempts import Attempt
+from baton.prefix_keys import PromptKeys, prompt_keys
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
+from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice
-from baton.scheduler.prefixes.keys import PromptKeys, prompt_keys
 from baton.scheduler.reporter import FLUSH_S, RENEWALS_PER_LEASE
-from baton.scheduler.types import Attempt, Need, RouterReport
+from baton.scheduler.types import RouterReport
 from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.router.errors import AttemptsExhausted, NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton.block_log import BlockLog
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.prefixes.log import BlockLog
 from baton.services.simulate.engine import SimulatedEngine
 from baton.services.simulate.profile import Profile
 

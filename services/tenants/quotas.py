@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from baton.keeping import keep
-from baton.scheduler.tasks import stop
 from baton.services.tenants.errors import OverLimit
 from baton.services.tenants.limit import Limit
 from baton.services.tenants.model import Caller, Limits
 from baton.services.tenants.rates import Rates
 from baton.services.tenants.shared import SharedStore
 from baton.services.tenants.slots import Slots
+from baton.tasks import stop
 
 _NOUNS = {
     "requests_per_s": "requests a second",

@@ -14,8 +14,8 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
-from baton.scheduler import redis_link
-from baton.scheduler.store_url import without_password
+from baton import redis_link
+from baton.redis_url import without_password
 from baton.services.tenants import redis_keys
 from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import Book, book_of

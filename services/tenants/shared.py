@@ -12,14 +12,14 @@ from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
+from baton import redis_link
 from baton.keeping import keep
-from baton.scheduler import redis_link
-from baton.scheduler.redis_place import elsewhere
-from baton.scheduler.store_url import FORM, without_password
-from baton.scheduler.store_user import explained, refuses_the_user
-from baton.scheduler.tasks import patiently, stop
+from baton.redis_elsewhere import elsewhere
+from baton.redis_url import FORM, without_password
+from baton.redis_user import explained, refuses_the_user
 from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
+from baton.tasks import patiently, stop
 
 CALL_S = 0.5  # of one call: the longest that a request waits for a Redis that has just gone silent
 PROBE_S = 1.0  # between two tries to reach one that is away

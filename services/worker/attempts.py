@@ -14,17 +14,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from baton.attempts import EPOCH_KEEP_S, attempt_id
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Phase
-from baton.scheduler.keys import EPOCH_KEEP_MS
-from baton.scheduler.types import attempt_id
 from baton.services.engine.errors import RequestRefused
 
 _ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}  # within one epoch
-# Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
-# A message that is late by more was stopped by its own deadline.
-KEEP_S = EPOCH_KEEP_MS / 1_000
-ENDED_LIMIT = 65_536
+ENDED_LIMIT = 65_536  # ended requests whose last epoch is remembered, for EPOCH_KEEP_S at most
 
 
 @dataclass
@@ -140,7 +136,7 @@ class Attempts:
 
     def _remember(self, ended: RunningAttempt) -> None:
         now = time.monotonic()
-        self._ended[ended.request_id] = (now + KEEP_S, ended.mark)
+        self._ended[ended.request_id] = (now + EPOCH_KEEP_S, ended.mark)
         self._ended.move_to_end(ended.request_id)
         while self._ended:
             oldest, _ = next(iter(self._ended.values()))

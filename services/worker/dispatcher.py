@@ -12,6 +12,7 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from baton.block_log import BlockLogs
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import NoCommonTransport, NotCached, TransportFailed
 from baton.handoff.reports import Begun, Loaded, Saved
@@ -27,7 +28,6 @@ from baton.protos.worker_pb2 import (
     Start,
 )
 from baton.protos.worker_pb2 import Begun as BegunMessage
-from baton.scheduler.prefixes.log import BlockLogs
 from baton.services.engine import outputs, requests
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.build import EngineInfo

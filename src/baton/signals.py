@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
 HURRYING = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends a process at once
@@ -17,3 +18,12 @@ def ending() -> tuple[signal.Signals, ...]:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return HURRYING
     return (*HURRYING, signal.SIGHUP)
+
+
+def until_ending() -> asyncio.Event:
+    """Return an event that the signals of `ending` set. To be called in the event loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in ending():
+        loop.add_signal_handler(number, stop.set)
+    return stop

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import (
     OUTPUT_TOKENS_BOOKED,
@@ -16,7 +17,7 @@ from baton.scheduler.booking import (
     may_prefill,
     usable_blocks,
 )
-from baton.scheduler.types import Attempt, Booking, Claim, Need, Reserved, WorkerRecord
+from baton.scheduler.types import Booking, Claim, Reserved, WorkerRecord
 from harness.scheduling import LIMITS, Options, capacity, identity, need
 
 
@@ -74,11 +75,6 @@ def test_at_least_one_request_is_always_allowed() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Attempt("", 1),
-        lambda: Attempt("r", 0),
-        lambda: Attempt("r", 2**31),
-        lambda: Need(Attempt("r", 1), "", 0, 1),
-        lambda: Need(Attempt("r", 1), "", 1, -1),
         lambda: Booking(Attempt("r", 1), "", "w", "w", 1, 1),
         lambda: Booking(Attempt("r", 1), "", "p", "", 1, 1),
         lambda: Claim(Booking(Attempt("r", 1), "", "p", "d", 1, 2), 1, 1, 1),
@@ -104,9 +100,3 @@ def test_a_class_that_gives_way_leaves_room() -> None:
     assert may_decode(large, worker(), LIMITS)  # nothing is booked
     assert not may_decode(large, worker(Reserved(blocks=1)), LIMITS)
     assert claim(half, None, worker(), LIMITS).max_requests == slots
-
-
-@pytest.mark.parametrize("room", [0.0, -1.0, 1.1])
-def test_room_is_a_part(room: float) -> None:
-    with pytest.raises(ValueError, match="room"):
-        replace(need(), room=room)

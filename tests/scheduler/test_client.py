@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import reporter as reporter_module
 from baton.scheduler.client import SchedulerClient
@@ -15,8 +16,8 @@ from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
 from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS, Reporter
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import Attempt, Booking, Known
-from harness.scheduling import Options, capacity, free_port, identity, until
+from baton.scheduler.types import Booking, Known
+from harness.scheduling import Options, capacity, free_port, identity, need, place, until
 from harness.support import PATIENCE
 
 
@@ -260,10 +261,10 @@ async def test_a_placement_is_held_by_the_client_that_made_it(server: SchedulerS
     async with SchedulerClient(server.address) as operator:
         async with SchedulerClient(server.address, router_id="router") as router:
             await router.register(identity("m"), pb.WORKER_STATE_READY)
-            await router.place("held", 1, prompt_tokens=1, max_new_tokens=1)
+            await place(router, "held", 1, 1, 1)
             for number in range(3):  # three leases, each as long as the held one's
                 async with SchedulerClient(server.address) as dies:
-                    await dies.place(f"left{number}", 1, prompt_tokens=1, max_new_tokens=1)
+                    await place(dies, f"left{number}", 1, 1, 1)
 
                 async def left_gone() -> bool:
                     return len((await operator.describe()).attempts) == 1
@@ -291,9 +292,9 @@ async def test_a_workers_life(client: SchedulerClient) -> None:
 
     assert (await status()).state == pb.WORKER_STATE_STARTING
     with pytest.raises(NoCapacity, match="none is ready"):
-        await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(client, "r", 1, 1, 1)
     await session.ready(capacity())
-    await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+    await place(client, "r", 1, 1, 1)
 
     async def heard() -> bool:
         return (await status()).load.running >= 2
@@ -343,7 +344,7 @@ async def test_a_drained_worker_that_comes_back_waits_to_be_undrained(client: Sc
     await until(held)
     assert await asked() == [("DRAINING", True)]
     with pytest.raises(NoCapacity, match="none is ready"):
-        await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(client, "r", 1, 1, 1)
     assert not second.draining.is_set()
     assert (await client.undrain("m.2")).name == "m"  # by the id of any life
 
@@ -352,7 +353,7 @@ async def test_a_drained_worker_that_comes_back_waits_to_be_undrained(client: Sc
 
     await until(not_held)
     assert await asked() == [("READY", False)]
-    await client.place("r", 2, prompt_tokens=1, max_new_tokens=1)
+    await place(client, "r", 2, 1, 1)
     assert (await client.drain("m.2")).worker_id == "m.2"  # from now on as for the first one
     async with asyncio.timeout(20 * PATIENCE):
         await second.draining.wait()
@@ -426,3 +427,12 @@ async def test_close_is_quick_when_the_scheduler_is_away() -> None:
     await session.close()
     await client.close()
     assert time.monotonic() - began < 2.5 * PATIENCE
+
+
+async def test_a_need_of_another_router_is_not_placed(client: SchedulerClient) -> None:
+    """Nobody would renew its lease: this client reports as its own router."""
+    theirs = need(router_id="another")
+    with pytest.raises(ValueError, match="a need of router 'another' is placed as router ''"):
+        await client.place(theirs)
+    with pytest.raises(ValueError, match="a need of router 'another'"):
+        client.place_alone(theirs)

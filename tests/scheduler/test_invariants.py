@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import claim, max_requests, usable_blocks
 from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
-from baton.scheduler.types import Attempt, Booking, Reserved, ReserveOutcome
+from baton.scheduler.types import Booking, Reserved, ReserveOutcome
 from harness.scheduling import LEASE_S, LIMITS, RedisServer, identity, need, register, report, until
 
 T = TypeVar("T")

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.keys import EPOCH_KEEP_MS
-from baton.scheduler.store.ledger import KEEP_S, Ledger
+from baton.scheduler.store.ledger import Ledger
 from baton.scheduler.store.memory import MemoryStore
-from baton.scheduler.types import Attempt, Heard, Known, ReserveOutcome
+from baton.scheduler.types import Heard, Known, ReserveOutcome
 from harness.scheduling import claim_on, identity, need, register, report
 
 
@@ -54,7 +54,7 @@ async def test_epochs_are_remembered_for_their_time_and_no_longer(turned: Memory
     await turned.reserve(claim, 1e6)
     await turned.report(report(finished=[Attempt("r", 1)]), 1.0)
     await turned.register(identity("m"), pb.WORKER_STATE_READY, 1e6)
-    clock.now += EPOCH_KEEP_MS / 1_000 - 0.001
+    clock.now += EPOCH_KEEP_S - 0.001
     assert (await turned.reserve(claim, 1.0)).outcome is ReserveOutcome.STALE
     clock.now += 0.001
     assert (await turned.reserve(claim, 1.0)).outcome is ReserveOutcome.BOOKED
@@ -68,7 +68,7 @@ async def test_an_epoch_is_not_forgotten_while_a_later_attempt_lives(
     await turned.reserve(claim_on(view, need(epoch=1), "m"), 1e6)
     await turned.report(report(finished=[Attempt("r", 1)]), 1.0)
     await turned.reserve(claim_on(view, need(epoch=2), "m"), 1e6)
-    clock.now += 10 * EPOCH_KEEP_MS / 1_000
+    clock.now += 10 * EPOCH_KEEP_S
     assert (await turned.reserve(claim_on(view, need(epoch=2), "m"), 1e6)).outcome is ReserveOutcome.STALE
 
 
@@ -79,7 +79,7 @@ def test_forgetting_takes_as_long_however_many_were_forgotten_before() -> None:
         ledger = Ledger()
         took = 0.0
         for number in range(kept + 10_000):
-            now = number * KEEP_S / kept
+            now = number * EPOCH_KEEP_S / kept
             began = time.thread_time()
             ledger.conclude(Known(Attempt(f"{number}", 1), over=True), now)
             ledger.sweep(now)

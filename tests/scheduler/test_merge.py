@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
 from baton.scheduler.types import (
-    Attempt,
     Booking,
     Heard,
     Known,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.prefix_keys import PromptKeys
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.prefixes.keys import PromptKeys
-from harness.scheduling import identity
+from harness.scheduling import identity, need
 from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, listening
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-affinity"
@@ -55,9 +55,8 @@ def address(installed: Path) -> Iterator[str]:
 
 async def place(client: SchedulerClient, request_id: str, prefix: int) -> str:
     """Return the id of the prefill worker; the placement is over at once."""
-    placement = await client.place(
-        request_id, 1, prompt_tokens=20, max_new_tokens=1, prefix=PromptKeys((prefix, len(request_id)), 10)
-    )
+    asked = need(request_id, 1, 20, 1, router_id="router", prefix=PromptKeys((prefix, len(request_id)), 10))
+    placement = await client.place(asked)
     client.reporter.finished(placement.attempt, "stop")
     assert placement.prefill
     return placement.prefill.worker_id

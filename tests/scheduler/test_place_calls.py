@@ -12,10 +12,11 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import place_calls
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.endpoints import Endpoint, Endpoints
-from baton.scheduler.errors import Refused, SchedulerUnavailable
+from baton.scheduler.errors import SchedulerUnavailable
+from baton.scheduler.need import need_to_wire
 from baton.scheduler.place_calls import MOST, PlaceCalls
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, free_port, identity, until
+from harness.scheduling import Options, free_port, identity, need, place, until
 
 
 class Line(Endpoints):
@@ -29,15 +30,15 @@ class Line(Endpoints):
         self.answered: Callable[[], object] = lambda: None
 
     async def ask(self, endpoint: Endpoint, method: str, request: Any, timeout_s: float) -> Any:
-        self.sizes.append(len(request.requests))
+        self.sizes.append(len(request.needs))
         await self.held.wait()
         reply = await super().ask(endpoint, method, request, timeout_s)
         self.answered()
         return reply
 
 
-def asked(name: str, prompt_tokens: int = 1) -> pb.PlaceRequest:
-    return pb.PlaceRequest(request_id=name, epoch=1, prompt_tokens=prompt_tokens, max_new_tokens=1)
+def asked(name: str, prompt_tokens: int = 1) -> pb.Need:
+    return need_to_wire(need(name, 1, prompt_tokens, 1))
 
 
 @pytest.fixture
@@ -72,20 +73,15 @@ async def test_those_that_wait_share_a_call_and_each_gets_its_own_answer(
     await calls.close()
 
 
-async def test_a_malformed_one_spoils_no_other(operator: SchedulerClient) -> None:
-    async with SchedulerClient(operator.address, router_id="router") as router:
-        first, bad, good = await asyncio.gather(
-            *(
-                router.place(name, 1, prompt_tokens=tokens, max_new_tokens=1)
-                for name, tokens in (("first", 1), ("bad", 0), ("good", 1))
-            ),
-            return_exceptions=True,
-        )
-        assert isinstance(bad, Refused)
-        assert str(bad) == "request 'bad' has no prompt tokens"
-        assert not isinstance(first, BaseException)
-        assert not isinstance(good, BaseException)
-        assert await booked(operator) == ["first", "good"]
+async def test_a_malformed_one_spoils_no_other(line: Line, operator: SchedulerClient) -> None:
+    calls = PlaceCalls(line, line.pick(), lambda _: None)
+    malformed = asked("bad")
+    malformed.prompt_tokens = 0
+    found = await asyncio.gather(*(calls.ask(one) for one in (asked("first"), malformed, asked("good"))))
+    assert [reply.WhichOneof("outcome") for reply in found] == ["placement", "refusal", "placement"]
+    assert found[1].refusal == "request 'bad' has no prompt tokens"
+    assert await booked(operator) == ["first", "good"]
+    await calls.close()
 
 
 async def test_a_call_without_an_answer_holds_nobody_up(line: Line) -> None:
@@ -114,7 +110,7 @@ async def test_a_placement_whose_caller_left_is_given_back(operator: SchedulerCl
             given_back.append(placed.request_id),
             router._give_back(placed),
         )
-        leaves = asyncio.create_task(router.place("leaves", 1, prompt_tokens=1, max_new_tokens=1))
+        leaves = asyncio.create_task(place(router, "leaves", 1, 1, 1))
         await asyncio.sleep(0)  # it has asked
         await asyncio.sleep(0)  # its call has begun
         leaves.cancel()
@@ -159,7 +155,7 @@ async def test_who_left_before_the_call_is_not_placed(
 async def test_all_of_a_call_hear_that_nobody_answers() -> None:
     async with SchedulerClient(f"127.0.0.1:{free_port()}") as router:
         found = await asyncio.gather(
-            *(router.place(f"r{number}", 1, prompt_tokens=1, max_new_tokens=1) for number in range(5)),
+            *(place(router, f"r{number}", 1, 1, 1) for number in range(5)),
             return_exceptions=True,
         )
         assert [type(one) for one in found] == [SchedulerUnavailable] * 5

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
 from baton.scheduler.placer import Placer
@@ -16,7 +17,6 @@ from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
 from baton.scheduler.store.redis import RedisStore
 from baton.scheduler.types import (
-    Attempt,
     Claim,
     FleetView,
     PlacementLimits,

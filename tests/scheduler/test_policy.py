@@ -10,13 +10,14 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import BadPolicy
+from baton.scheduler.need import Adapter, Need
 from baton.scheduler.policy import NoChoice, Policy, WorkerChoice
 from baton.scheduler.policy import choose as choose_module
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, PolicyPart, Scorer
 from baton.scheduler.policy.pickers import Best
 from baton.scheduler.policy.registry import PARTS, load
 from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
-from baton.scheduler.types import Adapter, FleetView, Need, Reserved, WorkerRecord
+from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, identity, need
 

@@ -12,20 +12,21 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import knowledge
 from baton.scheduler.booking import Source, claim
 from baton.scheduler.knowledge import LATE_S, Knowledge
+from baton.scheduler.need import Need
 from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
 from baton.scheduler.policy.scorers import COMPUTED, PrefillWork
 from baton.scheduler.policy.speed import GUESSED_SPEED, MEASURED_S
 from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.keys import PromptKeys, key_of
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
-from baton.scheduler.types import FleetView, Need, Reserved, WorkerRecord
+from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, need
 from tests.scheduler.test_memory import Clock

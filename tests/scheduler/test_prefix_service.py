@@ -6,12 +6,12 @@ import uuid
 
 import pytest
 
+from baton.block_log import BlockLog, Change
+from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.prefixes.keys import PromptKeys, key_of
-from baton.scheduler.prefixes.log import BlockLog, Change
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, identity, until
+from harness.scheduling import Options, identity, place, until
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 KEYS = tuple(key_of(number << 32, number) for number in range(1, 7))
@@ -24,9 +24,7 @@ async def beat(client: SchedulerClient, worker_id: str, log: BlockLog) -> None:
 
 async def placed(client: SchedulerClient) -> tuple[str, int]:
     """Place 100 tokens, 96 of them in KEYS; return the prefill worker and what is booked on it then."""
-    placement = await client.place(
-        uuid.uuid4().hex, 1, prompt_tokens=100, max_new_tokens=1, prefix=PromptKeys(KEYS, 16)
-    )
+    placement = await place(client, uuid.uuid4().hex, 1, 100, 1, prefix=PromptKeys(KEYS, 16))
     assert placement.prefill is not None
     name = placement.prefill.worker_id
     workers = {one.identity.worker_id: one for one in (await client.describe()).workers}

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreUnavailable
-from baton.scheduler.keys import DRAINS_TTL_MS, EPOCH_KEEP_MS, TOPIC_TTL_MS, topic_keys
+from baton.scheduler.keys import DRAINS_TTL_MS, TOPIC_TTL_MS, topic_keys
 from baton.scheduler.store import open_store, redis_fleet
 from baton.scheduler.store import redis as redis_module
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store.redis_calls import ScriptCalls, _Call
-from baton.scheduler.store_url import has_password, without_password
-from baton.scheduler.types import Attempt, FleetView, Reserved, ReserveOutcome, State
+from baton.scheduler.types import FleetView, Reserved, ReserveOutcome, State
 from harness.scheduling import LEASE_S, RedisServer, claim_on, free_port, need, register, report, until
 
 
@@ -33,34 +33,6 @@ async def problem(url: str) -> str:
         return str(caught.value)
     finally:
         await store.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://:s3cret@host:6379/0", "redis://host:6379/0"),
-        ("rediss://user:s3cret@host/1", "rediss://user@host/1"),
-        ("redis://[::1]:6379", "redis://[::1]:6379"),
-        ("redis://:@host", "redis://host"),
-        ("redis://:s3/cr?et#@host:6379/0", "redis://host:6379/0"),  # not percent-encoded
-        ("redis://user:s3@cret@host", "redis://user@host"),
-        ("redis://s3cret@host", "redis://host"),
-        ("redis://host/0?password=s3cret&db=1", "redis://host/0"),
-    ],
-)
-def test_the_password_is_not_shown(url: str, shown: str) -> None:
-    assert without_password(url) == shown
-
-
-@pytest.mark.parametrize(
-    ("url", "has"),
-    [
-        *(("redis://:a@host", True), ("redis://u:a@host", True), ("redis://host?password=a", True)),
-        *(("redis://host/0", False), ("redis://u@host", False), ("redis://:@host", False), ("memory", False)),
-    ],
-)
-def test_a_password_in_a_url_is_seen(url: str, has: bool) -> None:
-    assert has_password(url) is has
 
 
 @pytest.mark.parametrize(
@@ -242,7 +214,7 @@ async def test_epochs_are_forgotten_in_time_but_not_those_of_live_attempts(own_r
     await store.report(report(finished=[Attempt("r", 1)]), LEASE_S)
     seconds, _ = await admin.time()
     forget_at = await admin.zscore("baton:{t}:epoch:leases", "r")
-    assert seconds * 1_000 < forget_at <= seconds * 1_000 + 1_000 + EPOCH_KEEP_MS
+    assert seconds * 1_000 < forget_at <= seconds * 1_000 + 1_000 * (1 + EPOCH_KEEP_S)
     await store.reserve(claim_on(view, need(epoch=2), "m"), LEASE_S)
     assert await admin.zscore("baton:{t}:epoch:leases", "r") is None
     await store.report(report(finished=[Attempt("r", 2)]), LEASE_S)

@@ -12,7 +12,6 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.keys import topic_keys
-from baton.scheduler.redis_link import RedisPlace
 from baton.scheduler.store import open_store
 from baton.scheduler.store.base import Store
 from baton.scheduler.types import ReserveOutcome
@@ -222,42 +221,3 @@ async def test_a_plain_url_of_a_sentinel_is_refused_by_name(own_redis: RedisServ
         with pytest.raises(StoreRefuses, match=r"a Sentinel.*write redis\+sentinel://HOST:PORT/MASTER into"):
             await store.open()
         await store.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "hosts", "service", "options"),
-    [
-        ("redis://h", [("h", 6379)], "", {}),
-        ("redis://:p%40ss@h:1/2", [("h", 1)], "", {"password": "p@ss", "db": 2}),
-        ("redis+sentinel://h,[::1]:7/m", [("h", 26379), ("::1", 7)], "m", {}),
-        (
-            "rediss+sentinel://u:p@h:1,g:2/m/3",
-            [("h", 1), ("g", 2)],
-            "m",
-            {"username": "u", "password": "p", "db": 3},
-        ),
-        ("redis+cluster://:p@h:1,g", [("h", 1), ("g", 6379)], "", {"password": "p"}),
-        ("rediss+cluster://h?ssl_ca_certs=/x", [("h", 6379)], "", {"ssl_ca_certs": "/x"}),
-    ],
-)
-def test_what_a_url_says(
-    url: str, hosts: list[tuple[str, int]], service: str, options: dict[str, object]
-) -> None:
-    place = RedisPlace.of(url)
-    assert (list(place.hosts), place.service, place.options) == (hosts, service, options)
-    assert place.tls == url.startswith("rediss")
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis+sentinel://h:1",
-        "redis+sentinel:///m",
-        "redis+cluster://h/1",
-        "redis+cluster://h:1,",
-        "redis+x://h",
-    ],
-)
-def test_a_url_that_says_too_little_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"host|name|databases|not a Redis URL"):
-        RedisPlace.of(url)

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.store import open_store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store.resilient import FOLLOW_REQUESTS, QUICK_S, ResilientStore
-from baton.scheduler.types import Attempt, Claim, Known, Reserved, ReserveOutcome, ReserveResult, State
+from baton.scheduler.types import Claim, Known, Reserved, ReserveOutcome, ReserveResult, State
 from harness.scheduling import LEASE_S, RedisServer, claim_on, need, register, report, until
 from harness.support import PATIENCE
 

@@ -17,6 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
+from baton.attempts import Attempt
 from baton.metrics import CannotServe
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
@@ -31,12 +32,13 @@ from baton.scheduler.errors import (
     StaleWorker,
     StoreRefuses,
 )
+from baton.scheduler.need import need_to_wire
 from baton.scheduler.service import SchedulerServer, serve
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import Attempt, SchedulerOptions
+from baton.scheduler.types import SchedulerOptions
 from baton.security.names import Role
 from baton.services.config import PolicySettings, SchedulerSettings
-from harness.scheduling import Options, RedisServer, capacity, free_port, identity, until
+from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, place, until
 from harness.support import PATIENCE
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -102,7 +104,7 @@ async def test_what_peers_have_learned_of_their_drafts(client: SchedulerClient) 
 
 async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("p", P), ("d", D))
-    placed = await client.place("r", 1, prompt_tokens=100, max_new_tokens=10)
+    placed = await place(client, "r", 1, 100, 10)
     assert placed.prefill is not None
     assert placed.prefill.worker_id == "p"
     decode = pb.Worker(worker_id="d", address=identity("d").address, role=D, model_fingerprint="f1")
@@ -139,19 +141,19 @@ async def test_no_capacity_says_why_and_when_to_come_back(
     server: SchedulerServer, client: SchedulerClient
 ) -> None:
     with pytest.raises(NoCapacity, match="no worker to take the request is registered") as caught:
-        await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(client, "r", 1, 1, 1)
     assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_NO_WORKERS, 2.0)
     await add(client, ("m", M))
     with pytest.raises(NoCapacity) as caught:
-        await client.place("r", 1, prompt_tokens=2_000, max_new_tokens=1)
+        await place(client, "r", 1, 2_000, 1)
     assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_TOO_LARGE, 0.0)
     for number in range(8):
-        await client.place(f"r{number}", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(client, f"r{number}", 1, 1, 1)
     with pytest.raises(NoCapacity) as caught:
-        await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(client, "r", 1, 1, 1)
     assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_FULL, 1.0)
     with pytest.raises(NoCapacity) as caught:
-        await client.place("r1", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(client, "r1", 1, 1, 1)
     assert caught.value.code == pb.Rejection.CODE_FULL  # before it is known to be stale
     for code in ("no_workers", "too_large"):
         assert figure(server, "rejections_total", code=code) == 1
@@ -164,33 +166,33 @@ async def test_a_full_house_serves_the_eldest_of_all_routers(
     """A router without a running request asks now and then; one with many asks as each of its own ends."""
     await add(client, ("m", M))
     for number in range(8):
-        await client.place(f"r{number}", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(client, f"r{number}", 1, 1, 1)
 
     async def room() -> bool:
         return (await client.describe()).workers[0].reserved_requests < 8
 
     async with SchedulerClient(server.address, router_id="other") as other:
         with pytest.raises(NoCapacity):
-            await other.place("theirs", 1, prompt_tokens=1, max_new_tokens=1, waited_s=5.0)
+            await place(other, "theirs", 1, 1, 1, waited_s=5.0)
         client.reporter.finished(Attempt("r0", 1), "stop")
         await until(room)
         with pytest.raises(NoCapacity, match="a request of router other goes first") as caught:
-            await client.place("mine", 1, prompt_tokens=1, max_new_tokens=1)
+            await place(client, "mine", 1, 1, 1)
         assert caught.value.code == pb.Rejection.CODE_FULL
-        await other.place("theirs", 2, prompt_tokens=1, max_new_tokens=1, waited_s=5.0)
+        await place(other, "theirs", 2, 1, 1, waited_s=5.0)
         client.reporter.finished(Attempt("r1", 1), "stop")
         await until(room)
-        await client.place("mine", 2, prompt_tokens=1, max_new_tokens=1)
+        await place(client, "mine", 2, 1, 1)
 
 
 async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("p", P), ("d", D), ("d2", D))
-    first = await client.place("r", 1, prompt_tokens=100, max_new_tokens=10)
+    first = await place(client, "r", 1, 100, 10)
     other = "d2" if first.decode.worker_id == "d" else "d"
-    second = await client.place("r", 2, prompt_tokens=105, max_new_tokens=5, exclude=[first.decode.worker_id])
+    second = await place(client, "r", 2, 105, 5, first.decode.worker_id)
     assert second.decode.worker_id == other
     with pytest.raises(NoCapacity) as caught:
-        await client.place("r", 2, prompt_tokens=105, max_new_tokens=5)
+        await place(client, "r", 2, 105, 5)
     assert caught.value.code == pb.Rejection.CODE_STALE_EPOCH
     client.reporter.finished(first.attempt, "retried")
 
@@ -235,9 +237,11 @@ async def test_nonsense_is_refused(client: SchedulerClient, change: dict[str, ob
 
 
 async def test_malformed_calls_are_refused(server: SchedulerServer, client: SchedulerClient) -> None:
-    for epoch, prompt, text in ((0, 1, "counts from 1"), (1, 0, "no prompt tokens")):
-        with pytest.raises(Refused, match=text):
-            await client.place("r", epoch, prompt_tokens=prompt, max_new_tokens=1)
+    async with aio_channel(server.address, Role.SCHEDULER) as channel:
+        needs = [pb.Need(request_id="r", prompt_tokens=1), pb.Need(request_id="r", epoch=1)]
+        found = await rpc.SchedulerStub(channel).PlaceAll(pb.PlaceRequests(needs=needs), timeout=2)
+    for reply, text in zip(found.replies, ("counts from 1", "no prompt tokens"), strict=True):
+        assert text in reply.refusal
     with pytest.raises(Refused, match="request_id is empty"):
         await client.report(pb.ReportRequest(renewed=[pb.Attempt(epoch=1)]))
     with pytest.raises(Refused, match="sent no state"):
@@ -275,7 +279,7 @@ async def test_health_and_gauges(server: SchedulerServer, client: SchedulerClien
     assert await health(server.address) == serving
     assert await health(server.address, "baton.scheduler.v1.Scheduler") == serving
     await add(client, ("m", M))
-    await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+    await place(client, "r", 1, 1, 1)
 
     async def seen() -> bool:
         return (
@@ -295,8 +299,7 @@ async def test_leases_that_ran_out_are_counted() -> None:
         await stub.Register(
             pb.RegisterRequest(identity=identity("m"), state=pb.WORKER_STATE_READY), timeout=2
         )
-        request = pb.PlaceRequest(request_id="r", epoch=1, prompt_tokens=1, max_new_tokens=1)
-        found = await stub.PlaceAll(pb.PlaceRequests(requests=[request]), timeout=2)
+        found = await stub.PlaceAll(pb.PlaceRequests(needs=[need_to_wire(need())]), timeout=2)
         assert [one.WhichOneof("outcome") for one in found.replies] == ["placement"]
 
         async def counted() -> bool:
@@ -312,19 +315,13 @@ async def test_a_placement_whose_deadline_has_passed_before_its_turn_is_not_made
         with grpc.insecure_channel(server.address) as channel:  # its threads send meanwhile
             stub = rpc.SchedulerStub(channel)
             grpc.channel_ready_future(channel).result(5 * PATIENCE)
-            requests = [
-                pb.PlaceRequest(request_id=f"r{number}", epoch=1, prompt_tokens=1, max_new_tokens=1)
-                for number in range(20)
-            ]
-            calls = [
-                stub.PlaceAll.future(pb.PlaceRequests(requests=[request]), timeout=0.2)
-                for request in requests
-            ]
+            needs = [need_to_wire(need(f"r{number}")) for number in range(20)]
+            calls = [stub.PlaceAll.future(pb.PlaceRequests(needs=[one]), timeout=0.2) for one in needs]
             time.sleep(0.5)  # noqa: ASYNC251 (a scheduler that is busy with others)
             for call in calls:
                 assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert not (await operator.describe()).attempts
-        await operator.place("next", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(operator, "next", 1, 1, 1)
         assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["next"]
 
 
@@ -351,7 +348,7 @@ async def test_a_scheduler_that_begins_without_redis_writes_back_later(own_redis
     ):
         assert await health(server.address) == health_pb2.HealthCheckResponse.SERVING
         await add(client, ("p", P), ("d", D))
-        await client.place("during", 1, prompt_tokens=10, max_new_tokens=1)
+        await place(client, "during", 1, 10, 1)
         assert "does not answer" in (await client.describe()).store_problem
         own_redis.start()
 
@@ -382,9 +379,9 @@ async def test_redis_goes_and_comes_back_empty(own_redis: RedisServer) -> None:
         SchedulerClient(server.address, router_id="router") as client,
     ):
         await add(client, ("p", P), ("d", D))
-        await client.place("before", 1, prompt_tokens=10, max_new_tokens=1)
+        await place(client, "before", 1, 10, 1)
         own_redis.stop()
-        await client.place("during", 1, prompt_tokens=10, max_new_tokens=1)
+        await place(client, "during", 1, 10, 1)
         told = await client.describe()
         assert {one.attempt.request_id for one in told.attempts} == {"before", "during"}
         assert "does not answer" in told.store_problem
@@ -444,16 +441,16 @@ async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None
             for session in sessions:
                 await session.start(2)
                 await session.ready(capacity())
-            kept = await client.place("kept", 1, prompt_tokens=10, max_new_tokens=1)
+            kept = await place(client, "kept", 1, 10, 1)
             client.reporter.prefilled(kept.attempt)
-            ended = await client.place("ended", 1, prompt_tokens=10, max_new_tokens=1)
+            ended = await place(client, "ended", 1, 10, 1)
             await client.refresh()
         assert (await failed(client)).code is None
-        alone = client.place_alone("alone", 1, prompt_tokens=10, max_new_tokens=1)
+        alone = client.place_alone(need("alone", 1, 10, 1, router_id=client.router_id))
         assert alone.alone
         assert (alone.prefill or alone.decode).worker_id == "p"
         client.reporter.finished(ended.attempt, "stop")
-        short = client.place_alone("short", 1, prompt_tokens=10, max_new_tokens=1)
+        short = client.place_alone(need("short", 1, 10, 1, router_id=client.router_id))
         client.reporter.finished(short.attempt, "stop", pb.Cost(output_tokens=3))
         async with SchedulerServer(options) as server:
 
@@ -490,7 +487,7 @@ async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None
 async def failed(client: SchedulerClient) -> Failed:
     """Return the outcome of a placement now."""
     try:
-        await client.place("probe", 1, prompt_tokens=1, max_new_tokens=1)
+        await place(client, "probe", 1, 1, 1)
     except NoCapacity as no:
         return Failed(no.code, no.settling)
     except SchedulerUnavailable:
@@ -560,7 +557,7 @@ async def test_who_nobody_asked_while_redis_was_away_does_not_have_the_last_word
 
 async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("p", P), ("d", D))
-    await client.place("mine", 1, prompt_tokens=10, max_new_tokens=1)
+    await place(client, "mine", 1, 10, 1)
     async with SchedulerClient(server.address, router_id="other") as other:
 
         async def others() -> bool:
@@ -601,7 +598,7 @@ async def test_workers_register_again_with_a_scheduler_that_forgot_them() -> Non
 
             async def placeable() -> bool:
                 try:
-                    await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+                    await place(client, "r", 1, 1, 1)
                 except (NoCapacity, SchedulerUnavailable):
                     return False
                 return True
@@ -714,7 +711,7 @@ async def test_calls_end_when_nobody_is_there() -> None:
     async with SchedulerClient(address) as client:
         began = time.monotonic()
         with pytest.raises(SchedulerUnavailable, match=f"scheduler at {address} does not answer"):
-            await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+            await place(client, "r", 1, 1, 1)
         assert time.monotonic() - began < 1.5 * PATIENCE
 
 

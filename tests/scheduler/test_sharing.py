@@ -11,19 +11,20 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
+from baton.attempts import Attempt
+from baton.block_log import BlockLogs, Change
+from baton.prefix_keys import key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
-from baton.scheduler.prefixes.keys import key_of
-from baton.scheduler.prefixes.log import BlockLogs, Change
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.store.redis import RedisStore
-from baton.scheduler.types import Attempt
-from harness.scheduling import Options, RedisServer, capacity, free_port, identity, register, until
+from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, register, until
 from harness.support import PATIENCE
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -79,8 +80,8 @@ async def store(redis_server: RedisServer, topic: str) -> AsyncIterator[RedisSto
     await made.close()
 
 
-async def place(client: SchedulerClient, request_id: str, epoch: int = 1, **more: float) -> Placement:
-    return await client.place(request_id, epoch, prompt_tokens=20, max_new_tokens=10, **more)  # type: ignore[arg-type]
+async def place(client: SchedulerClient, request_id: str, epoch: int = 1, **more: Any) -> Placement:
+    return await client.place(need(request_id, epoch, 20, 10, router_id=client.router_id, **more))
 
 
 async def test_both_decide_and_nothing_is_overbooked(two: Pair, store: RedisStore) -> None:
@@ -347,12 +348,12 @@ async def test_operators_hear_of_all_of_them(two: Pair, store: RedisStore) -> No
             await place(client, two.named(client, number))
             routers.append(client)
         told = await operator.describe()
-        assert {one.router_id for one in told.routers} == {one._router_id for one in routers}
+        assert {one.router_id for one in told.routers} == {one.router_id for one in routers}
         assert [(one.address, one.placements) for one in told.schedulers] == [
             (address, 1) for address in two.address.split(",")
         ]
         said = await operator.set_log_level("routers", "debug")
-        assert set(said.processes) == {one._router_id for one in routers}
+        assert set(said.processes) == {one.router_id for one in routers}
         assert [await one.refresh() for one in routers] == ["debug", "debug"]
         assert "is no process here" in (await operator.set_log_level("nobody", "debug")).problem
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.keys import HANDOFFS_KEPT
 from baton.scheduler.store import Store
-from baton.scheduler.types import Attempt, Heard, Reserved, ReserveOutcome
+from baton.scheduler.types import Heard, Reserved, ReserveOutcome
 from harness.scheduling import LEASE_S, claim_on, identity, need, register, report, until
 
 BOOKED, STALE = ReserveOutcome.BOOKED, ReserveOutcome.STALE

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from baton.attempts import Attempt
+from baton.scheduler.need import Adapter, Need
 from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns
-from baton.scheduler.types import Adapter, Attempt, Need
 from harness.scheduling import need
 
 WORKERS = {"p", "d"}

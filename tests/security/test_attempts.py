@@ -21,7 +21,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.security.authority import Authority
 from baton.security.errors import NotSecured
 from baton.security.names import Role
-from harness.scheduling import Options, identity
+from harness.scheduling import Options, identity, place
 from tests.security import saves
 from tests.security.conftest import TOPIC, Become
 
@@ -59,7 +59,7 @@ async def test_each_does_its_part(server: SchedulerServer, become: Become) -> No
         assert (await worker.heartbeat("w1", READY, pb.WorkerLoad(), 0)).known
     become(Role.ROUTER)
     async with SchedulerClient(server.address, router_id="r") as router:
-        placed = await router.place("q", 1, prompt_tokens=10, max_new_tokens=5)
+        placed = await place(router, "q", 1, 10, 5)
         assert placed.decode.worker_id == "w1"
     become(Role.OPERATOR)
     async with SchedulerClient(server.address) as operator:
@@ -155,9 +155,7 @@ async def test_a_router_that_drains_and_a_worker_that_places(server: SchedulerSe
             f"a router may not call Scheduler/{method}: "
         )
     become(Role.WORKER, "w1")
-    text = await said(
-        server.address, Refused, lambda client: client.place("q", 1, prompt_tokens=1, max_new_tokens=1)
-    )
+    text = await said(server.address, Refused, lambda client: place(client, "q", 1, 1, 1))
     assert text == "a worker may not call Scheduler/PlaceAll: a router may"
 
 

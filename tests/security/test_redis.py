@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.store.redis import RedisStore
-from baton.scheduler.types import Attempt
-from harness.scheduling import Options, identity, register, until
+from harness.scheduling import Options, identity, place, register, until
 from tests.security.acl import PASSWORD, GuardedRedis, rules
 
 TOPIC = f"acl-{uuid.uuid4().hex[:8]}"
@@ -43,7 +43,7 @@ async def test_the_rules_of_the_page_are_enough(serve: Serve) -> None:
     async with SchedulerServer(options) as server, SchedulerClient(server.address, router_id="r") as client:
         await client.register(identity("w1"), pb.WORKER_STATE_READY)
         assert (await client.heartbeat("w1", pb.WORKER_STATE_READY, pb.WorkerLoad(), 0)).known
-        await client.place("q", 1, prompt_tokens=10, max_new_tokens=5)
+        await place(client, "q", 1, 10, 5)
         await client.refresh()
         client.reporter.finished(Attempt("q", 1), "stop", pb.Cost())
 

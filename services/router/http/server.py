@@ -22,9 +22,9 @@ import uvicorn
 
 from baton import signals
 from baton.keeping import keep
-from baton.scheduler.tasks import stop
 from baton.services.router.group import Seat
 from baton.services.router.http.connections import Connections
+from baton.tasks import stop
 
 LOOK_S = 0.05
 LOOKS = 2  # in a row at which something lies at another process's socket, before it is taken

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Send
 
-from baton.scheduler.tasks import spawn
+from baton.tasks import spawn
 
 COMMENT = b": keep-alive\n\n"
 _EVENTS = b"text/event-stream"

@@ -24,8 +24,8 @@ import xxhash
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, hash_block_tokens
 
+from baton.prefix_keys import PromptKeys, prompt_keys
 from baton.protos import scheduler_pb2
-from baton.scheduler.prefixes.keys import PromptKeys, prompt_keys
 
 PIECE_BLOCKS = 64
 PIECES = 8_192  # kept: 8 MB, for half a million blocks

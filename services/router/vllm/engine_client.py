@@ -20,9 +20,9 @@ from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core_client import EngineCoreClient
 
+from baton.prefix_keys import NO_KEYS
 from baton.rpc import MAX_MESSAGE_BYTES
-from baton.scheduler.prefixes.keys import NO_KEYS
-from baton.scheduler.types import Adapter
+from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD
 from baton.services.engine import step_checks, wire
 from baton.services.engine.step_checks import LOOSEST, StepLimits

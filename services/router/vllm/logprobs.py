@@ -18,8 +18,8 @@ from typing import Any
 
 from vllm.v1.outputs import LogprobsTensors
 
-from baton.scheduler.tasks import spawn_apart
 from baton.services.router.errors import RequestFailed, Unsupported
+from baton.tasks import spawn_apart
 
 MOST_AT_A_TOKEN = 1024  # for one generated token; they take the loop some 40 ms
 MOST_OF_A_PROMPT = 1 << 18  # two for each token of a prompt of 128k

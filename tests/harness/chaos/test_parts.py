@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from baton.attempts import Attempt
 from baton.handoff import digests
 from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
@@ -25,7 +26,7 @@ from baton.protos import scheduler_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import Attempt, Booking
+from baton.scheduler.types import Booking
 from harness.chaos import answers, page, plans
 from harness.chaos.answers import Case, Questions
 from harness.chaos.corruption import corrupt
@@ -37,7 +38,7 @@ from harness.chaos.placing import Placing, registered
 from harness.chaos.plans import PLANS, Plan, plan
 from harness.chaos.proxy import Proxy
 from harness.chaos.site import Part, Shape, Site
-from harness.scheduling import Options, capacity, identity, until
+from harness.scheduling import Options, capacity, identity, place, until
 from harness.support import PATIENCE, free_port
 
 RIGHT = list(range(100, 116))
@@ -319,7 +320,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
         assert len(load.over) == told.placed
         await until(lambda: _nothing(site))
         async with SchedulerClient(site.scheduler_address) as client:
-            await client.place("kept", 1, prompt_tokens=100, max_new_tokens=10)
+            await place(client, "kept", 1, 100, 10)
             left = Left.of(await site.describe_each())
         assert (left.attempts, left.prompt_tokens) == (1, 100)
         assert left.blocks > 0

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from baton.prefix_keys import REMOVED, key_of, prompt_keys
 from baton.scheduler.prefixes import sets
-from baton.scheduler.prefixes.index import NAME, REMOVED, PrefixIndex, slots_of
-from baton.scheduler.prefixes.keys import MOST_KEYS, key_of, level_of, prompt_keys
+from baton.scheduler.prefixes.index import NAME, PrefixIndex, slots_of
 
 PLENTY = 1 << 20
 
@@ -38,25 +38,6 @@ def common_length(one: str, other: str) -> int:
 
 def reach(index: PrefixIndex, keys: list[int], slot: int) -> int:
     return index.reach(keys, 1 << slot)[0]
-
-
-@given(st.integers(1, 1 << 40))
-def test_a_level_is_how_often_a_depth_halves(depth: int) -> None:
-    level = level_of(depth)
-    assert depth % (1 << level) == 0
-    assert level == 15 or depth % (1 << (level + 1))
-    assert key_of((1 << 256) - 1, depth) < 1 << 60
-
-
-@given(st.integers(0, 20_000))
-def test_a_prompt_names_few_blocks_and_all_at_one_distance(blocks: int) -> None:
-    hashes = [number << 8 for number in range(blocks)]
-    keys, tokens = prompt_keys(hashes, 16)
-    stride = tokens // 16
-    assert len(keys) == blocks // stride <= MOST_KEYS
-    assert stride & (stride - 1) == 0
-    assert blocks // stride >= MOST_KEYS // 2 or stride == 1
-    assert list(keys) == names(hashes)[stride - 1 :: stride]
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=40), min_size=1, max_size=12), st.text("ab", max_size=40))

@@ -18,8 +18,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
-from baton.scheduler.prefixes.keys import key_of
-from baton.scheduler.prefixes.log import BlockLog
+from baton.block_log import BlockLog
+from baton.prefix_keys import key_of
 from baton.services.engine import cache_events
 from baton.services.engine.cache_events import CacheEvents, events_config
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
-from baton.scheduler.types import Attempt
 from baton.services.router.living_series import GONE_S
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import RequestState

@@ -17,9 +17,11 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase
+from baton.scheduler.client import Placement
+from baton.scheduler.need import Need
 from baton.scheduler.policy import Policy
 from baton.scheduler.store.memory import MemoryStore
-from baton.scheduler.types import Claim, Need, ReserveResult
+from baton.scheduler.types import Claim, ReserveResult
 from baton.services import logs
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router import pairs, pool, relay, stream
@@ -31,6 +33,7 @@ from baton.services.router.usage import usage_of
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness.fake_worker import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
 from harness.router import Answer, Cluster
+from harness.scheduling import need
 from harness.support import PATIENCE
 
 PROMPT = [5, 6, 7]
@@ -348,12 +351,12 @@ async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once
     asked = 0
     place = cluster.scheduler.place
 
-    async def hangs(*args: Any, **kwargs: Any) -> Any:
+    async def hangs(need: Need) -> Placement:
         nonlocal asked
         asked += 1
         if asked == 2:
             await asyncio.sleep(60)
-        return await place(*args, **kwargs)
+        return await place(need)
 
     monkeypatch.setattr(cluster.scheduler, "place", hangs)
     await cluster.send("leaves", LONG)
@@ -549,8 +552,9 @@ async def test_workers_of_another_vllm_are_not_asked(cluster: Cluster) -> None:
     assert not theirs.seen.starts
     assert cluster.count("retries_total", trouble="unreachable", worker="theirs") == 0
     await cluster.scheduler.refresh()
-    needs = {"prompt_tokens": 3, "max_new_tokens": 1, "vllm_version": VLLM_VERSION}
-    alone = [cluster.scheduler.place_alone(f"a{number}", 1, **needs) for number in range(6)]
+    router = cluster.scheduler.router_id
+    needs = (need(f"a{number}", 1, 3, 1, router_id=router, vllm_version=VLLM_VERSION) for number in range(6))
+    alone = [cluster.scheduler.place_alone(one) for one in needs]
     assert {placement.decode.worker_id for placement in alone} == {"ours"}
 
 
@@ -834,9 +838,9 @@ async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_schedule
     needs: list[Need] = []
     choose = Policy.choose
 
-    def recorded(policy: Policy, view: Any, need: Need) -> Any:
-        needs.append(need)
-        return choose(policy, view, need)
+    def recorded(policy: Policy, view: Any, asked: Need) -> Any:
+        needs.append(asked)
+        return choose(policy, view, asked)
 
     monkeypatch.setattr(Policy, "choose", recorded)
     await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
@@ -845,9 +849,9 @@ async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_schedule
     await cluster.scheduler.refresh()
     await cluster.server.__aexit__(None, None, None)
     right(await cluster.ask(prompt), prompt, 8)
-    asked = {(need.attempt.request_id, need.prefix.tokens, len(need.prefix.keys)) for need in needs}
+    asked = {(one.attempt.request_id, one.prefix.tokens, len(one.prefix.keys)) for one in needs}
     assert asked == {("q0", BLOCK_SIZE, 2), ("q1", BLOCK_SIZE, 2)}
-    assert len({need.prefix.keys for need in needs}) == 1
+    assert len({one.prefix.keys for one in needs}) == 1
 
 
 # -- a full house
@@ -884,9 +888,9 @@ async def test_the_upload_of_a_request_gives_it_no_earlier_turn(
     place = cluster.scheduler.place
     waited: list[float] = []
 
-    async def noted(*args: Any, waited_s: float, **kwargs: Any) -> Any:
-        waited.append(waited_s)
-        return await place(*args, waited_s=waited_s, **kwargs)
+    async def noted(asked: Need) -> Placement:
+        waited.append(asked.waited_s)
+        return await place(asked)
 
     monkeypatch.setattr(cluster.scheduler, "place", noted)
     now = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from baton.scheduler.prefixes.index import REMOVED
+from baton.prefix_keys import REMOVED
 from baton.services.simulate.cache import Cache
 from baton.services.simulate.engine import EngineLost, Job, Machine, SimulatedEngine
 from baton.services.simulate.loop import Stalled, VirtualLoop, at_once, run

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from baton import keeping
-from baton.scheduler.tasks import stop
 from baton.services.tenants import keyring as module
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.keyring import Keyring
 from baton.services.tenants.model import ApiKey, Book, digest
 from baton.services.tenants.redis_book import RedisBook
+from baton.tasks import stop
 from harness.scheduling import RedisServer, until
 
 NAMES = ("one", "two")

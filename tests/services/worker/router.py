@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc.aio
 
+from baton.attempts import attempt_id
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.protos.handoff_pb2 import Manifest
 from baton.rpc import aio_channel
-from baton.scheduler.types import attempt_id
 from baton.security.names import Role
 from harness.support import PATIENCE
 

@@ -19,11 +19,12 @@ from vllm.lora.request import LoRARequest
 from baton.protos.worker_pb2 import Failed
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity
-from baton.scheduler.types import Adapter
+from baton.scheduler.need import Adapter
 from baton.services.config import EngineSettings
 from baton.services.engine.adapters import read_adapters
 from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
+from harness.scheduling import place
 from harness.support import eventually
 from harness.workers import START_TIMEOUT_S, Worker, fleet
 from tests.services.worker.router import DECODE, PREFILL, EngineCoreRequest, connected, hello, prompt, request
@@ -200,8 +201,8 @@ async def test_an_adapter_that_is_not_there(pair: Pair, name: str, fingerprint: 
 
 async def test_the_scheduler_places_where_the_adapter_is(pair: Pair) -> None:
     async with SchedulerClient(pair.prefill.scheduler, router_id="asks") as client:
-        need = {"prompt_tokens": 70, "max_new_tokens": 1}
-        placed = await client.place("one", 1, **need, adapter=Adapter(FIRST, pair.fingerprints[FIRST]))
+        there = Adapter(FIRST, pair.fingerprints[FIRST])
+        placed = await place(client, "one", 1, 70, 1, adapter=there)
         client.reporter.finished(placed.attempt, "abort")
         with pytest.raises(NoCapacity, match="has other files than the router under the adapter's name"):
-            await client.place("two", 1, **need, adapter=Adapter(FIRST, "f00"))
+            await place(client, "two", 1, 70, 1, adapter=Adapter(FIRST, "f00"))

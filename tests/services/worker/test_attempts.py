@@ -69,7 +69,7 @@ def test_what_has_ended_is_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_has_ended_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "KEEP_S", 0.0)
+    monkeypatch.setattr(attempts, "EPOCH_KEEP_S", 0.0)
     table = Attempts()
     assert not late(table, "a", 1)
     assert not late(table, "a", 1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from baton.attempts import prefix_id
 from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
-from baton.scheduler.types import prefix_id
 from harness.support import eventually
 from harness.workers import Worker
 from tests.services.worker.router import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 
+from baton.prefix_keys import PromptKeys
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.prefixes.keys import PromptKeys
 from baton.services.router.vllm.block_hashes import PromptHasher
-from harness.scheduling import until
+from harness.scheduling import place, until
 from harness.workers import Worker
 from tests.services.worker.router import DECODE, connected, hello, prompt, request
 
@@ -24,9 +24,7 @@ async def booked(client: SchedulerClient, worker: Worker, tokens: int, keys: Pro
     """Return the prompt tokens that the scheduler books for such a prompt on the worker: those not cached."""
     others = [one.identity.worker_id for one in (await client.describe()).workers]
     others.remove(worker.name)
-    placed = await client.place(
-        f"ask-{next(_numbers)}", 1, prompt_tokens=tokens, max_new_tokens=1, prefix=keys, exclude=others
-    )
+    placed = await place(client, f"ask-{next(_numbers)}", 1, tokens, 1, *others, prefix=keys)
     assert placed.prefill is None
     assert placed.decode.worker_id == worker.name
     found = await reserved(client, worker)

@@ -12,8 +12,8 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.request import Request
 
+from baton.prefix_keys import key_of
 from baton.protos import scheduler_pb2
-from baton.scheduler.prefixes.keys import key_of
 from baton.services.router.vllm import block_hashes
 from baton.services.router.vllm.block_hashes import PIECE_BLOCKS, PromptHasher
 from tests.services.worker.router import request

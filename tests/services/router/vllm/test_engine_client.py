@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from vllm.lora.request import LoRARequest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Adapter
+from baton.scheduler.need import Adapter
 from baton.services.engine import wire
 from baton.services.engine.step_checks import StepLimits
 from baton.services.router.http.admission import Admission, current_admission

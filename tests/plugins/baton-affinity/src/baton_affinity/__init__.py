@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import ClassVar
 
+from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Scorer, Side
-from baton.scheduler.types import Need, WorkerRecord
+from baton.scheduler.types import WorkerRecord
 
 
 class PrefixAffinity(Scorer):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from redis.exceptions import AskError, ClusterDownError, ReadOnlyError
 
-from baton.scheduler.redis_link import NotACluster
-from baton.scheduler.store_url import CLUSTER
+from baton.redis_link import NotACluster
+from baton.redis_url import CLUSTER
 
 _LATER = ("NOREPLICAS", "MISCONF", "TRYAGAIN", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN")
 _NO_SENTINEL_KNOWS = ("unknown command 'evalsha'", "unknown command 'hget'", "unknown command 'time'")

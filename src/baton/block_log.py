@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from baton.prefix_keys import REMOVED
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.prefixes.index import REMOVED
 
 MOST = 131_072  # operations kept; 8 bytes each on the wire
 PIECE = 4_096  # operations in one message: 32 KiB; some 1 ms of the scheduler

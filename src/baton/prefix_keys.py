@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+REMOVED = 1 << 63  # set beside a name in an operation that takes the block away
 MOST_LEVEL = 15
 MOST_KEYS = 256  # of one prompt
 

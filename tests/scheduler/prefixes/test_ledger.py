@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton import block_log as log_module
+from baton.block_log import BlockLog, BlockLogs, Change
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.prefixes import log as log_module
 from baton.scheduler.prefixes.index import PrefixIndex, slots_of
 from baton.scheduler.prefixes.ledger import SILENT_S, PrefixLedger
-from baton.scheduler.prefixes.log import BlockLog, BlockLogs, Change
 
 PLENTY = 1 << 20
 
@@ -160,21 +160,6 @@ def test_rare_heartbeats_are_no_silence() -> None:
     clock.now += 60.0
     ledger.keep({"w": 1})
     assert "w" not in ledger
-
-
-def test_a_log_that_nobody_hears_stays_small() -> None:
-    draw = random.Random(1)
-    names = [draw.getrandbits(60) for _ in range(4 * log_module.MOST + 1_500)]
-    log, before = a_log(), list[int]()
-    log.take(Change(stored=names[:500]))  # they stay
-    for begin in range(500, len(names) - 1_000, 1_000):
-        log.take(Change(removed=before, stored=names[begin : begin + 1_000]))
-        before = names[begin : begin + 1_000]
-        assert len(log._operations) <= log_module.MOST
-    assert len(log) == 1_500
-    ledger = a_ledger()
-    deliver(ledger, log)
-    assert len(ledger.index) == 1_500
 
 
 @settings(max_examples=40, deadline=None)

@@ -30,7 +30,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
-from baton.scheduler.store_url import CLUSTER, REDIS, SENTINEL
+from baton.redis_url import CLUSTER, REDIS, SENTINEL
 
 FIND_S = 0.25  # s for one Sentinel or node, which leaves time to ask the next one
 SENTINEL_PORT = 26379

@@ -1,0 +1,100 @@
+"""The needs of one attempt at one request, from the router that asks to the policy that chooses.
+
+A router makes a `Need` for each attempt, and everything on the way takes it whole: the client, the wire, the
+placer, its turns and the policy. A new field belongs in the class, in message `Need` of
+protos/scheduler.proto, and in `need_to_wire` and `need_from_wire`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.attempts import Attempt
+from baton.prefix_keys import NO_KEYS, PromptKeys
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.prefixes.match import Match
+
+
+class Adapter(NamedTuple):
+    """A LoRA adapter: its name, and what tells its files from others under the same name."""
+
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The needs of one attempt. Raises ValueError for values that make no sense.
+
+    `match` and `with_store` are not the router's to say: its client and the scheduler fill them in.
+    """
+
+    attempt: Attempt
+    router_id: str
+    prompt_tokens: int  # to be prefilled: the prompt, and on a later attempt the output so far
+    max_new_tokens: int  # at most this many more will be generated
+    prefix: PromptKeys = NO_KEYS  # names of the prompt's KV blocks
+    exclude: frozenset[str] = frozenset()  # ids of workers that failed an earlier attempt
+    vllm_version: str = ""  # the one whose messages the router speaks; empty: any
+    model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
+    waited_s: float = 0.0  # since the request arrived; where all is full, the eldest goes first
+    adapter: Adapter | None = None  # the worker must have it; None: the model itself
+    priority: int = 0  # of its class: where all is full, a lower one goes first, whatever its age
+    room: float = 1.0  # the part of each limit that it may fill
+    match: Match | None = None  # how much of the prompt each worker holds; None: nothing is known
+    with_store: bool = False  # place it only where the store decides: another scheduler may have it
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1:
+            raise ValueError(f"request {self.attempt.request_id!r} has no prompt tokens")
+        if self.max_new_tokens < 0:
+            raise ValueError(f"request {self.attempt.request_id!r}: max_new_tokens is {self.max_new_tokens}")
+        if not 0 < self.room <= 1:
+            raise ValueError(f"request {self.attempt.request_id!r}: room is {self.room}, not above 0 up to 1")
+
+    def tokens_for(self, worker_id: str) -> int:
+        """Return how many of the prompt's tokens a worker has to compute, as far as is known; at least 1."""
+        return self.prompt_tokens - (self.match.tokens(worker_id) if self.match else 0)
+
+
+def need_to_wire(need: Need) -> pb.Need:
+    """Return the message of a need, without `match`."""
+    return pb.Need(
+        request_id=need.attempt.request_id,
+        epoch=need.attempt.epoch,
+        router_id=need.router_id,
+        prompt_tokens=need.prompt_tokens,
+        max_new_tokens=need.max_new_tokens,
+        prefix_keys=need.prefix.keys,
+        key_tokens=need.prefix.tokens,
+        exclude=need.exclude,
+        vllm_version=need.vllm_version,
+        model_fingerprint=need.model_fingerprint,
+        waited_s=need.waited_s,
+        adapter=pb.Adapter(**need.adapter._asdict()) if need.adapter else None,
+        priority=need.priority,
+        room=need.room,
+        with_store=need.with_store,
+    )
+
+
+def need_from_wire(message: pb.Need) -> Need:
+    """Take a need from the wire. Raises ValueError for one that makes no sense."""
+    return Need(
+        attempt=Attempt(message.request_id, message.epoch),
+        router_id=message.router_id,
+        prompt_tokens=message.prompt_tokens,
+        max_new_tokens=message.max_new_tokens,
+        prefix=PromptKeys(tuple(message.prefix_keys), message.key_tokens),
+        exclude=frozenset(message.exclude),
+        vllm_version=message.vllm_version,
+        model_fingerprint=message.model_fingerprint,
+        waited_s=message.waited_s,
+        adapter=Adapter(message.adapter.name, message.adapter.fingerprint)
+        if message.HasField("adapter")
+        else None,
+        priority=message.priority,
+        room=message.room or 1.0,
+        with_store=message.with_store,
+    )

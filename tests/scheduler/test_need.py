@@ -1,0 +1,63 @@
+"""A need on its way from a router to the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+
+from baton.attempts import Attempt
+from baton.prefix_keys import PromptKeys
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.need import Adapter, Need, need_from_wire, need_to_wire
+from harness.scheduling import need
+
+FULL = Need(
+    attempt=Attempt("r", 3),
+    router_id="router",
+    prompt_tokens=100,
+    max_new_tokens=10,
+    prefix=PromptKeys((16, 33), 32),
+    exclude=frozenset({"a"}),
+    vllm_version="0.32.0",
+    model_fingerprint="f1",
+    waited_s=2.5,
+    adapter=Adapter("law", "f00"),
+    priority=-1,
+    room=0.75,
+    with_store=True,
+)
+
+
+def test_every_field_comes_back_from_the_wire() -> None:
+    bare = need("other", 1, 1, 0, router_id="")
+    same = [one.name for one in fields(Need) if getattr(FULL, one.name) == getattr(bare, one.name)]
+    assert same == ["match"]  # a new field needs a value above: what the wire lost would not be missed
+    raw = need_to_wire(FULL).SerializeToString()
+    assert need_from_wire(pb.Need.FromString(raw)) == FULL
+    assert need_from_wire(need_to_wire(bare)) == bare
+
+
+def test_routers_and_schedulers_of_the_releases_before_are_understood() -> None:
+    """The bytes of a call as one made it whose messages still had other names."""
+    raw = bytes.fromhex(
+        "0a570a01721206726f7574657218032064280a3a01614206302e33322e304a0266315100000000000004405a"
+        "10100000000000000021000000000000006020680171000000000000e83f7a0a0a036c61771203663030800101"
+    )
+    assert [need_from_wire(one) for one in pb.PlaceRequests.FromString(raw).needs] == [FULL]
+    mine = pb.PlaceRequests(needs=[need_to_wire(FULL)])
+    assert mine.SerializeToString(deterministic=True) == raw
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: need(prompt=0), "no prompt tokens"),
+        (lambda: need(new=-1), "max_new_tokens is -1"),
+        *((lambda room=room: need(room=room), f"room is {room}") for room in (0.0, -1.0, 1.1)),
+    ],
+)
+def test_an_impossible_need_is_not_made(make: Callable[[], Need], why: str) -> None:
+    with pytest.raises(ValueError, match=f"request 'r'.*{why}"):
+        make()

@@ -1,0 +1,35 @@
+"""Redis URLs as they may be shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.redis_url import has_password, without_password
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:s3cret@host:6379/0", "redis://host:6379/0"),
+        ("rediss://user:s3cret@host/1", "rediss://user@host/1"),
+        ("redis://[::1]:6379", "redis://[::1]:6379"),
+        ("redis://:@host", "redis://host"),
+        ("redis://:s3/cr?et#@host:6379/0", "redis://host:6379/0"),  # not percent-encoded
+        ("redis://user:s3@cret@host", "redis://user@host"),
+        ("redis://s3cret@host", "redis://host"),
+        ("redis://host/0?password=s3cret&db=1", "redis://host/0"),
+    ],
+)
+def test_the_password_is_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "has"),
+    [
+        *(("redis://:a@host", True), ("redis://u:a@host", True), ("redis://host?password=a", True)),
+        *(("redis://host/0", False), ("redis://u@host", False), ("redis://:@host", False), ("memory", False)),
+    ],
+)
+def test_a_password_in_a_url_is_seen(url: str, has: bool) -> None:
+    assert has_password(url) is has

@@ -1,0 +1,53 @@
+"""Background tasks, and calls that end in time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+
+import pytest
+
+from baton.tasks import patiently, spawn, spawn_apart, stop
+
+REQUEST = ContextVar("request", default="none")
+
+
+async def test_a_bug_that_ends_a_task_is_logged_and_a_stop_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise RuntimeError("a bug")
+
+    failing = spawn(fails(), "sweeper")
+    await asyncio.wait({failing})
+    await stop(failing)  # does not raise what was logged
+    waiting = spawn(asyncio.sleep(60), "waiter")
+    await stop(waiting)
+    assert waiting.cancelled()
+    assert [one.getMessage() for one in caplog.records] == ["sweeper ended by a bug"]
+
+
+async def test_a_task_does_not_keep_the_request_that_started_it() -> None:
+    async def seen() -> str:
+        return REQUEST.get()
+
+    REQUEST.set("r")
+    assert await spawn_apart(seen(), "apart") == "none"
+
+
+async def test_a_call_that_takes_too_long_is_cancelled_and_others_end_as_they_do() -> None:
+    ended = asyncio.Event()
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def refused() -> None:
+        raise ConnectionRefusedError
+
+    with pytest.raises(TimeoutError):
+        await patiently(slow(), 0.02)
+    assert ended.is_set()
+    with pytest.raises(ConnectionRefusedError):
+        await patiently(refused(), 60)
+    assert await patiently(asyncio.sleep(0, "answer"), 60) == "answer"
