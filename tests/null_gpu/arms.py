@@ -1,0 +1,176 @@
+"""What tests/null_gpu serves on the null GPU: the arms, what is asked of each, and what came of it.
+
+Two deployments with vLLM's model runners: V2, a GPU's own, and V1, which VLLM_USE_V2_MODEL_RUNNER=0 chooses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from baton.protos import scheduler_pb2
+from bench.gpu_answers import ARMS, DEMO_MTP, ENGINE, arm
+from bench.gpu_fleet import Arm, Served, drafts, handoffs, serving
+from bench.traffic import Answer, stream
+from harness.null_gpu import entered
+from harness.null_gpu.entered import Entry
+from harness.null_gpu.tokens import token
+from harness.support import CALL_S, PATIENCE
+
+START_S = 90.0
+LOOK_S = 0.01
+TOKENS = 24
+LONG, KILLED_FROM = 256, 16  # tokens of the answer whose worker is killed, and of it by then
+HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_model_steps": 1}
+MTP = {"method": "mtp", "verifier": "baton"}
+V2: dict[str, Arm] = {
+    **{name: ARMS[name] for name in ("one", "shm", "grpc", "graphs", "mtp", "mtp-baton", "mtp-ngram")},
+    **{name: ARMS[name] for name in ("eagle3", "ngram")},
+    "nixl": arm(by="nixl"),
+    "sync": arm(model=DEMO_MTP, drafts=MTP, async_scheduling=False),
+    "sync-ngram": arm(model=DEMO_MTP, drafts=HYBRID, async_scheduling=False),
+}
+V1: dict[str, Arm] = {
+    "v1": arm(),
+    "v1-sync": arm(async_scheduling=False),
+    "v1-mtp": arm(model=DEMO_MTP, drafts=MTP, async_scheduling=False),
+    "v1-mtp-ngram": arm(model=DEMO_MTP, drafts=HYBRID, async_scheduling=False),
+}
+for killed in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
+    killed["decode"] = 2
+# Beside plain answers: what makes a worker enter all patches.
+WISHES: tuple[dict[str, Any], ...] = (
+    {"logprobs": 2},
+    {"stop": ["never to be found"], "seed": 7, "temperature": 1.0, "top_p": 0.9},
+    {"structured_outputs": {"regex": r"[\s\S]*"}},
+)
+
+
+@dataclass
+class Report:
+    """What an arm did."""
+
+    answers: int = 0
+    wrong: list[str] = field(default_factory=list)
+    handoffs: dict[str, Any] = field(default_factory=dict)
+    drafts: dict[str, int] = field(default_factory=dict)
+    continued: str = ""  # "" where nothing was killed
+
+    def row(self, name: str) -> str:
+        """Return a line of the table of arms."""
+        moved = " ".join(f"{count} by {by}" for by, count in self.handoffs.get("loaded", {}).items())
+        drafted = f"{self.drafts['accepted']} of {self.drafts['drafted']}" if self.drafts else ""
+        state = "; ".join(self.wrong)[:200] or "right"
+        return f"{name:<14}{self.answers:>8}  {state:<8}  {moved:<14}{drafted:<14}{self.continued}"
+
+
+HEAD = f"{'arm':<14}{'answers':>8}  {'':<8}  {'handoffs':<14}{'accepted':<14}killed at"
+
+
+@dataclass
+class Trial:
+    """A deployment, and the reports of its arms."""
+
+    served: Served
+    entries: Path
+    reports: dict[str, Report] = field(default_factory=dict)
+
+    @property
+    def entered(self) -> set[Entry]:
+        return entered.read(self.entries)
+
+
+@contextmanager
+def trial(folder: Path, arms: dict[str, Arm], **environment: str) -> Iterator[Trial]:
+    """Serve the arms; ask each; kill a decode worker of those that have two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = folder / "entered"
+    os.environ |= {entered.FILE: str(entries), **environment}
+    try:
+        with serving(folder, arms, ENGINE, START_S * PATIENCE, scheduler={"heartbeat_s": 0.2}) as served:
+            found = Trial(served, entries)
+            asyncio.run(_ask(found))
+            yield found
+    finally:
+        for name in (entered.FILE, *environment):
+            del os.environ[name]
+
+
+async def _ask(found: Trial) -> None:
+    served = found.served
+    before = served.metrics()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_S)) as http:
+        reports = await asyncio.gather(*(_answers(http, served.url, name) for name in served.arms))
+        after = served.metrics()
+        for name, report in zip(served.arms, reports, strict=True):
+            report.handoffs = handoffs(before[name], after[name])
+            report.drafts = drafts(before[name], after[name])
+            found.reports[name] = report
+            print(report.row(name), flush=True)
+        for name in served.arms:
+            if served.one.config["models"][name].get("decode", 0) > 1:
+                report = found.reports[name]
+                report.continued = await _kill(http, found, name, report)
+                print(report.row(name), flush=True)
+
+
+async def _answers(http: aiohttp.ClientSession, url: str, name: str) -> Report:
+    report = Report()
+    for number, wish in enumerate(({}, *WISHES)):
+        for length in (20, 700):
+            prompt = [1000 + 50 * number + i % 997 for i in range(length)]
+            try:
+                answer = await stream(http, url, name, prompt, TOKENS, **wish)
+            except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
+                report.wrong.append(f"{wish or 'greedy'}: {error!r}"[:400])
+                continue
+            report.answers += 1
+            report.wrong += _difference(prompt, answer.token_ids)
+    return report
+
+
+def _difference(prompt: list[int], answer: list[int]) -> list[str]:
+    """Return where an answer leaves the tokens of its places."""
+    expected = [token(len(prompt) + i) for i in range(len(answer))]
+    at = next((i for i, pair in enumerate(zip(answer, expected, strict=True)) if len(set(pair)) > 1), None)
+    if at is None:
+        return []
+    return [f"token {at} of a prompt of {len(prompt)}: {answer[at : at + 8]}, not {expected[at : at + 8]}"]
+
+
+async def _kill(http: aiohttp.ClientSession, found: Trial, name: str, report: Report) -> str:
+    """Kill the decode worker of an answer that is under way. Return at which of its tokens."""
+    prompt = [2000 + i % 997 for i in range(300)]
+    answer = Answer(time.perf_counter())
+    asked = asyncio.create_task(stream(http, found.served.url, name, prompt, LONG, into=answer))
+    victim = 0
+    while not victim and not (await asyncio.wait([asked], timeout=LOOK_S))[0]:
+        if answer.tokens >= KILLED_FROM:
+            victim = _decoding(found, name)
+    at = answer.tokens
+    if victim:
+        psutil.Process(victim).kill()
+    try:
+        await asked
+    except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
+        report.wrong.append(f"killed at {at}: {error!r}"[:400])
+    report.wrong += _difference(prompt, answer.token_ids)
+    return f"{at} of {LONG}"
+
+
+def _decoding(found: Trial, name: str) -> int:
+    """Return the process of an arm's decode worker that runs a request; 0 if there is none."""
+    for one in found.served.one.describe().workers:
+        who = one.identity
+        if who.model == name and who.role == scheduler_pb2.ROLE_DECODE and one.load.running:
+            return int(who.worker_id.rpartition(".")[2])
+    return 0
