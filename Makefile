@@ -1,6 +1,7 @@
 # Every target sets up what it needs: the first run makes .venv (a minute), later ones start at once.
 BIN := .venv/bin
-READY := .venv/.ready
+# PYTHON=python3.12 chooses the Python of .venv, where several are there.
+READY := .venv/.ready$(addprefix -,$(notdir $(PYTHON)))
 DOCS_READY := .venv-docs/.ready
 CONFIG ?= deploy/laptop.yaml
 # Many images set it; then every start would compile its imports again.

@@ -35,6 +35,7 @@ LIBRARIES: dict[str, tuple[str, str]] = {  # by name: a pattern of its functions
     "libnvrtc.so.13": ("nvrtc", ""),
     "libnvshmem_host.so.3": ("nvshmem", ""),
 }
+EXTENSIONS = ("torch/lib/*.so", "vllm/**/*.so", "nixl_cu13*/**/*.so*", ".nixl_cu13*/**/*.so*")
 
 
 def folder(packages: Path) -> Path:
@@ -44,7 +45,7 @@ def folder(packages: Path) -> Path:
 
 def build(packages: Path) -> None:
     """Build all libraries for the torch and vLLM in this folder of packages."""
-    wanted = _undefined([*packages.glob("torch/lib/*.so"), *packages.glob("vllm/**/*.so")])
+    wanted = _undefined(file for pattern in EXTENSIONS for file in packages.glob(pattern))
     # Triton compiles its own when it is first used.
     for file in packages.glob("triton/backends/nvidia/*.c"):
         wanted |= dict.fromkeys(re.findall(r"\b(cu[A-Z]\w+)\(", file.read_text()), "")
