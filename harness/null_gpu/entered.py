@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,11 +18,17 @@ Wrapper = Callable[[Function], Function]
 
 
 def count(module: ModuleType) -> None:
-    """Have `replace` put a counter around each wrapper."""
+    """Have `replace` put a note around each wrapper that it puts around a function."""
     real = module.replace
 
     def replace(owner: Any, name: str, wrapper: Wrapper, expects: Sequence[str]) -> None:
-        real(owner, name, _counting(wrapper, name), expects)
+        there = inspect.getattr_static(owner, name, None)
+        real(owner, name, wrapper, expects)
+        made = inspect.getattr_static(owner, name)
+        if made is not there:
+            kind, function = type(made), getattr(made, "__func__", made)
+            noting = _noting(function, wrapper.__module__.removeprefix(_PACKAGE), name)
+            setattr(owner, name, kind(noting) if kind in (classmethod, staticmethod) else noting)
 
     if FILE in os.environ:
         module.replace = replace  # type: ignore[attr-defined]
@@ -33,20 +40,14 @@ def read(file: Path) -> set[Entry]:
     return {(patch, attribute) for patch, _, attribute in (line.partition(" ") for line in lines)}
 
 
-@functools.cache  # the same wrapper is known again
-def _counting(wrapper: Wrapper, name: str) -> Wrapper:
-    @functools.wraps(wrapper)
-    def counting(original: Function) -> Function:
-        made = wrapper(original)
+def _noting(function: Function, patch: str, attribute: str) -> Function:
+    @functools.wraps(function)
+    def noting(*args: Any, **named: Any) -> Any:
+        _note(patch, attribute)
+        return function(*args, **named)
 
-        @functools.wraps(made)
-        def entering(*args: Any, **named: Any) -> Any:
-            _note(wrapper.__module__.removeprefix(_PACKAGE), name)
-            return made(*args, **named)
-
-        return entering
-
-    return counting
+    noting.__dict__.update(function.__dict__)  # its wrappers, and what they wrap
+    return noting
 
 
 @functools.cache

@@ -46,6 +46,7 @@ def environment(libraries: Path) -> dict[str, str]:
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer is not there
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        "UCX_MODULES": "^cuda",  # of NIXL's: it rewrites functions of the driver in place
     }
 
 

@@ -2,8 +2,8 @@
 
     python -m harness.null_gpu.inspections
 
-On a GPU each worker does so at a model's first start, in a process that imports vLLM anew: dozens of workers that
-start together take minutes of a small machine. Here one process does it, for all.
+On a GPU each worker does so at a model's first start, in a process that imports vLLM anew: dozens of workers
+that start together take minutes of a small machine. Here one process does it, for all.
 """
 
 from __future__ import annotations
