@@ -2,9 +2,10 @@
 
     python -m deploy.gpu_kit
 
-.kit/1/kit.tar.xz has vLLM's Python, and its extensions for CUDA with the code for Hopper alone; .kit/2/kit.tar.xz
-the packages of packages.txt, stand-ins for two that are imported and not used (shims/), and what vLLM finds out
-about the demo models' classes. run.sh and smoke.py are run there. The same pins give the same bytes.
+.kit/1/kit.tar.xz has vLLM's Python, and its extensions for CUDA with the code for Hopper alone.
+.kit/2/kit.tar.xz has the packages of packages.txt, stand-ins for two that are imported and not used (shims/),
+and what vLLM finds out about the demo models' classes. run.sh and smoke.py are run there. The same pins give
+the same bytes.
 vLLM's extensions use torch's stable ABI: they load beside torch 2.11, too.
 """
 
@@ -93,7 +94,7 @@ def _download(wanted: dict[str, str]) -> dict[str, Path]:
         f"{name}=={version}" for name, version in wanted.items() if canonicalize_name(name) not in there
     ]:
         for_platforms = [part for one in PLATFORMS for part in ("--platform", one)]
-        line = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+        line = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps"]
         line += ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp", *for_platforms]
         subprocess.run([*line, "-d", str(WHEELS), *missing], check=True)
         there = _wheels(wanted)
@@ -136,7 +137,7 @@ def _package(wheel: Path) -> Files:
         for name in archive.namelist():
             if name.endswith("/") or LEFT_OUT.search(name):
                 continue
-            place, _, rest = name.partition(".data/")  # scripts and headers, but for these two
+            _, _, rest = name.partition(".data/")  # scripts and headers, but for these two
             if not rest:
                 yield name, archive.read(name)
             elif rest.startswith(("purelib/", "platlib/")):

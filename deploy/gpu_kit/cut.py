@@ -1,10 +1,10 @@
 """Keeps of a CUDA extension the device code that a Hopper GPU runs.
 
 A CUDA extension carries, in its section .nv_fatbin, a container for each compiled file, and in each container
-entries: machine code for one architecture, or PTX. Of each container the machine code for sm_90 and sm_90a stays.
-The rest becomes zeros, as do the tables of symbols for debuggers: addresses and the file's size stay as they are,
-and zeros take no room in an archive. A container that has no such code gets the file's smallest entry, one for
-another architecture if there is one: it can be read as before, and calling its kernels fails.
+entries: machine code for one architecture, or PTX. Of each container the machine code for sm_90 and sm_90a
+stays. The rest becomes zeros, as do the tables of symbols for debuggers: addresses and the file's size do not
+change, and zeros take no room in an archive. A container without such code gets the file's smallest entry,
+one for another architecture if there is one: it can be read as before, and calling its kernels fails.
 """
 
 from __future__ import annotations

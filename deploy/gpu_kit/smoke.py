@@ -1,4 +1,4 @@
-"""Checks on a GPU what the kit brings, below any engine, in seconds: extensions, driver, FlashAttention 3, pinning."""
+"""Checks what the kit brings on a GPU, below any engine: extensions, driver, FlashAttention 3, pinning."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def extensions() -> str:
 @check("device")
 def device() -> str:
     free, total = torch.cuda.mem_get_info()
-    return f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}, {free >> 30} of {total >> 30} GiB free"
+    card = f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
+    return f"{card}, {free >> 30} of {total >> 30} GiB free"
 
 
 @check("rms_norm")

@@ -56,7 +56,7 @@ def on_v2(module: ModuleType) -> None:
                 count = taken(lengths[request], drafts[request]) if request in drafts else 0
                 rows.append([token(lengths[request] + i) for i in range(count)])
                 lengths[request] = lengths.get(request, 0) + count
-            _write(sampler_output.sampled_token_ids, rows, 0)
+            _give(sampler_output, rows, 0)
             _write(num_sampled_tokens, [[len(row)] for row in rows], 0)
             super().__init__(model_runner_output, sampler_output, num_sampled_tokens, **named)
 
@@ -74,10 +74,19 @@ def on_v1(module: ModuleType) -> None:
             place = int(self.input_batch.num_tokens_no_spec[row])
             drafts = len(scheduler_output.scheduled_spec_decode_tokens.get(request, ()))
             rows.append([token(place + i) for i in range(taken(place, drafts))])
-        _write(sampler_output.sampled_token_ids, rows, -1)
+        _give(sampler_output, rows, -1)
         return bookkeeping(self, scheduler_output, sampler_output, *rest, **named)
 
     runner._bookkeeping_sync = keep
+
+
+def _give(sampler_output: Any, rows: list[list[int]], fill: int) -> None:
+    """Put tokens into what a sampler gave; without drafts, their names into its log-probabilities, too."""
+    _write(sampler_output.sampled_token_ids, rows, fill)
+    told = sampler_output.logprobs_tensors
+    if told is not None and told.logprob_token_ids.shape[0] == len(rows):
+        width = told.logprob_token_ids.shape[1]
+        _write(told.logprob_token_ids, [row[:1] * width for row in rows], 0)
 
 
 def _write(target: Any, rows: Iterable[list[int]], fill: int) -> None:

@@ -45,14 +45,20 @@ V1: dict[str, Arm] = {
     "v1-mtp": arm(model=DEMO_MTP, drafts=MTP, async_scheduling=False),
     "v1-mtp-ngram": arm(model=DEMO_MTP, drafts=HYBRID, async_scheduling=False),
 }
+ALL = V2 | V1
 for killed in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
     killed["decode"] = 2
-# Beside plain answers: what makes a worker enter all patches.
+# What is asked of each arm: what makes a worker enter all patches.
 WISHES: tuple[dict[str, Any], ...] = (
-    {"logprobs": 2},
+    {},
     {"stop": ["never to be found"], "seed": 7, "temperature": 1.0, "top_p": 0.9},
     {"structured_outputs": {"regex": r"[\s\S]*"}},
 )
+
+
+def wishes(arm: Arm) -> tuple[dict[str, Any], ...]:
+    """Return the fields of an arm's requests. Of drafts the null GPU has no log-probabilities."""
+    return WISHES if arm["engine"]["speculative_config"] else (*WISHES, {"logprobs": 2})
 
 
 @dataclass
@@ -109,7 +115,7 @@ async def _ask(found: Trial) -> None:
     served = found.served
     before = served.metrics()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_S)) as http:
-        reports = await asyncio.gather(*(_answers(http, served.url, name) for name in served.arms))
+        reports = await asyncio.gather(*(_answers(http, served.url, name, ALL[name]) for name in served.arms))
         after = served.metrics()
         for name, report in zip(served.arms, reports, strict=True):
             report.handoffs = handoffs(before[name], after[name])
@@ -123,9 +129,9 @@ async def _ask(found: Trial) -> None:
                 print(report.row(name), flush=True)
 
 
-async def _answers(http: aiohttp.ClientSession, url: str, name: str) -> Report:
+async def _answers(http: aiohttp.ClientSession, url: str, name: str, arm: Arm) -> Report:
     report = Report()
-    for number, wish in enumerate(({}, *WISHES)):
+    for number, wish in enumerate(wishes(arm)):
         for length in (20, 700):
             prompt = [1000 + 50 * number + i % 997 for i in range(length)]
             try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bench.gpu_fleet import Arm
-from tests.null_gpu.arms import LONG, V1, V2, WISHES, Report, Trial
+from tests.null_gpu.arms import ALL, LONG, V1, Report, Trial, wishes
 
-DRAFTING = [name for name, arm in (V2 | V1).items() if arm["engine"]["speculative_config"]]
-PAIRS = [name for name, arm in (V2 | V1).items() if "decode" in arm]
-KILLED = [name for name, arm in (V2 | V1).items() if arm.get("decode", 0) > 1]
+DRAFTING = [name for name, arm in ALL.items() if arm["engine"]["speculative_config"]]
+PAIRS = [name for name, arm in ALL.items() if "decode" in arm]
+KILLED = [name for name, arm in ALL.items() if arm.get("decode", 0) > 1]
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.timeout(600)
 def report_of(name: str, request: pytest.FixtureRequest) -> tuple[Report, Arm]:
     found: Trial = request.getfixturevalue("on_v1" if name in V1 else "on_v2")
     assert name not in found.served.failed, found.served.failed[name]
-    return found.reports[name], (V1 | V2)[name]
+    return found.reports[name], ALL[name]
 
 
-@pytest.mark.parametrize("name", [*V2, *V1])
+@pytest.mark.parametrize("name", ALL)
 def test_every_answer_has_the_tokens_of_its_places(name: str, request: pytest.FixtureRequest) -> None:
-    report, _ = report_of(name, request)
+    report, arm = report_of(name, request)
     assert not report.wrong
-    assert report.answers == 2 * (1 + len(WISHES))
+    assert report.answers == 2 * len(wishes(arm))
 
 
 @pytest.mark.parametrize("name", PAIRS)
