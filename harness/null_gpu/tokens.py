@@ -7,6 +7,7 @@ are copied into the device's memory as soon as a sampler has returned; from ther
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
@@ -65,8 +66,10 @@ def on_v2(module: ModuleType) -> None:
 
 def on_v1(module: ModuleType) -> None:
     """Change vLLM's model runner V1."""
+    import torch
+
     runner = module.GPUModelRunner
-    bookkeeping = runner._bookkeeping_sync
+    bookkeeping, propose = runner._bookkeeping_sync, runner.propose_draft_token_ids
 
     def keep(self: Any, scheduler_output: Any, sampler_output: Any, *rest: Any, **named: Any) -> Any:
         rows = []
@@ -74,10 +77,21 @@ def on_v1(module: ModuleType) -> None:
             place = int(self.input_batch.num_tokens_no_spec[row])
             drafts = len(scheduler_output.scheduled_spec_decode_tokens.get(request, ()))
             rows.append([token(place + i) for i in range(taken(place, drafts))])
+        # As wide as the memory to which it is copied: a conversion would be a kernel's work.
+        sampler_output.sampled_token_ids = torch.zeros_like(
+            sampler_output.sampled_token_ids, dtype=torch.int64
+        )
         _give(sampler_output, rows, -1)
         return bookkeeping(self, scheduler_output, sampler_output, *rest, **named)
 
-    runner._bookkeeping_sync = keep
+    @functools.wraps(propose)
+    def draft(self: Any, *rest: Any, **named: Any) -> Any:
+        made = propose(self, *rest, **named)
+        if isinstance(made, torch.Tensor):  # of what happened to lie there
+            made = torch.full(made.shape, FIRST, dtype=made.dtype).to(made.device)
+        return made
+
+    runner._bookkeeping_sync, runner.propose_draft_token_ids = keep, draft
 
 
 def _give(sampler_output: Any, rows: list[list[int]], fill: int) -> None:
