@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,6 @@ from typing import Any
 import aiohttp
 import psutil
 
-from baton.protos import scheduler_pb2
 from bench.gpu_answers import ARMS, DEMO_MTP, ENGINE, arm
 from bench.gpu_fleet import Arm, Served, drafts, handoffs, serving
 from bench.traffic import Answer, stream
@@ -29,7 +29,7 @@ from harness.support import CALL_S, PATIENCE
 START_S = 90.0
 LOOK_S = 0.01
 TOKENS = 24
-LONG, KILLED_FROM = 256, 16  # tokens of the answer whose worker is killed, and of it by then
+LONG, KILLED_FROM = 512, 16  # tokens of the answer whose worker is killed, and of it by then
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_model_steps": 1}
 MTP = {"method": "mtp", "verifier": "baton"}
 V2: dict[str, Arm] = {
@@ -161,7 +161,7 @@ async def _kill(http: aiohttp.ClientSession, found: Trial, name: str, report: Re
     victim = 0
     while not victim and not (await asyncio.wait([asked], timeout=LOOK_S))[0]:
         if answer.tokens >= KILLED_FROM:
-            victim = _decoding(found, name)
+            victim = await _decoding(http, found, name)
     at = answer.tokens
     if victim:
         psutil.Process(victim).kill()
@@ -173,10 +173,12 @@ async def _kill(http: aiohttp.ClientSession, found: Trial, name: str, report: Re
     return f"{at} of {LONG}"
 
 
-def _decoding(found: Trial, name: str) -> int:
+async def _decoding(http: aiohttp.ClientSession, found: Trial, name: str) -> int:
     """Return the process of an arm's decode worker that runs a request; 0 if there is none."""
-    for one in found.served.one.describe().workers:
-        who = one.identity
-        if who.model == name and who.role == scheduler_pb2.ROLE_DECODE and one.load.running:
-            return int(who.worker_id.rpartition(".")[2])
+    for log in (found.served.one.folder / "logs").glob(f"{name}-decode-?.log"):
+        said = log.read_text(errors="replace")
+        process, url = re.findall(r"\[\S+\.(\d+)\] .*metrics on (\S+)", said)[-1]
+        async with http.get(url) as answer:
+            if re.search(r"^baton_worker_requests_running\S* [1-9]", await answer.text(), re.MULTILINE):
+                return int(process)
     return 0
