@@ -9,8 +9,6 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import psutil
 from bench.gpu_answers import ARMS, DEMO_MTP, ENGINE, arm
 from bench.gpu_fleet import Arm, Served, drafts, handoffs, serving
 from bench.traffic import Answer, stream
+from harness.continuation import thinking_model
 from harness.null_gpu import entered
 from harness.null_gpu.entered import Entry
 from harness.null_gpu.tokens import token
@@ -30,6 +29,7 @@ START_S = 90.0
 LOOK_S = 0.01
 TOKENS = 24
 LONG, KILLED_FROM = 512, 16  # tokens of the answer whose worker is killed, and of it by then
+THINKS = "v1-thinks"  # with a model that has tokens for thoughts
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_model_steps": 1}
 MTP = {"method": "mtp", "verifier": "baton"}
 V2: dict[str, Arm] = {
@@ -42,9 +42,11 @@ V2: dict[str, Arm] = {
 V1: dict[str, Arm] = {
     "v1": arm(),
     "v1-sync": arm(async_scheduling=False),
+    THINKS: arm(pair=False, async_scheduling=False),
     "v1-mtp": arm(model=DEMO_MTP, drafts=MTP, async_scheduling=False),
     "v1-mtp-ngram": arm(model=DEMO_MTP, drafts=HYBRID, async_scheduling=False),
 }
+V1[THINKS]["engine"]["reasoning_parser"] = "qwen3"
 ALL = V2 | V1
 for killed in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
     killed["decode"] = 2
@@ -58,7 +60,10 @@ WISHES: tuple[dict[str, Any], ...] = (
 
 def wishes(arm: Arm) -> tuple[dict[str, Any], ...]:
     """Return the fields of an arm's requests. Of drafts the null GPU has no log-probabilities."""
-    return WISHES if arm["engine"]["speculative_config"] else (*WISHES, {"logprobs": 2})
+    if arm["engine"]["speculative_config"]:
+        return WISHES
+    thinks = "reasoning_parser" in arm["engine"]
+    return (*WISHES, {"logprobs": 2}, *([{"thinking_token_budget": 4}] if thinks else []))
 
 
 @dataclass
@@ -84,35 +89,33 @@ HEAD = f"{'arm':<14}{'answers':>8}  {'':<8}  {'handoffs':<14}{'accepted':<14}kil
 
 @dataclass
 class Trial:
-    """A deployment, and the reports of its arms."""
+    """What came of a deployment."""
 
-    served: Served
-    entries: Path
     reports: dict[str, Report] = field(default_factory=dict)
-
-    @property
-    def entered(self) -> set[Entry]:
-        return entered.read(self.entries)
+    failed: dict[str, str] = field(default_factory=dict)  # arms that could not start, and what was said
+    entered: set[Entry] = field(default_factory=set)
 
 
-@contextmanager
-def trial(folder: Path, arms: dict[str, Arm], **environment: str) -> Iterator[Trial]:
-    """Serve the arms; ask each; kill a decode worker of those that have two."""
-    folder.mkdir(parents=True, exist_ok=True)
+def tried(folder: Path, arms: dict[str, Arm], **environment: str) -> Trial:
+    """Serve the arms; ask each; kill a decode worker of those that have two; end them."""
+    folder.mkdir(parents=True)
     entries = folder / "entered"
-    os.environ |= {entered.FILE: str(entries), **environment}
+    if THINKS in arms:
+        arms[THINKS]["engine"]["model"] = str(thinking_model(folder / "model"))
+    further = {entered.FILE: str(entries), **environment}
+    os.environ |= further
     try:
         with serving(folder, arms, ENGINE, START_S * PATIENCE, scheduler={"heartbeat_s": 0.2}) as served:
-            found = Trial(served, entries)
-            asyncio.run(_ask(found))
-            yield found
+            found = Trial(failed=served.failed)
+            asyncio.run(_ask(served, found))
     finally:
-        for name in (entered.FILE, *environment):
+        for name in further:
             del os.environ[name]
+    found.entered = entered.read(entries)
+    return found
 
 
-async def _ask(found: Trial) -> None:
-    served = found.served
+async def _ask(served: Served, found: Trial) -> None:
     before = served.metrics()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_S)) as http:
         reports = await asyncio.gather(*(_answers(http, served.url, name, ALL[name]) for name in served.arms))
@@ -125,7 +128,7 @@ async def _ask(found: Trial) -> None:
         for name in served.arms:
             if served.one.config["models"][name].get("decode", 0) > 1:
                 report = found.reports[name]
-                report.continued = await _kill(http, found, name, report)
+                report.continued = await _kill(http, served, name, report)
                 print(report.row(name), flush=True)
 
 
@@ -153,15 +156,15 @@ def _difference(prompt: list[int], answer: list[int]) -> list[str]:
     return [f"token {at} of a prompt of {len(prompt)}: {answer[at : at + 8]}, not {expected[at : at + 8]}"]
 
 
-async def _kill(http: aiohttp.ClientSession, found: Trial, name: str, report: Report) -> str:
+async def _kill(http: aiohttp.ClientSession, served: Served, name: str, report: Report) -> str:
     """Kill the decode worker of an answer that is under way. Return at which of its tokens."""
     prompt = [2000 + i % 997 for i in range(300)]
     answer = Answer(time.perf_counter())
-    asked = asyncio.create_task(stream(http, found.served.url, name, prompt, LONG, into=answer))
+    asked = asyncio.create_task(stream(http, served.url, name, prompt, LONG, into=answer))
     victim = 0
     while not victim and not (await asyncio.wait([asked], timeout=LOOK_S))[0]:
         if answer.tokens >= KILLED_FROM:
-            victim = await _decoding(http, found, name)
+            victim = await _decoding(http, served, name)
     at = answer.tokens
     if victim:
         psutil.Process(victim).kill()
@@ -173,9 +176,9 @@ async def _kill(http: aiohttp.ClientSession, found: Trial, name: str, report: Re
     return f"{at} of {LONG}"
 
 
-async def _decoding(http: aiohttp.ClientSession, found: Trial, name: str) -> int:
+async def _decoding(http: aiohttp.ClientSession, served: Served, name: str) -> int:
     """Return the process of an arm's decode worker that runs a request; 0 if there is none."""
-    for log in (found.served.one.folder / "logs").glob(f"{name}-decode-?.log"):
+    for log in (served.one.folder / "logs").glob(f"{name}-decode-?.log"):
         said = log.read_text(errors="replace")
         process, url = re.findall(r"\[\S+\.(\d+)\] .*metrics on (\S+)", said)[-1]
         async with http.get(url) as answer:

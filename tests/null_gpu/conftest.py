@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from tests.null_gpu.arms import HEAD, V1, V2, Trial, trial
+from tests.null_gpu.arms import HEAD, V1, V2, Trial, tried
 
 _done: list[Trial] = []
 
@@ -16,17 +15,16 @@ if "harness.null_gpu.hooks" not in sys.modules:
 
 
 @pytest.fixture(scope="session")
-def on_v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    with trial(tmp_path_factory.mktemp("v2"), V2) as found:
-        _done.append(found)
-        yield found
+def on_v2(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    _done.append(tried(tmp_path_factory.mktemp("runners") / "v2", V2))
+    return _done[-1]
 
 
 @pytest.fixture(scope="session")
-def on_v1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    with trial(tmp_path_factory.mktemp("v1"), V1, VLLM_USE_V2_MODEL_RUNNER="0") as found:
-        _done.append(found)
-        yield found
+def on_v1(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    folder = tmp_path_factory.mktemp("runners") / "v1"
+    _done.append(tried(folder, V1, VLLM_USE_V2_MODEL_RUNNER="0"))
+    return _done[-1]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -36,5 +34,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for one in _done:
         for name, report in one.reports.items():
             terminalreporter.line(report.row(name))
-        for name, why in one.served.failed.items():
+        for name, why in one.failed.items():
             terminalreporter.line(f"{name:<14}did not start: {why.strip()[-200:]}")

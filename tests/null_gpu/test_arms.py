@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def report_of(name: str, request: pytest.FixtureRequest) -> tuple[Report, Arm]:
     found: Trial = request.getfixturevalue("on_v1" if name in V1 else "on_v2")
-    assert name not in found.served.failed, found.served.failed[name]
+    assert name not in found.failed, found.failed[name]
     return found.reports[name], ALL[name]
 
 

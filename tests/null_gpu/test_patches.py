@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from baton.services.engine.patches import table
 from tests.null_gpu.arms import Trial
 
 # What no deployment here enters, by patch and attribute, and why.
-LEFT_OUT: dict[tuple[str, str], str] = {}
+LEFT_OUT = {
+    (
+        "torchvision",
+        "qwen3_5",
+    ): "vLLM for CUDA brings torchvision; the patch stands in for a missing one",
+}
 WRAPPED = [
     (patch.name, symbol.replace(":", ".").rpartition(".")[2])
     for patch in table.PATCHES
     for symbol in patch.symbols
     if patch.platform != "CPU"
 ]
+
+# Those on the objects of a loaded engine.
+OBJECTS = [Path(one.file).stem for one in table.OBJECTS if one.processes == table.CORE]
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -30,3 +40,8 @@ def test_it_is_entered(patch: str, attribute: str, entered: set[tuple[str, str]]
         assert (patch, attribute) not in entered, f"it is entered: not left out because {why}"
         pytest.skip(why)
     assert (patch, attribute) in entered
+
+
+@pytest.mark.parametrize("patch", OBJECTS)
+def test_it_is_entered_on_an_object(patch: str, entered: set[tuple[str, str]]) -> None:
+    assert patch in {name for name, _ in entered}
