@@ -43,6 +43,11 @@ def folder(packages: Path) -> Path:
     return packages / "nvidia" / "cu13" / "lib"
 
 
+def owns(pattern: str, name: str) -> bool:
+    """Return whether a function belongs to the library with this pattern."""
+    return re.match(pattern, name) is not None
+
+
 def build(packages: Path) -> None:
     """Build all libraries for the torch and vLLM in this folder of packages."""
     wanted = _undefined(file for pattern in EXTENSIONS for file in packages.glob(pattern))
@@ -53,7 +58,7 @@ def build(packages: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name, (pattern, source) in LIBRARIES.items():
-            taken = {one: version for one, version in wanted.items() if re.match(pattern, one)}
+            taken = {one: version for one, version in wanted.items() if owns(pattern, one)}
             own = _compile(source, packages, Path(scratch) / "own.o") if source else set()
             stubs = sorted(taken.keys() - own)
             text = "".join(f"long {one}(void) {{ return 0; }}\n" for one in stubs)
