@@ -1,4 +1,4 @@
-"""What each Python process of the null GPU's environment does at its start, by a .pth file there.
+"""Sets up each Python process of the null GPU's environment, from a .pth file there.
 
 It loads the null GPU's driver and NVML, which others ask for by name alone, and changes a module when that is
 first imported: tokens.py, entered.py.
