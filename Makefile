@@ -29,7 +29,7 @@ pytest: $(READY)
 
 null-gpu: $(READY) ## Check what only GPUs run, on a GPU that computes nothing (downloads 1.1 GB once)
 	@deploy/setup/null-gpu
-	@.null-gpu/bin/python -m pytest tests/null_gpu $(ARGS)
+	@.null-gpu/bin/python -m pytest -v -s tests/null_gpu $(ARGS)
 
 gpu-kit: $(READY) ## Make .kit, for a GPU machine without a network (downloads 0.4 GB once)
 	@$(BIN)/python -m deploy.gpu_kit

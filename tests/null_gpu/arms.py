@@ -102,6 +102,7 @@ def tried(folder: Path, arms: dict[str, Arm], **environment: str) -> Trial:
     entries = folder / "entered"
     if THINKS in arms:
         arms[THINKS]["engine"]["model"] = str(thinking_model(folder / "model"))
+    print(f"\nstarting {len(arms)} arms, a minute or more: {', '.join(arms)}", flush=True)
     further = {entered.FILE: str(entries), **environment}
     os.environ |= further
     try:
