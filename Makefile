@@ -1,12 +1,13 @@
 # Every target sets up what it needs: the first run makes .venv (a minute), later ones start at once.
 BIN := .venv/bin
-READY := .venv/.ready
+# PYTHON=python3.12 chooses the Python of .venv, where several are there.
+READY := .venv/.ready$(addprefix -,$(notdir $(PYTHON)))
 DOCS_READY := .venv-docs/.ready
 CONFIG ?= deploy/laptop.yaml
 # Many images set it; then every start would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup up test pytest chaos lint format bench bench-spec table proto docs config-docs dashboards clean
+.PHONY: help setup up test pytest null-gpu gpu-kit chaos lint format bench bench-spec table proto docs config-docs dashboards clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -25,6 +26,13 @@ test: $(READY) ## Lint and run every test, side by side (ARGS="-k scheduler" for
 pytest: $(READY)
 	@deploy/setup/test-tools
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+null-gpu: $(READY) ## Check what only GPUs run, on a GPU that computes nothing (downloads 1.1 GB once)
+	@deploy/setup/null-gpu
+	@.null-gpu/bin/python -m pytest -v -s tests/null_gpu $(ARGS)
+
+gpu-kit: $(READY) ## Make .kit, for a GPU machine without a network (downloads 0.4 GB once)
+	@$(BIN)/python -m deploy.gpu_kit
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
 	@$(BIN)/python -m harness.chaos $(ARGS)
@@ -71,5 +79,5 @@ dashboards: $(READY) ## Write Grafana's boards and Prometheus' rules from deploy
 	@$(BIN)/python -m deploy.boards
 
 clean: ## Remove what set-up and tests made
-	rm -rf .venv .venv-tools .venv-peers .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
+	rm -rf .venv .null-gpu .kit .venv-tools .venv-peers .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -42,11 +42,13 @@ async def stream(
     model: str,
     prompt: list[int] | str,
     max_tokens: int,
+    *,
+    into: Answer | None = None,
     **more: Any,
 ) -> Answer:
     """Stream a greedy completion of exactly `max_tokens`. Raises RuntimeError unless it is whole.
 
-    more: further fields of the request's body.
+    into: what is filled meanwhile, for a caller that watches. more: further fields of the request's body.
     """
     body = {
         "model": model,
@@ -58,7 +60,7 @@ async def stream(
         "return_token_ids": True,
         **more,
     }
-    answer = Answer(time.perf_counter())
+    answer = Answer(time.perf_counter()) if into is None else into
     async with http.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
             raise RuntimeError(f"HTTP {response.status}: {await response.text()}")

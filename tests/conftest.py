@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,9 @@ SHARING_LAST = (
     "speculation",
 )
 
+
+# What only GPUs run: `make null-gpu` tests it, in an environment that has a GPU without arithmetic.
+collect_ignore = [] if "harness.null_gpu.hooks" in sys.modules else ["null_gpu"]
 
 # Two threads of OpenMP that share a busy core wait for each other, spinning: sixfold the time, and at times
 # sixtyfold. torch reads this when it is loaded; what starts an engine says how many threads that has.

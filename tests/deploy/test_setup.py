@@ -26,7 +26,7 @@ esac
 def run(tmp_path: Path) -> object:
     """Run the script on a machine with only these Pythons; the values say whether they fit."""
 
-    def script(pythons: dict[str, bool]) -> subprocess.CompletedProcess[str]:
+    def script(pythons: dict[str, bool], **more: str) -> subprocess.CompletedProcess[str]:
         (tools := tmp_path / "tools").mkdir()
         (tmp_path / "deploy" / "setup").mkdir(parents=True)
         shutil.copy(ROOT / "deploy" / "setup" / "venv", tmp_path / "deploy" / "setup" / "venv")
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> object:
         for name, fits in pythons.items():
             (tools / name).write_text(PYTHON.format(name=name, misfits=int(not fits)))
             (tools / name).chmod(0o755)
-        environment = {**os.environ, "PATH": str(tools)}
+        environment = {**os.environ, "PATH": str(tools), **more}
         return subprocess.run(
             [str(tools / "bash"), str(tmp_path / "deploy" / "setup" / "venv")],
             env=environment,
@@ -63,6 +63,26 @@ def test_it_takes_the_first_that_fits(run: object, pythons: dict[str, bool], tak
     done = run(pythons)  # type: ignore[operator]
     assert f"{taken} makes it" in done.stdout, done.stderr
     assert done.returncode == 7
+
+
+def test_it_takes_the_one_that_is_named(run: object) -> None:
+    done = run({"python3.11": True, "python3.12": True}, PYTHON="python3.12")  # type: ignore[operator]
+    assert "python3.12 makes it" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("named", ["python3.10", "python3.14"])
+def test_it_takes_no_other_where_the_named_one_does_not_fit(run: object, named: str) -> None:
+    done = run({"python3.11": True, "python3.14": False}, PYTHON=named)  # type: ignore[operator]
+    assert done.returncode == 1
+    assert f"PYTHON ({named}) is not there, or neither 3.11, 3.12 nor 3.13: name another" in done.stderr
+
+
+def test_it_leaves_an_environment_of_another_version_alone(run: object, tmp_path: Path) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to("/bin/echo")  # prints what it is asked to run
+    done = run({"python3.12": True}, PYTHON="python3.12")  # type: ignore[operator]
+    assert done.returncode == 1
+    assert "it is not of python3.12: make clean" in done.stderr
 
 
 def test_it_says_what_is_missing(run: object) -> None:

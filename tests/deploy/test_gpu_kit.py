@@ -1,0 +1,67 @@
+"""What goes into the kit for GPU machines: pinned packages, and the code of one architecture."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from deploy.gpu_kit.__main__ import HERE, pins
+from deploy.gpu_kit.cut import cut
+
+HEAD = 16  # bytes of a container's
+CODE, PTX = 2, 1
+
+
+def entry(kind: int, architecture: int, payload: bytes) -> bytes:
+    head = struct.pack("<HHIQ", kind, 0, 64, len(payload)) + bytes(12) + struct.pack("<I", architecture)
+    return head.ljust(64, b"\0") + payload
+
+
+def container(*entries: bytes) -> bytes:
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, HEAD, len(body)) + body
+
+
+def extension(folder: Path, *containers: bytes) -> bytes:
+    """Return a shared library with these in its section .nv_fatbin."""
+    (folder / "fatbin").write_bytes(b"".join(containers))
+    source = f'.section .nv_fatbin,"a"\n.balign 8\n.incbin "{folder / "fatbin"}"\n'
+    (folder / "fatbin.s").write_text(source)
+    made = folder / "made.so"
+    subprocess.run(["gcc", "-shared", "-o", str(made), str(folder / "fatbin.s")], check=True, timeout=60)
+    return made.read_bytes()
+
+
+def test_every_package_is_pinned() -> None:
+    named = [line for line in (HERE / "packages.txt").read_text().splitlines() if not line.startswith("#")]
+    assert named == sorted(named)
+    assert {canonicalize_name(name) for name in named} <= pins().keys()
+
+
+def test_hoppers_code_stays_where_it_was(tmp_path: Path) -> None:
+    hopper, others = entry(CODE, 90, b"hopper's" * 8), entry(CODE, 80, b"ampere's" * 9)
+    whole = extension(tmp_path, container(others, hopper, entry(PTX, 90, b"words..." * 4)))
+    kept = cut(whole)
+    assert len(kept) == len(whole)
+    assert whole.index(others) == kept.index(hopper)
+    size = struct.unpack_from("<Q", kept, kept.index(hopper) - 8)[0]
+    assert size == len(hopper)
+    assert b"ampere's" not in kept
+    assert b"words..." not in kept
+
+
+def test_what_has_no_such_code_can_still_be_read(tmp_path: Path) -> None:
+    least = entry(CODE, 80, b"least")
+    whole = extension(
+        tmp_path,
+        container(entry(CODE, 90, b"hopper" * 4)),
+        container(entry(CODE, 80, b"x" * 64)),
+        container(least),
+    )
+    kept = cut(whole, only=re.compile(b"nothing has such a name"))
+    assert kept.count(least) == 3
+    assert b"hopper" not in kept

@@ -1,0 +1,73 @@
+"""The parts of the null GPU that need no environment of its own; tests/null_gpu tests the whole."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from baton.services.engine.patches import replace as shipped
+from harness.null_gpu import entered, libraries, tokens
+
+PACKAGES = Path(sysconfig.get_path("purelib"))
+
+
+@pytest.mark.parametrize("source", sorted({source for _, source in libraries.LIBRARIES.values() if source}))
+def test_its_libraries_compile(source: str, tmp_path: Path) -> None:
+    assert libraries._compile(source, PACKAGES, tmp_path / "own.o")
+
+
+def test_each_library_has_functions_of_its_own() -> None:
+    for name, library in {
+        "cudaMalloc": "libcudart.so.13",
+        "__cudaPopCallConfiguration": "libcudart.so.13",
+        "cuInit": "libcuda.so.1",
+        "cuFileRead": "libcufile.so.0",
+        "cublasCreate_v2": "libcublas.so.13",
+        "cublasLtCreate": "libcublasLt.so.13",
+    }.items():
+        owners = [one for one, (pattern, _) in libraries.LIBRARIES.items() if libraries.owns(pattern, name)]
+        assert owners == [library]
+
+
+def test_a_step_gives_the_tokens_of_its_places() -> None:
+    at, steps = 0, []
+    while at < 100:
+        steps.append(tokens.taken(at, drafts=4))
+        at += steps[-1]
+    assert len(set(steps)) > 1  # a part of the drafts is accepted, not the same one each time
+    assert max(steps) <= 5
+    assert len({tokens.token(place) for place in range(tokens.KINDS)}) == tokens.KINDS
+
+
+class Owner:
+    """Stands for a class of vLLM's."""
+
+    def method(self, number: int) -> int:
+        return number
+
+    @classmethod
+    def of_class(cls, number: int) -> int:
+        return number
+
+
+def test_what_is_entered_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(entered.FILE, str(tmp_path / "entered"))
+    module = ModuleType("stand-in")
+    module.replace = shipped.replace  # type: ignore[attr-defined]
+    entered.count(module)
+
+    def plus_one(original: entered.Function) -> entered.Function:
+        return lambda *args: original(*args) + 1
+
+    plus_one.__module__ = "baton.services.engine.patches.some.patch"
+    for _ in range(2):  # a second call does nothing
+        module.replace(Owner, "method", plus_one, ("self", "number"))
+        module.replace(Owner, "of_class", plus_one, ("cls", "number"))
+    assert entered.read(tmp_path / "entered") == set()
+    assert [Owner().method(1), Owner().method(2), Owner.of_class(5)] == [2, 3, 6]
+    assert entered.read(tmp_path / "entered") == {("some.patch", "method"), ("some.patch", "of_class")}
+    assert (tmp_path / "entered").read_text().count("\n") == 2
+    assert shipped.wrappers(Owner, "method") == (plus_one,)

@@ -1,0 +1,188 @@
+"""What tests/null_gpu serves on the null GPU: the arms, what is asked of each, and what came of it.
+
+Two deployments with vLLM's model runners: V2, a GPU's own, and V1, which VLLM_USE_V2_MODEL_RUNNER=0 chooses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from bench.gpu_answers import ARMS, DEMO_MTP, ENGINE, arm
+from bench.gpu_fleet import Arm, Served, drafts, handoffs, serving
+from bench.traffic import Answer, stream
+from harness.continuation import thinking_model
+from harness.null_gpu import entered
+from harness.null_gpu.entered import Entry
+from harness.null_gpu.tokens import token
+from harness.support import CALL_S, PATIENCE
+
+START_S = 90.0
+LOOK_S = 0.01
+TOKENS = 24
+LONG, KILLED_FROM = 512, 16  # tokens of the answer whose worker is killed, and of it by then
+THINKS = "v1-thinks"  # with a model that has tokens for thoughts
+HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_model_steps": 1}
+MTP = {"method": "mtp", "verifier": "baton"}
+V2: dict[str, Arm] = {
+    **{name: ARMS[name] for name in ("one", "shm", "grpc", "graphs", "mtp", "mtp-baton", "mtp-ngram")},
+    **{name: ARMS[name] for name in ("eagle3", "ngram")},
+    "nixl": arm(by="nixl"),
+    "sync": arm(model=DEMO_MTP, drafts=MTP, async_scheduling=False),
+    "sync-ngram": arm(model=DEMO_MTP, drafts=HYBRID, async_scheduling=False),
+}
+V1: dict[str, Arm] = {
+    "v1": arm(),
+    "v1-sync": arm(async_scheduling=False),
+    THINKS: arm(pair=False, async_scheduling=False),
+    "v1-mtp": arm(model=DEMO_MTP, drafts=MTP, async_scheduling=False),
+    "v1-mtp-ngram": arm(model=DEMO_MTP, drafts=HYBRID, async_scheduling=False),
+}
+V1[THINKS]["engine"]["reasoning_parser"] = "qwen3"
+ALL = V2 | V1
+for killed in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
+    killed["decode"] = 2
+# What is asked of each arm: what makes a worker enter all patches.
+WISHES: tuple[dict[str, Any], ...] = (
+    {},
+    {"stop": ["never to be found"], "seed": 7, "temperature": 1.0, "top_p": 0.9},
+    {"structured_outputs": {"regex": r"[\s\S]*"}},
+)
+
+
+def wishes(arm: Arm) -> tuple[dict[str, Any], ...]:
+    """Return the fields of an arm's requests. Of drafts the null GPU has no log-probabilities."""
+    if arm["engine"]["speculative_config"]:
+        return WISHES
+    thinks = "reasoning_parser" in arm["engine"]
+    return (*WISHES, {"logprobs": 2}, *([{"thinking_token_budget": 4}] if thinks else []))
+
+
+@dataclass
+class Report:
+    """What an arm did."""
+
+    answers: int = 0
+    wrong: list[str] = field(default_factory=list)
+    handoffs: dict[str, Any] = field(default_factory=dict)
+    drafts: dict[str, int] = field(default_factory=dict)
+    continued: str = ""  # "" where nothing was killed
+
+    def row(self, name: str) -> str:
+        """Return a line of the table of arms."""
+        moved = " ".join(f"{count} by {by}" for by, count in self.handoffs.get("loaded", {}).items())
+        drafted = f"{self.drafts['accepted']} of {self.drafts['drafted']}" if self.drafts else ""
+        state = "; ".join(self.wrong)[:200] or "right"
+        return f"{name:<14}{self.answers:>8}  {state:<8}  {moved:<14}{drafted:<14}{self.continued}"
+
+
+HEAD = f"{'arm':<14}{'answers':>8}  {'':<8}  {'handoffs':<14}{'accepted':<14}killed at"
+
+
+@dataclass
+class Trial:
+    """What came of a deployment."""
+
+    reports: dict[str, Report] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # arms that could not start, and what was said
+    entered: set[Entry] = field(default_factory=set)
+
+
+def tried(folder: Path, arms: dict[str, Arm], **environment: str) -> Trial:
+    """Serve the arms; ask each; kill a decode worker of those that have two; end them."""
+    folder.mkdir(parents=True)
+    entries = folder / "entered"
+    if THINKS in arms:
+        arms[THINKS]["engine"]["model"] = str(thinking_model(folder / "model"))
+    print(f"\nstarting {len(arms)} arms, a minute or more: {', '.join(arms)}", flush=True)
+    further = {entered.FILE: str(entries), **environment}
+    os.environ |= further
+    try:
+        with serving(folder, arms, ENGINE, START_S * PATIENCE, scheduler={"heartbeat_s": 0.2}) as served:
+            found = Trial(failed=served.failed)
+            asyncio.run(_ask(served, found))
+    finally:
+        for name in further:
+            del os.environ[name]
+    found.entered = entered.read(entries)
+    return found
+
+
+async def _ask(served: Served, found: Trial) -> None:
+    before = served.metrics()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_S)) as http:
+        reports = await asyncio.gather(*(_answers(http, served.url, name, ALL[name]) for name in served.arms))
+        after = served.metrics()
+        for name, report in zip(served.arms, reports, strict=True):
+            report.handoffs = handoffs(before[name], after[name])
+            report.drafts = drafts(before[name], after[name])
+            found.reports[name] = report
+            print(report.row(name), flush=True)
+        for name in served.arms:
+            if served.one.config["models"][name].get("decode", 0) > 1:
+                report = found.reports[name]
+                report.continued = await _kill(http, served, name, report)
+                print(report.row(name), flush=True)
+
+
+async def _answers(http: aiohttp.ClientSession, url: str, name: str, arm: Arm) -> Report:
+    report = Report()
+    for number, wish in enumerate(wishes(arm)):
+        for length in (20, 700):
+            prompt = [1000 + 50 * number + i % 997 for i in range(length)]
+            try:
+                answer = await stream(http, url, name, prompt, TOKENS, **wish)
+            except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
+                report.wrong.append(f"{wish or 'greedy'}: {error!r}"[:400])
+                continue
+            report.answers += 1
+            report.wrong += _difference(prompt, answer.token_ids)
+    return report
+
+
+def _difference(prompt: list[int], answer: list[int]) -> list[str]:
+    """Return where an answer leaves the tokens of its places."""
+    expected = [token(len(prompt) + i) for i in range(len(answer))]
+    at = next((i for i, pair in enumerate(zip(answer, expected, strict=True)) if len(set(pair)) > 1), None)
+    if at is None:
+        return []
+    return [f"token {at} of a prompt of {len(prompt)}: {answer[at : at + 8]}, not {expected[at : at + 8]}"]
+
+
+async def _kill(http: aiohttp.ClientSession, served: Served, name: str, report: Report) -> str:
+    """Kill the decode worker of an answer that is under way. Return at which of its tokens."""
+    prompt = [2000 + i % 997 for i in range(300)]
+    answer = Answer(time.perf_counter())
+    asked = asyncio.create_task(stream(http, served.url, name, prompt, LONG, into=answer))
+    victim = 0
+    while not victim and not (await asyncio.wait([asked], timeout=LOOK_S))[0]:
+        if answer.tokens >= KILLED_FROM:
+            victim = await _decoding(http, served, name)
+    at = answer.tokens
+    if victim:
+        psutil.Process(victim).kill()
+    try:
+        await asked
+    except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
+        report.wrong.append(f"killed at {at}: {error!r}"[:400])
+    report.wrong += _difference(prompt, answer.token_ids)
+    return f"{at} of {LONG}"
+
+
+async def _decoding(http: aiohttp.ClientSession, served: Served, name: str) -> int:
+    """Return the process of an arm's decode worker that runs a request; 0 if there is none."""
+    for log in (served.one.folder / "logs").glob(f"{name}-decode-?.log"):
+        said = log.read_text(errors="replace")
+        process, url = re.findall(r"\[\S+\.(\d+)\] .*metrics on (\S+)", said)[-1]
+        async with http.get(url) as answer:
+            if re.search(r"^baton_worker_requests_running\S* [1-9]", await answer.text(), re.MULTILINE):
+                return int(process)
+    return 0
