@@ -93,6 +93,8 @@ class SimulatedDeployment:
         self._retired: dict[str, float] = {}  # by name: seconds in steps of its lives that are over
         self._machine = Machine(profile.engine.cores)
         self.lost = 0
+        self.roster = 0  # how often a worker came or went
+        self.fullest = 0.0  # the highest share of a bound that any worker has reached
         self.workers: dict[str, SimulatedWorker] = {}  # by id: those that live
         self.store = MemoryStore("simulated", loop.time)
         self.ledger: PrefixLedger | None = None
@@ -149,7 +151,9 @@ class SimulatedDeployment:
         worker = SimulatedWorker(
             name, life, role, profile=self._profile, block_tokens=self._block_tokens, engine=engine
         )
+        worker.admits(self._settings, self._loop.time)
         self.workers[worker.worker_id] = worker
+        self.roster += 1
         self._register(worker)
         self._loop.call_later(self._draw.random() * self._settings.heartbeat_s, self._beat, worker)
 
@@ -167,7 +171,7 @@ class SimulatedDeployment:
         if now < worker.silent_until:
             return
         state, lease_s = pb.WORKER_STATE_READY, self._settings.worker_lease_s
-        heard = at_once(self.store.heartbeat(worker.worker_id, state, worker.load(), lease_s))
+        heard = at_once(self.store.heartbeat(worker.worker_id, state, worker.beat(now), lease_s))
         if not heard.known:
             self._register(worker)
         if self.ledger is not None:
@@ -183,6 +187,7 @@ class SimulatedDeployment:
         self.lost += 1
         worker.alive = False
         del self.workers[worker.worker_id]
+        self.roster += 1
         self._retired[worker.name] = self._retired.get(worker.name, 0.0) + worker.engine.busy_s
         worker.engine.kill()
         self._loop.call_later(fault.seconds, self._start, worker.name, worker.identity.role)
