@@ -1,8 +1,8 @@
 """A simulated worker's own count of what it has promised: it takes a request, or refuses it at once.
 
-The bounds are those of a booking (scheduler/booking.py), asked of the worker's exact count. The worker remembers
-for a moment which requests it had no room for, as the scheduler does (scheduler/turns.py): a younger one does
-not take the place for which an elder one asks again.
+The bounds are those of a booking (scheduler/booking.py), asked of the worker's exact count. The worker
+remembers for a moment whom it had no room for, as the scheduler does (scheduler/turns.py): a younger request
+does not take the place for which an elder one asks again.
 
 Changes are kept for a few seconds, so that a router can be told what was true a while ago.
 """
@@ -56,17 +56,18 @@ class Admission:
 
     def take(self, need: Need, side: Side, share: Reserved) -> bool:
         """Promise `share` of this worker to `need`, or refuse it."""
+        if not self.would_take(need, side):
+            return False
+        self.turns.placed(need)
+        self._set(need.attempt.request_id, need.router_id, share)
+        return True
+
+    def would_take(self, need: Need, side: Side) -> bool:
+        """Return whether there is room for `need` now, for which nobody goes first; else keep its turn."""
         if self._has_room(need, side) and not self.turns.elder(need, {self.record.worker_id}):
-            self.turns.placed(need)
-            self._set(need.attempt.request_id, need.router_id, share)
             return True
         self.turns.refused(need)
         return False
-
-    def look(self, need: Need, side: Side) -> None:
-        """Note that `need` asks for room, which it may have to wait for."""
-        if not self._has_room(need, side):
-            self.turns.refused(need)
 
     def prefilled(self, request_id: str, *, decodes: bool) -> None:
         """Note that a request's prompt is prefilled, and whether it goes on here."""

@@ -15,7 +15,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from baton.protos import scheduler_pb2 as pb
@@ -35,12 +35,7 @@ from baton.services.simulate.deployment import SimulatedDeployment
 from baton.services.simulate.worker import SimulatedWorker
 
 SIDES = {pb.ROLE_PREFILL: Side.PREFILL, pb.ROLE_DECODE: Side.DECODE, pb.ROLE_MIXED: Side.BOTH}
-ROLES: tuple[tuple[pb.Role, ...], ...] = (
-    (pb.ROLE_PREFILL,),
-    (pb.ROLE_DECODE,),
-    (pb.ROLE_MIXED,),
-    (pb.ROLE_DECODE, pb.ROLE_MIXED),
-)  # that policies ask for
+Lists = Mapping[tuple[int, ...], "list[_Seen]"]  # workers by the roles for which policies ask
 
 
 @dataclass(frozen=True)
@@ -119,12 +114,16 @@ class Chosen(SimulatedPlacements):
         name: str,
         deployment: SimulatedDeployment,
         settings: SchedulerSettings,
+        *,
         wire: Wire,
         choosing: Choosing,
         seed: int,
         freed: Callable[[], None],
     ) -> None:
-        """Choose workers of `deployment`. `freed` is called when a request has left a worker. Raises BadPolicy."""
+        """Choose workers of `deployment`. Raises BadPolicy.
+
+        `freed` is called when a request has left a worker.
+        """
         self._loop = loop
         self._name = name
         self._deployment = deployment
@@ -137,7 +136,7 @@ class Chosen(SimulatedPlacements):
         self._polls_at = self._rng.random() * POLL_S
         self._roster = -1  # of the deployment, when `_workers` was made
         self._workers: dict[str, _Seen] = {}
-        self._by_roles: dict[tuple[int, ...], list[_Seen]] = {}
+        self._by_roles: Lists = {}
         self._held: dict[str, _Held] = {}  # by request id
         self.choices = 0
         self._refusals: Counter[str] = Counter()  # by request id
@@ -169,6 +168,7 @@ class Chosen(SimulatedPlacements):
             self._replied(held.prefill)
 
     def end(self, attempt: Attempt, outcome: str) -> None:
+        del outcome  # workers do not ask
         held = self._held.pop(attempt.request_id, None)
         if held is None:
             return
@@ -204,27 +204,43 @@ class Chosen(SimulatedPlacements):
         if self._roster != self._deployment.roster:
             self._learn_roster()
         by_roles = await self._ask(need, held) if self._choosing.asked else self._by_roles
+        if by_roles is None:
+            return NoChoice(pb.Rejection.CODE_FULL, "none of those that were asked has room")
         self.choices += 1
-        return self._policy.choose(FleetView(self._workers, 0, 0, by_roles=by_roles), need)
+        lists: dict[tuple[int, ...], list[WorkerRecord]] = {role: [*some] for role, some in by_roles.items()}
+        return self._policy.choose(FleetView({**self._workers}, 0, 0, by_roles=lists), need)
 
-    async def _ask(self, need: Need, held: _Held) -> dict[tuple[int, ...], list[WorkerRecord]]:
-        """Ask some workers of each role for their room; return them by roles: others are not chosen."""
-        asked: dict[tuple[int, ...], list[WorkerRecord]] = {}
+    async def _ask(self, need: Need, held: _Held) -> Lists | None:
+        """Ask some workers of each role for their room. Return those that have some: others are not chosen.
+
+        None where they are not enough.
+        """
+        asked: dict[pb.Role, list[_Seen]] = {}
         for role in SIDES:
             known = self._by_roles[role,]
             drawn = self._rng.sample(known, min(self._choosing.asked, len(known)))
             named = need.match.best(role, HOLDERS, self._rng) if need.match else []
             holders = [self._workers[one] for one in named if one in self._workers]
-            asked[role,] = [*drawn, *(one for one in holders if one not in drawn)]
+            asked[role] = [*drawn, *(one for one in holders if one not in drawn)]
         await pause(self._wire.message_s)
-        heard_at = self._loop.time()
-        for role, side in SIDES.items():
-            for one in asked[role,]:
-                one.heard_at = heard_at
-                one.worker.admission.look(need, side)
-                held.knocked.append(one)
+        willing = {role: self._would_take(need, asked[role], side, held) for role, side in SIDES.items()}
         await pause(self._wire.message_s)
-        return {**asked, ROLES[-1]: asked[ROLES[1]] + asked[ROLES[2]]}
+        prefill, decode, mixed = (willing[role] for role in SIDES)
+        if not mixed and not (prefill and decode):
+            return None
+        return {
+            **{(role,): willing[role] or asked[role] for role in SIDES},
+            (pb.ROLE_DECODE, pb.ROLE_MIXED): decode + mixed,
+        }
+
+    def _would_take(self, need: Need, asked: list[_Seen], side: Side, held: _Held) -> list[_Seen]:
+        """Return those that would take a request, as they are asked."""
+        self._deployment.questions += len(asked)
+        for one in asked:
+            one.heard_at = self._loop.time()
+        willing = [one for one in asked if one.worker.admission.would_take(need, side)]
+        held.knocked += (one for one in asked if one not in willing)
+        return willing
 
     async def _start(self, need: Need, choice: WorkerChoice, held: _Held) -> bool:
         """Ask the chosen workers to take a request, the decode worker first; return whether they did."""
@@ -303,7 +319,6 @@ class Chosen(SimulatedPlacements):
         self._workers = {
             key: known.get(key) or _Seen(worker, self) for key, worker in self._deployment.workers.items()
         }
-        self._by_roles = {
-            roles: [one for role in roles for one in self._workers.values() if one.role == role]
-            for roles in ROLES
-        }
+        by_role = {role: [one for one in self._workers.values() if one.role == role] for role in SIDES}
+        both = by_role[pb.ROLE_DECODE] + by_role[pb.ROLE_MIXED]
+        self._by_roles = {**{(role,): by_role[role] for role in SIDES}, (pb.ROLE_DECODE, pb.ROLE_MIXED): both}

@@ -93,6 +93,7 @@ class SimulatedDeployment:
         self._retired: dict[str, float] = {}  # by name: seconds in steps of its lives that are over
         self._machine = Machine(profile.engine.cores)
         self.lost = 0
+        self.questions = 0  # asked of workers for their room
         self.roster = 0  # how often a worker came or went
         self.fullest = 0.0  # the highest share of a bound that any worker has reached
         self.workers: dict[str, SimulatedWorker] = {}  # by id: those that live

@@ -89,6 +89,7 @@ class Run:
     wall_s: float = 0.0  # the simulation itself
     lost: int = 0  # workers that died
     fullest: float = 0.0  # the highest share of a bound that any worker has reached
+    questions: int = 0  # asked of workers for their room
     _done: list[Outcome] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +122,7 @@ class Run:
             "goodput_per_s": round(self.within * rate, 3),
             "refused_once": round(_share(one.refused >= 1 for one in self.outcomes), 4),
             "refused_twice": round(_share(one.refused >= 2 for one in self.outcomes), 4),
+            "questions": round(self.questions / max(1, self.requests), 2),
             "fullest": round(self.fullest, 3),
             "longest_wait_s": round(max((one.waited_s for one in self.outcomes), default=0.0), 3),
             "waited": sum(one.waited_s > 0 for one in self.outcomes),

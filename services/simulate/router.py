@@ -108,7 +108,7 @@ class SimulatedRouter:
         self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, clock=loop.time)
         freed = self._waiting.freed
         self._placements = (
-            Chosen(loop, name, deployment, scheduler, wire, choosing, seed, freed)
+            Chosen(loop, name, deployment, scheduler, wire=wire, choosing=choosing, seed=seed, freed=freed)
             if choosing
             else Booked(loop, deployment, scheduler, wire, freed)
         )

@@ -111,6 +111,7 @@ class _Simulation:
             time.perf_counter() - began,
             self._deployment.lost,
             self._deployment.fullest,
+            self._deployment.questions,
         )
 
     async def _converse(self, first: Ask) -> None:
