@@ -41,6 +41,7 @@ ARMS: dict[str, tuple[Choosing | None, PolicySettings]] = {
     "noted": (Choosing(noted=True), FOUR),
     "asked": (Choosing(asked=4), FOUR),
     "asked 8": (Choosing(asked=8), EIGHT),
+    "asked 8, together": (Choosing(asked=8, together=True), EIGHT),
 }
 # Seconds of arrivals, at 32P32D and at 500P500D; two fifths of it do not count.
 SECONDS = {

@@ -46,10 +46,14 @@ class Choosing:
     pushed: bool = False  # each worker tells all routers its room with each step
     noted: bool = False  # routers tell the scheduler each choice; with `Holders` it tells what they chose
     asked: int = 0  # workers of each role drawn and asked for their room before the choice, as holders are
+    together: bool = False  # both workers get the request at once: the decode worker's answer is not awaited
 
 
 class _Seen(WorkerRecord):
     """A worker as one router knows it, brought up to date when the policy looks at it."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __init__(self, worker: SimulatedWorker, router: Chosen) -> None:
         self.identity = worker.identity
@@ -252,12 +256,22 @@ class Chosen(SimulatedPlacements):
                 held.decode.worker.admission.end(need.attempt.request_id)
                 held.decode = None
             return await self._send(need, decode, Side.BOTH, Reserved(computed, 1, blocks), held)
-        if held.decode is None:
-            share = Reserved(requests=1, blocks=blocks)
+        share, queued = Reserved(requests=1, blocks=blocks), Reserved(computed, 1)
+        if held.decode is not None:
+            return await self._send(need, prefill, Side.PREFILL, queued, held)
+        if not self._choosing.together:
             if not await self._send(need, decode, Side.DECODE, share, held):
                 return False
             await pause(self._wire.message_s)  # its answer
-        return await self._send(need, prefill, Side.PREFILL, Reserved(computed, 1), held)
+            return await self._send(need, prefill, Side.PREFILL, queued, held)
+        both = await asyncio.gather(
+            self._send(need, decode, Side.DECODE, share, held),
+            self._send(need, prefill, Side.PREFILL, queued, held),
+        )
+        if held.prefill is not None and held.decode is None:  # it computes for nobody
+            held.prefill.worker.admission.end(need.attempt.request_id)
+            held.prefill = None
+        return all(both)
 
     async def _send(self, need: Need, to: WorkerRecord, side: Side, share: Reserved, held: _Held) -> bool:
         """Ask a worker to take a request. Return when it has, or when its refusal is here."""
