@@ -18,6 +18,7 @@ from baton.scheduler.policy.base import Side
 from baton.scheduler.turns import RouterTurns
 from baton.scheduler.types import Need, PlacementLimits, Reserved, WorkerRecord
 
+SURPRISE_TOKENS = 512  # of prompts, more than expected before one: 64 ms of the assumed pace
 NOTHING = Reserved()
 
 
@@ -54,9 +55,12 @@ class Admission:
         self._decoding: dict[str, int] = {}  # by router
         self._changes: deque[_Change] = deque()
 
-    def take(self, need: Need, side: Side, share: Reserved) -> bool:
-        """Promise `share` of this worker to `need`, or refuse it."""
-        if not self.would_take(need, side):
+    def take(self, need: Need, side: Side, share: Reserved, expected: Reserved | None = None) -> bool:
+        """Promise `share` of this worker to `need`, or refuse it.
+
+        `expected` is what the router believes to be promised. Where it is much more, another may do better.
+        """
+        if not self.would_take(need, side) or (expected is not None and self._is_worse(expected, side)):
             return False
         self.turns.placed(need)
         self._set(need.attempt.request_id, need.router_id, share)
@@ -103,6 +107,12 @@ class Admission:
             found.blocks += change.before.blocks - change.after.blocks
             found.decoding += change.before.decoding - change.after.decoding
         return found
+
+    def _is_worse(self, expected: Reserved, side: Side) -> bool:
+        """Return whether a request would wait longer than its router expects."""
+        now = self.record.reserved
+        queues = Side.PREFILL in side and now.prompt_tokens > expected.prompt_tokens + SURPRISE_TOKENS
+        return queues or (side is Side.BOTH and now.decoding > 0 == expected.decoding)
 
     def _has_room(self, need: Need, side: Side) -> bool:
         record, limits = self.record, self._limits

@@ -44,6 +44,9 @@ class Choosing:
 
     tries: int = 4  # workers that may refuse a request, before it waits
     pushed: bool = False  # each worker tells all routers its room with each step
+    expects: bool = (
+        False  # but for its last try, a request is refused where more waits than the router believes
+    )
     noted: bool = False  # routers tell the scheduler each choice; with `Holders` it tells what they chose
     asked: int = 0  # workers of each role drawn and asked for their room before the choice, as holders are
     together: bool = False  # both workers get the request at once: the decode worker's answer is not awaited
@@ -102,6 +105,7 @@ class _Held:
 
     decode: _Seen | None = None
     prefill: _Seen | None = None
+    expects: bool = False  # it is to be refused where more waits than is believed
     waits: bool = False  # the decode worker had no slot free
     refused: set[str] = field(default_factory=set)  # by these workers
     knocked: list[_Seen] = field(default_factory=list)  # workers that may keep its turn
@@ -152,7 +156,8 @@ class Chosen(SimulatedPlacements):
             await pause(self._wire.look_up_s)
             need = replace(need, match=_Holders(ledger, need.prefix, need.prompt_tokens))
         refusal = NoChoice(pb.Rejection.CODE_FULL, "workers refused it")
-        for _ in range(self._choosing.tries):
+        for left_tries in reversed(range(self._choosing.tries)):
+            held.expects = self._choosing.expects and left_tries > 0
             left = replace(need, exclude=need.exclude | held.refused)
             choice = await self._choose(left, held)
             if isinstance(choice, NoChoice):
@@ -276,6 +281,7 @@ class Chosen(SimulatedPlacements):
     async def _send(self, need: Need, to: WorkerRecord, side: Side, share: Reserved, held: _Held) -> bool:
         """Ask a worker to take a request. Return when it has, or when its refusal is here."""
         assert isinstance(to, _Seen)  # noqa: S101
+        expected = to.reserved if held.expects else None
         to.sent.add(share)
         try:
             await pause(self._wire.message_s)
@@ -283,7 +289,7 @@ class Chosen(SimulatedPlacements):
             to.sent.take(share)
         admission = to.worker.admission
         waits = waits_for_slot(admission.record)
-        if to.worker.alive and admission.take(need, side, share):
+        if to.worker.alive and admission.take(need, side, share, expected):
             if side is Side.PREFILL:
                 held.prefill = to
             else:
@@ -294,7 +300,8 @@ class Chosen(SimulatedPlacements):
         heard_at = self._loop.time()
         await pause(self._wire.message_s)
         to.heard_at = heard_at
-        held.refused.add(to.worker_id)
+        if not held.expects:
+            held.refused.add(to.worker_id)
         held.knocked.append(to)
         self._refusals[need.attempt.request_id] += 1
         return False

@@ -22,12 +22,13 @@ class Worker:
 
     now: float = 0.0
     saves: bool = True
+    limits: SchedulerSettings = field(default_factory=lambda: LIMITS)
     admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
         identity = pb.WorkerIdentity(worker_id="w", capacity=CAPACITY)
         record = WorkerRecord(identity, pb.WORKER_STATE_READY, None, Reserved(), False, 1.0)
-        self.admission = Admission(record, LIMITS, lambda: self.now, 8.0, lambda _: self.saves)
+        self.admission = Admission(record, self.limits, lambda: self.now, 8.0, lambda _: self.saves)
 
     def take(
         self,
@@ -38,10 +39,11 @@ class Worker:
         router: str = "a",
         waited_s: float = 0.0,
         room: float = 1.0,
+        expected: Reserved | None = None,
     ) -> bool:
         need = Need(Attempt(name, 1), router, tokens, 10, waited_s=waited_s, room=room)
         share = Reserved(tokens, 1) if side is Side.PREFILL else Reserved(requests=1, blocks=7)
-        return self.admission.take(need, side, share)
+        return self.admission.take(need, side, share, expected)
 
 
 def test_prompts_are_taken_up_to_the_bound_and_again_when_one_is_prefilled() -> None:
@@ -72,6 +74,19 @@ def test_requests_are_taken_up_to_the_queues_bound_less_for_a_class_that_gives_w
 
 def test_a_prompt_whose_kv_finds_no_room_is_refused() -> None:
     assert not Worker(saves=False).take("one")
+
+
+def test_a_request_is_refused_where_much_more_waits_than_its_router_believes() -> None:
+    worker = Worker(limits=SchedulerSettings())
+    assert worker.take("first", 600)
+    idle = Reserved()
+    assert not worker.take("second", 10, expected=idle)
+    assert worker.take("third", 10, expected=Reserved(100))
+    assert worker.take("fourth", 10)  # whatever waits
+    worker.admission.prefilled("first", decodes=True)
+    assert worker.take("fifth", 10, expected=idle)
+    assert not worker.take("sixth", 10, Side.BOTH, expected=idle)  # it was to decode nothing
+    assert worker.take("seventh", 10, Side.BOTH, expected=Reserved(decoding=1))
 
 
 @pytest.mark.parametrize(("later_s", "taken"), [(0.5, False), (2.0, True)])

@@ -24,6 +24,7 @@ WAYS = {
     "plain": Choosing(),
     "pushed": Choosing(pushed=True),
     "noted": Choosing(noted=True),
+    "expecting": Choosing(expects=True),
     "asked": Choosing(asked=2),
     "together": Choosing(asked=2, together=True),
 }
