@@ -85,6 +85,8 @@ def test_a_request_is_refused_where_much_more_waits_than_its_router_believes() -
     assert worker.take("fourth", 10)  # whatever waits
     worker.admission.prefilled("first", decodes=True)
     assert worker.take("fifth", 10, expected=idle)
+    for name in ("third", "fourth", "fifth"):
+        worker.admission.end(name)
     assert not worker.take("sixth", 10, Side.BOTH, expected=idle)  # it was to decode nothing
     assert worker.take("seventh", 10, Side.BOTH, expected=Reserved(decoding=1))
 

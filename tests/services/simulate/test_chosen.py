@@ -119,7 +119,7 @@ def test_full_workers_refuse_and_requests_wait(choosing: Choosing) -> None:
     assert [out.problem for out in found.outcomes] == [""] * 6
     assert found.figures()["waited"] >= 4
     assert found.fullest <= 1.0
-    assert max(out.first_s for out in found.outcomes) < 6 * 0.11 + 3.0
+    assert max(out.first_s for out in found.outcomes) < 6 * 0.11 + 5.0  # what frees a place is heard late
 
 
 def test_a_class_that_goes_first_goes_first_at_the_worker_too() -> None:
