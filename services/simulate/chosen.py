@@ -40,7 +40,7 @@ Lists = Mapping[tuple[int, ...], "list[_Seen]"]  # workers by the roles for whic
 
 @dataclass(frozen=True)
 class Choosing:
-    """How routers choose. All but the first are variations."""
+    """The way in which routers choose. All but the first are variations."""
 
     tries: int = 4  # workers that may refuse a request, before it waits
     pushed: bool = False  # each worker tells all routers its room with each step
