@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from baton.scheduler.booking import could_decode, could_prefill, may_decode, may_prefill
 from baton.scheduler.policy.base import Side
@@ -28,6 +29,14 @@ class _Change:
     router_id: str
     before: Reserved  # the request's share
     after: Reserved
+
+
+class Answer(Enum):
+    """The outcome of a request's question for room."""
+
+    ROOM = "room"
+    FULL = "full"
+    ELDER = "elder"  # there is room, for a request that has waited longer
 
 
 class Admission:
@@ -60,18 +69,24 @@ class Admission:
 
         `expected` is what the router believes to be promised. Where it is much more, another may do better.
         """
-        if not self.would_take(need, side) or (expected is not None and self._is_worse(expected, side)):
+        if self.answer(need, side) is not Answer.ROOM:
+            return False
+        if expected is not None and self._is_worse(expected, side):
             return False
         self.turns.placed(need)
         self._set(need.attempt.request_id, need.router_id, share)
         return True
 
-    def would_take(self, need: Need, side: Side) -> bool:
-        """Return whether there is room for `need` now, for which nobody goes first; else keep its turn."""
-        if self._has_room(need, side) and not self.turns.elder(need, {self.record.worker_id}):
-            return True
+    def answer(self, need: Need, side: Side) -> Answer:
+        """Return whether there is room for `need` now; else remember that it asked."""
+        if not self._has_room(need, side):
+            answer = Answer.FULL
+        elif self.turns.elder(need, {self.record.worker_id}):
+            answer = Answer.ELDER
+        else:
+            return Answer.ROOM
         self.turns.refused(need)
-        return False
+        return answer
 
     def prefilled(self, request_id: str, *, decodes: bool) -> None:
         """Note that a request's prompt is prefilled, and whether it goes on here."""

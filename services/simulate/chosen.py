@@ -17,12 +17,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Assignment, blocks_for, claim, waits_for_slot
+from baton.scheduler.booking import Assignment, blocks_for, claim, may_decode, may_prefill, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.policy.base import Side
-from baton.scheduler.policy.choose import HOLDERS, WorkerChoice
+from baton.scheduler.policy.choose import HOLDERS, LOOKS, WorkerChoice
 from baton.scheduler.prefixes.keys import PromptKeys
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
@@ -30,6 +31,7 @@ from baton.scheduler.servicer import SNAPSHOT_AGE_S
 from baton.scheduler.types import Attempt, FleetView, Need, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
 from baton.services.router.cluster import POLL_S
+from baton.services.simulate.admission import Answer
 from baton.services.simulate.booked import SimulatedPlacements, Wire, fullness, pause
 from baton.services.simulate.deployment import SimulatedDeployment
 from baton.services.simulate.worker import SimulatedWorker
@@ -108,6 +110,7 @@ class _Held:
     expects: bool = False  # it is to be refused where more waits than is believed
     waits: bool = False  # the decode worker had no slot free
     refused: set[str] = field(default_factory=set)  # by these workers
+    keeps_elder: set[WorkerRecord | None] = field(default_factory=set)  # workers whose room an elder one has
     knocked: list[_Seen] = field(default_factory=list)  # workers that may keep its turn
 
 
@@ -213,43 +216,47 @@ class Chosen(SimulatedPlacements):
         if self._roster != self._deployment.roster:
             self._learn_roster()
         by_roles = await self._ask(need, held) if self._choosing.asked else self._by_roles
-        if by_roles is None:
-            return NoChoice(pb.Rejection.CODE_FULL, "none of those that were asked has room")
         self.choices += 1
         lists: dict[tuple[int, ...], list[WorkerRecord]] = {role: [*some] for role, some in by_roles.items()}
-        return self._policy.choose(FleetView({**self._workers}, 0, 0, by_roles=lists), need)
+        choice = self._policy.choose(FleetView({**self._workers}, 0, 0, by_roles=lists), need)
+        if isinstance(choice, WorkerChoice) and not held.keeps_elder.isdisjoint(
+            (choice.prefill, choice.decode)
+        ):
+            return NoChoice(pb.Rejection.CODE_FULL, "an elder request goes first")
+        return choice
 
-    async def _ask(self, need: Need, held: _Held) -> Lists | None:
-        """Ask some workers of each role for their room. Return those that have some: others are not chosen.
-
-        None where they are not enough.
-        """
+    async def _ask(self, need: Need, held: _Held) -> Lists:
+        """Ask some workers of each role for their room; return them by roles: others are not chosen."""
         asked: dict[pb.Role, list[_Seen]] = {}
-        for role in SIDES:
-            known = self._by_roles[role,]
-            drawn = self._rng.sample(known, min(self._choosing.asked, len(known)))
+        self.choices += 1
+        for role, side in SIDES.items():
+            drawn = self._draw(self._by_roles[role,], need, side)
             named = need.match.best(role, HOLDERS, self._rng) if need.match else []
             holders = [self._workers[one] for one in named if one in self._workers]
             asked[role] = [*drawn, *(one for one in holders if one not in drawn)]
         await pause(self._wire.message_s)
-        willing = {role: self._would_take(need, asked[role], side, held) for role, side in SIDES.items()}
+        for role, side in SIDES.items():
+            self._deployment.questions += len(asked[role])
+            for one in asked[role]:
+                one.heard_at = self._loop.time()
+                answer = one.worker.admission.answer(need, side)
+                if answer is not Answer.ROOM:
+                    held.knocked.append(one)
+                (held.keeps_elder.add if answer is Answer.ELDER else held.keeps_elder.discard)(one)
         await pause(self._wire.message_s)
-        prefill, decode, mixed = (willing[role] for role in SIDES)
-        if not mixed and not (prefill and decode):
-            return None
-        return {
-            **{(role,): willing[role] or asked[role] for role in SIDES},
-            (pb.ROLE_DECODE, pb.ROLE_MIXED): decode + mixed,
-        }
+        both = asked[pb.ROLE_DECODE] + asked[pb.ROLE_MIXED]
+        return {**{(role,): asked[role] for role in SIDES}, (pb.ROLE_DECODE, pb.ROLE_MIXED): both}
 
-    def _would_take(self, need: Need, asked: list[_Seen], side: Side, held: _Held) -> list[_Seen]:
-        """Return those that would take a request, as they are asked."""
-        self._deployment.questions += len(asked)
-        for one in asked:
-            one.heard_at = self._loop.time()
-        willing = [one for one in asked if one.worker.admission.would_take(need, side)]
-        held.knocked += (one for one in asked if one not in willing)
-        return willing
+    def _draw(self, known: list[_Seen], need: Need, side: Side) -> list[_Seen]:
+        """Draw workers to be asked, of those that have room as far as is known."""
+        looked = self._rng.sample(known, min(LOOKS, len(known)))
+        roomy = (
+            one
+            for one in looked
+            if (Side.PREFILL not in side or may_prefill(need, one, self._settings))
+            and (Side.DECODE not in side or may_decode(need, one, self._settings))
+        )
+        return list(islice(roomy, self._choosing.asked)) or looked[: self._choosing.asked]
 
     async def _start(self, need: Need, choice: WorkerChoice, held: _Held) -> bool:
         """Ask the chosen workers to take a request, the decode worker first; return whether they did."""

@@ -316,7 +316,8 @@ class SimulatedRouter:
         return None
 
     def _end(self, life: _Life, outcome: str) -> None:
-        self._placements.end(life.attempt, outcome)
+        if life.epoch:  # else it has never been placed
+            self._placements.end(life.attempt, outcome)
 
 
 def _unreachable(worker_id: str) -> Failure:
