@@ -8,6 +8,7 @@ import pytest
 
 from baton.services.classes import Classes
 from baton.services.config import PolicySettings, RouterSettings, SchedulerSettings
+from baton.services.router.errors import Why
 from baton.services.simulate.booked import Wire
 from baton.services.simulate.chosen import Choosing
 from baton.services.simulate.deployment import Split
@@ -120,6 +121,14 @@ def test_full_workers_refuse_and_requests_wait(choosing: Choosing) -> None:
     assert found.figures()["waited"] >= 4
     assert found.fullest <= 1.0
     assert max(out.first_s for out in found.outcomes) < 6 * 0.11 + 5.0  # what frees a place is heard late
+
+
+@pytest.mark.parametrize("choosing", [None, Choosing(asked=2)], ids=["booked", "asked"])
+def test_a_request_is_refused_where_the_queue_is_full(choosing: Choosing | None) -> None:
+    tight = SchedulerSettings(max_queued_prompt_tokens=150, idle_decode_tokens=0)
+    asks = [Ask(0.05 * number, 800, 2, []) for number in range(4)]
+    found = one(recorded(*asks), choosing, scheduler=tight, router=RouterSettings(max_waiting=1))
+    assert [out.problem for out in found.outcomes] == ["", "", Why.QUEUE, Why.QUEUE]
 
 
 def test_a_class_that_goes_first_goes_first_at_the_worker_too() -> None:
