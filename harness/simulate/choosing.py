@@ -39,6 +39,8 @@ ARMS: dict[str, tuple[Choosing | None, PolicySettings]] = {
     "eight": (Choosing(), EIGHT),
     "pushed": (Choosing(pushed=True), FOUR),
     "noted": (Choosing(noted=True), FOUR),
+    "told": (Choosing(told=True), FOUR),
+    "told, together": (Choosing(told=True, together=True), FOUR),
     "expecting": (Choosing(expects=True), FOUR),
     "expecting, 8 tries": (Choosing(expects=True, tries=8), FOUR),
     "asked, together": (Choosing(asked=4, together=True), FOUR),

@@ -64,12 +64,22 @@ class Admission:
         self._decoding: dict[str, int] = {}  # by router
         self._changes: deque[_Change] = deque()
 
-    def take(self, need: Need, side: Side, share: Reserved, expected: Reserved | None = None) -> bool:
+    def take(
+        self,
+        need: Need,
+        side: Side,
+        share: Reserved,
+        expected: Reserved | None = None,
+        *,
+        in_turn: bool = True,
+    ) -> bool:
         """Promise `share` of this worker to `need`, or refuse it.
 
-        `expected` is what the router believes to be promised. Where it is much more, another may do better.
+        expected: what the router believes to be promised: where it is much more, another may do better
+        in_turn: refuse it, too, where an elder one has asked
         """
-        if self.answer(need, side) is not Answer.ROOM:
+        answer = self.answer(need, side)
+        if answer is Answer.FULL or (in_turn and answer is Answer.ELDER):
             return False
         if expected is not None and self._is_worse(expected, side):
             return False

@@ -27,6 +27,7 @@ from baton.scheduler.policy.choose import HOLDERS, LOOKS, WorkerChoice
 from baton.scheduler.prefixes.keys import PromptKeys
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
+from baton.scheduler.reporter import FLUSH_S
 from baton.scheduler.servicer import SNAPSHOT_AGE_S
 from baton.scheduler.types import Attempt, FleetView, Need, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
@@ -50,6 +51,7 @@ class Choosing:
         False  # but for its last try, a request is refused where more waits than the router believes
     )
     noted: bool = False  # routers tell the scheduler each choice; with `Holders` it tells what they chose
+    told: bool = False  # as `noted`, and of each end too; it also keeps the order of those that wait
     asked: int = 0  # workers of each role drawn and asked for their room before the choice, as holders are
     together: bool = False  # both workers get the request at once: the decode worker's answer is not awaited
 
@@ -107,10 +109,11 @@ class _Held:
 
     decode: _Seen | None = None
     prefill: _Seen | None = None
+    looked_at: float = 0.0  # the scheduler's answer came
     expects: bool = False  # it is to be refused where more waits than is believed
     waits: bool = False  # the decode worker had no slot free
     refused: set[str] = field(default_factory=set)  # by these workers
-    keeps_elder: set[WorkerRecord | None] = field(default_factory=set)  # workers whose room an elder one has
+    keeps_elder: set[WorkerRecord] = field(default_factory=set)  # workers whose room an elder one has
     knocked: list[_Seen] = field(default_factory=list)  # workers that may keep its turn
 
 
@@ -149,6 +152,8 @@ class Chosen(SimulatedPlacements):
         self._workers: dict[str, _Seen] = {}
         self._by_roles: Lists = {}
         self._held: dict[str, _Held] = {}  # by request id
+        self._turns = deployment.placer.turns  # the scheduler's
+        self._looked_at = 0.0  # the scheduler's answer for this choice came
         self.choices = 0
         self._refusals: Counter[str] = Counter()  # by request id
 
@@ -158,6 +163,7 @@ class Chosen(SimulatedPlacements):
         if ledger is not None and need.prefix.keys:
             await pause(self._wire.look_up_s)
             need = replace(need, match=_Holders(ledger, need.prefix, need.prompt_tokens))
+        held.looked_at = self._loop.time()
         refusal = NoChoice(pb.Rejection.CODE_FULL, "workers refused it")
         for left_tries in reversed(range(self._choosing.tries)):
             held.expects = self._choosing.expects and left_tries > 0
@@ -170,6 +176,7 @@ class Chosen(SimulatedPlacements):
             elif await self._start(left, choice, held):
                 return self._assignment(need, held)
         self.end(need.attempt, "refused")
+        self._turns.refused(need)
         return replace(refusal, code=pb.Rejection.CODE_FULL) if held.refused else refusal
 
     def prefilled(self, attempt: Attempt) -> None:
@@ -195,10 +202,12 @@ class Chosen(SimulatedPlacements):
         """Return the room of a worker as this router knows it, and the load that it last told."""
         now, worker = self._loop.time(), seen.worker
         latest = now - self._wire.message_s
-        noted_at = latest - self._wire.look_up_s / 2 if self._choosing.noted else 0.0
+        choosing, noted_at = self._choosing, 0.0
+        if choosing.noted or choosing.told:  # the scheduler answered, and a message reached it before that
+            noted_at = self._looked_at - self._wire.look_up_s / 2 - self._wire.message_s
         told_at, load = worker.told(noted_at or self._fed_at(latest))
-        at = max(told_at, seen.heard_at)
-        if self._choosing.pushed or worker.admission.decodes_for(self._name):
+        at = max(told_at, seen.heard_at, noted_at - FLUSH_S if choosing.told else 0.0)
+        if choosing.pushed or worker.admission.decodes_for(self._name):
             at = max(at, worker.engine.stepped_at(latest))
         known = worker.admission.as_of(at, self._name, latest, noted_at)
         known.add(seen.sent)
@@ -217,6 +226,7 @@ class Chosen(SimulatedPlacements):
             self._learn_roster()
         by_roles = await self._ask(need, held) if self._choosing.asked else self._by_roles
         self.choices += 1
+        self._looked_at = held.looked_at
         lists: dict[tuple[int, ...], list[WorkerRecord]] = {role: [*some] for role, some in by_roles.items()}
         choice = self._policy.choose(FleetView({**self._workers}, 0, 0, by_roles=lists), need)
         if isinstance(choice, WorkerChoice) and not held.keeps_elder.isdisjoint(
@@ -296,7 +306,7 @@ class Chosen(SimulatedPlacements):
             to.sent.take(share)
         admission = to.worker.admission
         waits = waits_for_slot(admission.record)
-        if to.worker.alive and admission.take(need, side, share, expected):
+        if to.worker.alive and admission.take(need, side, share, expected, in_turn=not self._choosing.told):
             if side is Side.PREFILL:
                 held.prefill = to
             else:
@@ -316,6 +326,7 @@ class Chosen(SimulatedPlacements):
     def _assignment(self, need: Need, held: _Held) -> Assignment:
         """Return what was chosen. Those that refused it need not keep its turn."""
         assert held.decode is not None  # noqa: S101
+        self._turns.placed(need)
         for seen in held.knocked:
             self._loop.call_later(self._wire.message_s, seen.worker.admission.turns.placed, need)
         booking = claim(need, held.prefill, held.decode, self._settings).booking

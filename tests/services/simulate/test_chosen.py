@@ -25,6 +25,7 @@ WAYS = {
     "plain": Choosing(),
     "pushed": Choosing(pushed=True),
     "noted": Choosing(noted=True),
+    "told": Choosing(told=True),
     "expecting": Choosing(expects=True),
     "asked": Choosing(asked=2),
     "together": Choosing(asked=2, together=True),
