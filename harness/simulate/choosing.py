@@ -41,6 +41,8 @@ ARMS: dict[str, tuple[Choosing | None, PolicySettings]] = {
     "noted": (Choosing(noted=True), FOUR),
     "told": (Choosing(told=True), FOUR),
     "told, together": (Choosing(told=True, together=True), FOUR),
+    "held": (Choosing(desks=1, together=True), FOUR),
+    "held by 4": (Choosing(desks=4, together=True), FOUR),
     "expecting": (Choosing(expects=True), FOUR),
     "expecting, 8 tries": (Choosing(expects=True, tries=8), FOUR),
     "asked, together": (Choosing(asked=4, together=True), FOUR),

@@ -10,7 +10,7 @@ Changes are kept for a few seconds, so that a router can be told what was true a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -114,18 +114,28 @@ class Admission:
         """Return whether requests of this router decode here: each step brings it a reply."""
         return router_id in self._decoding
 
-    def as_of(self, at: float, router_id: str, own_at: float, noted_at: float = 0.0) -> Reserved:
+    def as_of(
+        self,
+        at: float,
+        router_id: str,
+        own_at: float,
+        noted_at: float = 0.0,
+        peers: Container[str] = (),
+    ) -> Reserved:
         """Return what was promised at a moment, and what changed since then as far as a router knows it.
 
-        own_at: its own requests' changes up to then count
-        noted_at: promises to others up to then count, but not what they gave back
+        own_at: what its own requests gave back up to then counts; what they took always does
+        noted_at: what others took up to then counts, but not what they gave back
+        peers: what these took counts as its own
         """
         found = replace(self.record.reserved)
         for change in reversed(self._changes):
             if change.at <= at:
                 break
-            mine, taken = change.router_id == router_id, change.before.empty
-            if change.at <= (own_at if mine else noted_at) and (mine or taken):
+            taken, own = change.before.empty, change.router_id == router_id
+            if taken and (own or change.router_id in peers or change.at <= noted_at):
+                continue
+            if own and change.at <= own_at:
                 continue
             found.prompt_tokens += change.before.prompt_tokens - change.after.prompt_tokens
             found.requests += change.before.requests - change.after.requests

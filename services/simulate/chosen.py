@@ -15,7 +15,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -34,7 +34,7 @@ from baton.services.config import SchedulerSettings
 from baton.services.router.cluster import POLL_S
 from baton.services.simulate.admission import Answer
 from baton.services.simulate.booked import SimulatedPlacements, Wire, fullness, pause
-from baton.services.simulate.deployment import SimulatedDeployment
+from baton.services.simulate.deployment import Desk, SimulatedDeployment
 from baton.services.simulate.worker import SimulatedWorker
 
 SIDES = {pb.ROLE_PREFILL: Side.PREFILL, pb.ROLE_DECODE: Side.DECODE, pb.ROLE_MIXED: Side.BOTH}
@@ -52,6 +52,7 @@ class Choosing:
     )
     noted: bool = False  # routers tell the scheduler each choice; with `Holders` it tells what they chose
     told: bool = False  # as `noted`, and of each end too; it also keeps the order of those that wait
+    desks: int = 0  # as `told`, by so many schedulers, each of which counts its own advice at once
     asked: int = 0  # workers of each role drawn and asked for their room before the choice, as holders are
     together: bool = False  # both workers get the request at once: the decode worker's answer is not awaited
 
@@ -70,7 +71,7 @@ class _Seen(WorkerRecord):
         self.epoch = 0
         self.worker = worker
         self.heard_at = 0.0  # when it last replied to this router, apart from the replies of steps
-        self.sent = Reserved()  # requests of this router on their way to it
+        self.sent = router.desk.sent.setdefault(worker.worker_id, Reserved())  # on its way there
         self._router = router
         self._choice = -1
         self._known: tuple[Reserved, pb.WorkerLoad | None] = Reserved(), None
@@ -111,6 +112,7 @@ class _Held:
     prefill: _Seen | None = None
     looked_at: float = 0.0  # the scheduler's answer came
     expects: bool = False  # it is to be refused where more waits than is believed
+    expected: Reserved | None = None  # what is believed of the worker that is asked then
     waits: bool = False  # the decode worker had no slot free
     refused: set[str] = field(default_factory=set)  # by these workers
     keeps_elder: set[WorkerRecord] = field(default_factory=set)  # workers whose room an elder one has
@@ -144,6 +146,7 @@ class Chosen(SimulatedPlacements):
         self._settings = settings
         self._wire = wire
         self._choosing = choosing
+        self._told = choosing.told or choosing.desks > 0
         self._freed = freed
         self._rng = random.Random(f"{seed} {name}")  # noqa: S311 (no secret)
         self._policy = Policy(settings, settings.policy, self._rng)
@@ -152,6 +155,10 @@ class Chosen(SimulatedPlacements):
         self._workers: dict[str, _Seen] = {}
         self._by_roles: Lists = {}
         self._held: dict[str, _Held] = {}  # by request id
+        while len(deployment.desks) < choosing.desks:
+            deployment.desks.append(Desk())
+        self.desk = self._rng.choice(deployment.desks) if choosing.desks else Desk()
+        self.desk.routers.add(name)
         self._turns = deployment.placer.turns  # the scheduler's
         self._looked_at = 0.0  # the scheduler's answer for this choice came
         self.choices = 0
@@ -203,13 +210,13 @@ class Chosen(SimulatedPlacements):
         now, worker = self._loop.time(), seen.worker
         latest = now - self._wire.message_s
         choosing, noted_at = self._choosing, 0.0
-        if choosing.noted or choosing.told:  # the scheduler answered, and a message reached it before that
+        if choosing.noted or self._told:  # the scheduler answered, and a message reached it before that
             noted_at = self._looked_at - self._wire.look_up_s / 2 - self._wire.message_s
         told_at, load = worker.told(noted_at or self._fed_at(latest))
-        at = max(told_at, seen.heard_at, noted_at - FLUSH_S if choosing.told else 0.0)
+        at = max(told_at, seen.heard_at, noted_at - FLUSH_S if self._told else 0.0)
         if choosing.pushed or worker.admission.decodes_for(self._name):
             at = max(at, worker.engine.stepped_at(latest))
-        known = worker.admission.as_of(at, self._name, latest, noted_at)
+        known = worker.admission.as_of(at, self._name, latest, noted_at, self.desk.routers)
         known.add(seen.sent)
         return known, load
 
@@ -229,11 +236,16 @@ class Chosen(SimulatedPlacements):
         self._looked_at = held.looked_at
         lists: dict[tuple[int, ...], list[WorkerRecord]] = {role: [*some] for role, some in by_roles.items()}
         choice = self._policy.choose(FleetView({**self._workers}, 0, 0, by_roles=lists), need)
-        if isinstance(choice, WorkerChoice) and not held.keeps_elder.isdisjoint(
-            (choice.prefill, choice.decode)
-        ):
+        if isinstance(choice, WorkerChoice) and self._goes_behind(need, choice, held):
             return NoChoice(pb.Rejection.CODE_FULL, "an elder request goes first")
         return choice
+
+    def _goes_behind(self, need: Need, choice: WorkerChoice, held: _Held) -> bool:
+        """Return whether an elder request has the room that was found, as far as is known."""
+        chosen = [one for one in (choice.prefill, choice.decode) if one is not None]
+        if self._told:
+            return bool(self._turns.elder(need, {one.worker_id for one in chosen}))
+        return not held.keeps_elder.isdisjoint(chosen)
 
     async def _ask(self, need: Need, held: _Held) -> Lists:
         """Ask some workers of each role for their room; return them by roles: others are not chosen."""
@@ -295,18 +307,24 @@ class Chosen(SimulatedPlacements):
             held.prefill = None
         return all(both)
 
-    async def _send(self, need: Need, to: WorkerRecord, side: Side, share: Reserved, held: _Held) -> bool:
-        """Ask a worker to take a request. Return when it has, or when its refusal is here."""
+    def _send(
+        self, need: Need, to: WorkerRecord, side: Side, share: Reserved, held: _Held
+    ) -> Awaitable[bool]:
+        """Ask a worker to take a request, which counts from now on. Return whether it did."""
         assert isinstance(to, _Seen)  # noqa: S101
-        expected = to.reserved if held.expects else None
+        held.expected = to.reserved if held.expects else None
         to.sent.add(share)
+        return self._arrive(need, to, side, share, held)
+
+    async def _arrive(self, need: Need, to: _Seen, side: Side, share: Reserved, held: _Held) -> bool:
+        """Return when the worker has taken the request, or when its refusal is here."""
         try:
             await pause(self._wire.message_s)
         finally:
             to.sent.take(share)
         admission = to.worker.admission
         waits = waits_for_slot(admission.record)
-        if to.worker.alive and admission.take(need, side, share, expected, in_turn=not self._choosing.told):
+        if to.worker.alive and admission.take(need, side, share, held.expected, in_turn=not self._told):
             if side is Side.PREFILL:
                 held.prefill = to
             else:

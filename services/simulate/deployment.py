@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
@@ -21,7 +21,7 @@ from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.store.memory import MemoryStore
-from baton.scheduler.types import RouterReport
+from baton.scheduler.types import Reserved, RouterReport
 from baton.services import roles
 from baton.services.config import SchedulerSettings
 from baton.services.simulate.engine import Machine, SimulatedEngine
@@ -66,6 +66,14 @@ class Split:
         ]
 
 
+@dataclass
+class Desk:
+    """One scheduler's notes of what its routers sent on its advice and no worker has taken yet."""
+
+    routers: set[str] = field(default_factory=set)
+    sent: dict[str, Reserved] = field(default_factory=dict)  # by worker
+
+
 class SimulatedDeployment:
     """A scheduler and its workers, on the loop's time."""
 
@@ -93,6 +101,7 @@ class SimulatedDeployment:
         self._retired: dict[str, float] = {}  # by name: seconds in steps of its lives that are over
         self._machine = Machine(profile.engine.cores)
         self.lost = 0
+        self.desks: list[Desk] = []  # of schedulers that keep what they advised
         self.questions = 0  # asked of workers for their room
         self.roster = 0  # how often a worker came or went
         self.fullest = 0.0  # the highest share of a bound that any worker has reached

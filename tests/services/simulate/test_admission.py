@@ -120,5 +120,8 @@ def test_a_router_knows_what_was_true_when_it_last_heard_and_its_own() -> None:
     assert tokens(3.5, 4.5) == 60  # not that `early` has ended
     assert tokens(2.5, 4.5) == 40  # nor that `late` has come
     assert tokens(0.5, 4.5) == 20  # its own alone
-    assert tokens(0.5, 1.5) == 0  # and of that no word yet
-    assert tokens(0.5, 4.5, 3.5) == 60  # what others chose was told to it, not that `early` has ended
+    assert tokens(0.5, 1.5) == 20  # which it knows before its worker does
+    worker.admission.end("mine")
+    assert tokens(0.5, 4.5) == 0
+    assert tokens(0.5, 3.5) == 20  # that it has ended is not heard yet
+    assert tokens(0.5, 4.5, 3.5) == 40  # what others chose was told to it, not that `early` has ended
