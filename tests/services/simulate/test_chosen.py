@@ -26,6 +26,7 @@ WAYS = {
     "pushed": Choosing(pushed=True),
     "noted": Choosing(noted=True),
     "told": Choosing(told=True),
+    "held": Choosing(desks=2),
     "expecting": Choosing(expects=True),
     "asked": Choosing(asked=2),
     "together": Choosing(asked=2, together=True),
@@ -122,6 +123,18 @@ def test_full_workers_refuse_and_requests_wait(choosing: Choosing) -> None:
     assert found.figures()["waited"] >= 4
     assert found.fullest <= 1.0
     assert max(out.first_s for out in found.outcomes) < 6 * 0.11 + 5.0  # what frees a place is heard late
+
+
+def test_a_scheduler_that_holds_what_it_advises_sends_nobody_away_and_keeps_the_order() -> None:
+    tight = SchedulerSettings(max_queued_prompt_tokens=150, idle_decode_tokens=0)
+    asks = [Ask(0.04 * number, 60, 2, []) for number in range(50)]  # twice what one prefill worker computes
+    held, booked = (
+        one(recorded(*asks), way, scheduler=tight, routers=5)
+        for way in (Choosing(desks=1, together=True), None)
+    )
+    assert sum(out.refused for out in held.outcomes) == 0
+    longest = [run_.figures()["longest_wait_s"] for run_ in (held, booked)]
+    assert 1.0 < longest[0] < longest[1] + 1.0  # a router that waits asks again after a second at most
 
 
 @pytest.mark.parametrize("choosing", [None, Choosing(asked=2)], ids=["booked", "asked"])
