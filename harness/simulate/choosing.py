@@ -39,16 +39,10 @@ ARMS: dict[str, tuple[Choosing | None, PolicySettings]] = {
     "eight": (Choosing(), EIGHT),
     "pushed": (Choosing(pushed=True), FOUR),
     "noted": (Choosing(noted=True), FOUR),
-    "told": (Choosing(told=True), FOUR),
-    "told, together": (Choosing(told=True, together=True), FOUR),
     "held": (Choosing(desks=1, together=True), FOUR),
     "held by 4": (Choosing(desks=4, together=True), FOUR),
-    "expecting": (Choosing(expects=True), FOUR),
-    "expecting, 8 tries": (Choosing(expects=True, tries=8), FOUR),
-    "asked, together": (Choosing(asked=4, together=True), FOUR),
-    "asked": (Choosing(asked=4), FOUR),
-    "asked 8": (Choosing(asked=8), EIGHT),
-    "asked 8, together": (Choosing(asked=8, together=True), EIGHT),
+    "expecting": (Choosing(expects=True, tries=8), FOUR),
+    "asked": (Choosing(asked=4, together=True), FOUR),
 }
 # Seconds of arrivals, at 32P32D and at 500P500D; two fifths of it do not count.
 SECONDS = {

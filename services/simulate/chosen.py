@@ -43,18 +43,25 @@ Lists = Mapping[tuple[int, ...], "list[_Seen]"]  # workers by the roles for whic
 
 @dataclass(frozen=True)
 class Choosing:
-    """The way in which routers choose. All but the first are variations."""
+    """The way in which routers choose. All but the first are variations.
 
-    tries: int = 4  # workers that may refuse a request, before it waits
-    pushed: bool = False  # each worker tells all routers its room with each step
-    expects: bool = (
-        False  # but for its last try, a request is refused where more waits than the router believes
-    )
-    noted: bool = False  # routers tell the scheduler each choice; with `Holders` it tells what they chose
-    told: bool = False  # as `noted`, and of each end too; it also keeps the order of those that wait
-    desks: int = 0  # as `told`, by so many schedulers, each of which counts its own advice at once
-    asked: int = 0  # workers of each role drawn and asked for their room before the choice, as holders are
-    together: bool = False  # both workers get the request at once: the decode worker's answer is not awaited
+    tries: workers that may refuse a request, before it waits
+    pushed: each worker tells all routers its room with each step
+    expects: but for its last try, a worker refuses a request before which more waits than its router believes
+    noted: routers tell the scheduler each choice, and hear of others' choices with the next look-up
+    desks: so many schedulers choose. Each counts its own advice at once, hears of others' advice and of ends
+        by messages, and keeps the order of requests that wait
+    asked: so many workers of each role are drawn and asked for their room before the choice, as holders are
+    together: both workers get the request at once: the decode worker's answer is not awaited
+    """
+
+    tries: int = 4
+    pushed: bool = False
+    expects: bool = False
+    noted: bool = False
+    desks: int = 0
+    asked: int = 0
+    together: bool = False
 
 
 class _Seen(WorkerRecord):
@@ -146,7 +153,7 @@ class Chosen(SimulatedPlacements):
         self._settings = settings
         self._wire = wire
         self._choosing = choosing
-        self._told = choosing.told or choosing.desks > 0
+        self._advised = choosing.desks > 0
         self._freed = freed
         self._rng = random.Random(f"{seed} {name}")  # noqa: S311 (no secret)
         self._policy = Policy(settings, settings.policy, self._rng)
@@ -210,10 +217,10 @@ class Chosen(SimulatedPlacements):
         now, worker = self._loop.time(), seen.worker
         latest = now - self._wire.message_s
         choosing, noted_at = self._choosing, 0.0
-        if choosing.noted or self._told:  # the scheduler answered, and a message reached it before that
+        if choosing.noted or self._advised:  # the scheduler answered, and a message reached it before that
             noted_at = self._looked_at - self._wire.look_up_s / 2 - self._wire.message_s
         told_at, load = worker.told(noted_at or self._fed_at(latest))
-        at = max(told_at, seen.heard_at, noted_at - FLUSH_S if self._told else 0.0)
+        at = max(told_at, seen.heard_at, noted_at - FLUSH_S if self._advised else 0.0)
         if choosing.pushed or worker.admission.decodes_for(self._name):
             at = max(at, worker.engine.stepped_at(latest))
         known = worker.admission.as_of(at, self._name, latest, noted_at, self.desk.routers)
@@ -243,7 +250,7 @@ class Chosen(SimulatedPlacements):
     def _goes_behind(self, need: Need, choice: WorkerChoice, held: _Held) -> bool:
         """Return whether an elder request has the room that was found, as far as is known."""
         chosen = [one for one in (choice.prefill, choice.decode) if one is not None]
-        if self._told:
+        if self._advised:
             return bool(self._turns.elder(need, {one.worker_id for one in chosen}))
         return not held.keeps_elder.isdisjoint(chosen)
 
@@ -324,7 +331,7 @@ class Chosen(SimulatedPlacements):
             to.sent.take(share)
         admission = to.worker.admission
         waits = waits_for_slot(admission.record)
-        if to.worker.alive and admission.take(need, side, share, held.expected, in_turn=not self._told):
+        if to.worker.alive and admission.take(need, side, share, held.expected, in_turn=not self._advised):
             if side is Side.PREFILL:
                 held.prefill = to
             else:

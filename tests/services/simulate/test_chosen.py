@@ -25,7 +25,6 @@ WAYS = {
     "plain": Choosing(),
     "pushed": Choosing(pushed=True),
     "noted": Choosing(noted=True),
-    "told": Choosing(told=True),
     "held": Choosing(desks=2),
     "expecting": Choosing(expects=True),
     "asked": Choosing(asked=2),
