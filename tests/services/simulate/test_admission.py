@@ -112,8 +112,8 @@ def test_a_router_knows_what_was_true_when_it_last_heard_and_its_own() -> None:
     worker.now = 4.0
     worker.admission.end("early")
 
-    def tokens(*moments: float) -> int:
-        return worker.admission.as_of(moments[0], "a", *moments[1:]).prompt_tokens
+    def tokens(at: float, own_at: float, noted_at: float = 0.0, peers: tuple[str, ...] = ()) -> int:
+        return worker.admission.as_of(at, "a", own_at, noted_at, peers).prompt_tokens
 
     assert worker.admission.record.reserved.prompt_tokens == 40
     assert tokens(4.5, 4.5) == 40
@@ -121,6 +121,7 @@ def test_a_router_knows_what_was_true_when_it_last_heard_and_its_own() -> None:
     assert tokens(2.5, 4.5) == 40  # nor that `late` has come
     assert tokens(0.5, 4.5) == 20  # its own alone
     assert tokens(0.5, 1.5) == 20  # which it knows before its worker does
+    assert tokens(0.5, 4.5, peers=("b",)) == 60  # as where one scheduler advises both
     worker.admission.end("mine")
     assert tokens(0.5, 4.5) == 0
     assert tokens(0.5, 3.5) == 20  # that it has ended is not heard yet
