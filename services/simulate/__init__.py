@@ -6,6 +6,8 @@
     cache, engine, worker      a simulated worker, from its KV blocks to its heartbeats
     deployment  the scheduler's store, placer, policy and index of prefixes, and the workers
     router      the router's waiting room and recovery, on these
+    booked      placements as they are made today;  chosen  by routers, on workers that admit or refuse
+    admission   such a worker's count
     simulation  one run;  figures  its outcome
     tune        the split into prefill and decode workers that serves a trace best
 

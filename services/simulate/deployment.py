@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
@@ -21,7 +21,7 @@ from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.store.memory import MemoryStore
-from baton.scheduler.types import RouterReport
+from baton.scheduler.types import Reserved, RouterReport
 from baton.services import roles
 from baton.services.config import SchedulerSettings
 from baton.services.simulate.engine import Machine, SimulatedEngine
@@ -66,6 +66,14 @@ class Split:
         ]
 
 
+@dataclass
+class Desk:
+    """One scheduler's notes of what its routers sent on its advice and no worker has taken yet."""
+
+    routers: set[str] = field(default_factory=set)
+    sent: dict[str, Reserved] = field(default_factory=dict)  # by worker
+
+
 class SimulatedDeployment:
     """A scheduler and its workers, on the loop's time."""
 
@@ -93,6 +101,10 @@ class SimulatedDeployment:
         self._retired: dict[str, float] = {}  # by name: seconds in steps of its lives that are over
         self._machine = Machine(profile.engine.cores)
         self.lost = 0
+        self.desks: list[Desk] = []  # of schedulers that keep what they advised
+        self.questions = 0  # asked of workers for their room
+        self.roster = 0  # how often a worker came or went
+        self.fullest = 0.0  # the highest share of a bound that any worker has reached
         self.workers: dict[str, SimulatedWorker] = {}  # by id: those that live
         self.store = MemoryStore("simulated", loop.time)
         self.ledger: PrefixLedger | None = None
@@ -149,7 +161,9 @@ class SimulatedDeployment:
         worker = SimulatedWorker(
             name, life, role, profile=self._profile, block_tokens=self._block_tokens, engine=engine
         )
+        worker.admits(self._settings, self._loop.time)
         self.workers[worker.worker_id] = worker
+        self.roster += 1
         self._register(worker)
         self._loop.call_later(self._draw.random() * self._settings.heartbeat_s, self._beat, worker)
 
@@ -167,7 +181,7 @@ class SimulatedDeployment:
         if now < worker.silent_until:
             return
         state, lease_s = pb.WORKER_STATE_READY, self._settings.worker_lease_s
-        heard = at_once(self.store.heartbeat(worker.worker_id, state, worker.load(), lease_s))
+        heard = at_once(self.store.heartbeat(worker.worker_id, state, worker.beat(now), lease_s))
         if not heard.known:
             self._register(worker)
         if self.ledger is not None:
@@ -183,6 +197,7 @@ class SimulatedDeployment:
         self.lost += 1
         worker.alive = False
         del self.workers[worker.worker_id]
+        self.roster += 1
         self._retired[worker.name] = self._retired.get(worker.name, 0.0) + worker.engine.busy_s
         worker.engine.kill()
         self._loop.call_later(fault.seconds, self._start, worker.name, worker.identity.role)

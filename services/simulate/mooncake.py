@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class MooncakeTrace(Trace):
     def begin(self) -> Iterator[Ask]:
         start = self.asks[0].at
         for ask in self.asks:
-            yield Ask((ask.at - start) / self.speed, ask.prompt, ask.output, ask.hashes, ask.conversation)
+            yield replace(ask, at=(ask.at - start) / self.speed)
 
 
 def read(file: Path, *, speed: float = 1.0, most: int = 0) -> MooncakeTrace:

@@ -2,9 +2,8 @@
 
     relay.py of the router, over HTTP and gRPC     here
     WaitingRoom, next_step, backoff_s              the same objects
-    Placements, over the scheduler's client        the placer itself
+    Placements and Reporter                        booked.py; or chosen.py, where the router chooses
     Leg, over a worker's stream                    a job in a simulated engine
-    Reporter                                       reports in batches, as often
 
 No placement is made without a scheduler here: the simulated one never fails.
 """
@@ -24,8 +23,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
 from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice
-from baton.scheduler.reporter import FLUSH_S, RENEWALS_PER_LEASE
-from baton.scheduler.types import RouterReport
+from baton.services.classes import ServiceClass
 from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.router.errors import AttemptsExhausted, NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
@@ -40,6 +38,8 @@ from baton.services.router.recovery import (
 from baton.services.router.relay import EXCLUDED_S
 from baton.services.router.state import NOBODY
 from baton.services.router.waiting import Place, WaitingRoom
+from baton.services.simulate.booked import Booked, Wire
+from baton.services.simulate.chosen import Choosing, Chosen
 from baton.services.simulate.deployment import SimulatedDeployment
 from baton.services.simulate.engine import EngineLost, Job, TooLarge
 from baton.services.simulate.figures import Outcome
@@ -94,7 +94,10 @@ class SimulatedRouter:
         router: RouterSettings,
         block_tokens: int,
         seed: int,
+        wire: Wire,
+        choosing: Choosing | None = None,
     ) -> None:
+        """Make a router, which chooses workers itself by `choosing`; else the scheduler does."""
         self._loop = loop
         self._name = name
         self._deployment = deployment
@@ -104,11 +107,12 @@ class SimulatedRouter:
         self._draw = random.Random(seed)  # noqa: S311 (no secret)
         metrics = RouterMetrics(CollectorRegistry())
         self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, clock=loop.time)
-        self._held: dict[str, Attempt] = {}
-        self._prefilled: list[Attempt] = []
-        self._finished: list[tuple[Attempt, pb.Finished]] = []
-        self._renew_s = scheduler.placement_lease_s / RENEWALS_PER_LEASE
-        loop.call_later(self._renew_s, self._renew)
+        freed = self._waiting.freed
+        self._placements = (
+            Chosen(loop, name, deployment, scheduler, wire=wire, choosing=choosing, seed=seed, freed=freed)
+            if choosing
+            else Booked(loop, deployment, scheduler, wire, freed)
+        )
 
     async def serve(self, name: str, ask: Ask, outcome: Outcome) -> None:
         """Bring a request to its end, which `outcome` tells."""
@@ -117,9 +121,9 @@ class SimulatedRouter:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 deadline = outcome.arrived + self._settings.request_timeout_s
-                outcome.waited_s = await self._waiting.admit(NOBODY, deadline, self._placing(life))
-                while (failure := await self._attempt(life)) is not None:
-                    await self._recover(life, failure)
+                place, service = self._placing(life), ask.service
+                outcome.waited_s = await self._waiting.admit(NOBODY, deadline, place, service)
+                await self._run_through(life)
             outcome.ended = self._loop.time() + self._profile.pace.overhead_s
         except NotAdmitted as no:
             outcome.problem = no.why
@@ -129,13 +133,22 @@ class SimulatedRouter:
             outcome.problem = "router.request_timeout_s"
         finally:
             self._end(life, "error" if outcome.problem else "length")
+            outcome.refused = self._placements.take_refusals(name)
+
+    async def _run_through(self, life: _Life) -> None:
+        """Run an admitted request to its end, on as many workers as it takes."""
+        try:
+            while (failure := await self._attempt(life)) is not None:
+                await self._recover(life, failure)
+        finally:
+            self._waiting.left(life.ask.service)
 
     # Placements.
 
     def _placing(self, life: _Life) -> Place:
-        return lambda _service: self._place(life)
+        return lambda service: self._place(life, service)
 
-    async def _place(self, life: _Life) -> None:
+    async def _place(self, life: _Life, service: ServiceClass) -> None:
         """Get the next placement. Raises NotAdmitted."""
         life.epoch += 1
         need = Need(
@@ -146,14 +159,15 @@ class SimulatedRouter:
             prefix=life.prefix,
             exclude=frozenset(life.excluded),
             waited_s=self._loop.time() - life.outcome.arrived,
+            priority=service.priority,
+            room=service.room,
         )
-        found = await self._deployment.placer.place(need)
+        found = await self._placements.place(need)
         if isinstance(found, NoChoice):
             code = pb.Rejection.Code.Name(found.code).removeprefix("CODE_")
             raise NotAdmitted(found.message, Why(code))
         life.assignment = found
         life.outcome.tries += 1
-        self._held[life.name] = life.attempt
         if life.outcome.tries == 1:
             life.outcome.known = found.held or 0
 
@@ -174,7 +188,7 @@ class SimulatedRouter:
                 await self._place_again(life, failure)
                 return
             with contextlib.suppress(NotAdmitted):  # then its decode worker prefills it
-                await self._place(life)
+                await self._place(life, life.ask.service)
                 return
         if life.assignment is not None:
             life.assignment = replace(life.assignment, prefill=None)
@@ -223,8 +237,7 @@ class SimulatedRouter:
                 return failure
             if not life.outcome.first and (not assignment.waits or not life.left):
                 life.outcome.first = job.first_at + self._profile.pace.overhead_s
-            self._prefilled.append(life.attempt)
-            self._report_soon()
+            self._placements.prefilled(life.attempt)
             if not life.left:
                 return None
             if failure := await self._hand_over(life, assignment, source, job):
@@ -240,7 +253,10 @@ class SimulatedRouter:
         return ended
 
     def _job(self, life: _Life, prompt: int, output: int, *, given: bool) -> Job:
-        return Job(life.ask.hashes, prompt, output, given, self._loop.create_future())
+        waited_s = self._loop.time() - life.outcome.arrived if self._placements.tells_waits else 0.0
+        patience_ms = round(1e3 * life.ask.service.patience_s)
+        over = self._loop.create_future()
+        return Job(life.ask.hashes, prompt, output, given, over, waited_s=waited_s, patience_ms=patience_ms)
 
     async def _in_engine(self, life: _Life, worker: SimulatedWorker, job: Job) -> Failure | None:
         """Run a job to its end."""
@@ -300,27 +316,9 @@ class SimulatedRouter:
             return Failure(Trouble.HANDOFF, source.worker_id, f"worker {source.worker_id} died with its KV")
         return None
 
-    # Reports.
-
     def _end(self, life: _Life, outcome: str) -> None:
-        if self._held.pop(life.name, None) is not None:
-            self._finished.append((life.attempt, pb.Finished(outcome=outcome)))
-            self._report_soon()
-
-    def _report_soon(self) -> None:
-        if len(self._prefilled) + len(self._finished) == 1:
-            self._loop.call_later(FLUSH_S, self._report)
-
-    def _report(self) -> None:
-        report = RouterReport(prefilled=tuple(self._prefilled), finished=tuple(self._finished))
-        self._prefilled, self._finished = [], []
-        self._deployment.report(report)
-        self._waiting.freed()
-
-    def _renew(self) -> None:
-        if self._held:
-            self._deployment.report(RouterReport(renewed=tuple(self._held.values())))
-        self._loop.call_later(self._renew_s, self._renew)
+        if life.epoch:  # else it has never been placed
+            self._placements.end(life.attempt, outcome)
 
 
 def _unreachable(worker_id: str) -> Failure:

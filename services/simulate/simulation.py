@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.services.config import RouterSettings, SchedulerSettings
+from baton.services.simulate.booked import Wire
+from baton.services.simulate.chosen import Choosing
 from baton.services.simulate.deployment import SimulatedDeployment, Split
 from baton.services.simulate.figures import Goals, Outcome, Run
 from baton.services.simulate.loop import VirtualLoop, run
@@ -37,6 +39,8 @@ class Setup:
     faults: Sequence[Fault] = ()
     warm_share: float = WARM_SHARE
     seed: int = 0
+    wire: Wire = Wire()  # noqa: RUF009 (frozen)
+    choosing: Choosing | None = None  # None: the scheduler chooses and books
 
 
 def simulate(setup: Setup, trace: Trace, progress: Progress | None = None) -> Run:
@@ -74,6 +78,8 @@ class _Simulation:
                 router=setup.router,
                 block_tokens=block,
                 seed=seed + number,
+                wire=setup.wire,
+                choosing=setup.choosing,
             )
             for number in range(setup.routers)
         ]
@@ -104,6 +110,8 @@ class _Simulation:
             len(self._outcomes),
             time.perf_counter() - began,
             self._deployment.lost,
+            self._deployment.fullest,
+            self._deployment.questions,
         )
 
     async def _converse(self, first: Ask) -> None:
@@ -111,7 +119,7 @@ class _Simulation:
         while ask is not None:
             await asyncio.sleep(ask.at - self._loop.time())
             number = len(self._outcomes)
-            outcome = Outcome(self._loop.time(), ask.prompt, ask.output)
+            outcome = Outcome(self._loop.time(), ask.prompt, ask.output, service=ask.service.name)
             self._outcomes.append(outcome)
             await self._routers[number % len(self._routers)].serve(f"r{number}", ask, outcome)
             self._over += 1

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from baton.services.classes import STANDARD, ServiceClass
+
 BLOCK_TOKENS = 64
 SPREAD = 0.6  # standard deviation of the logarithm of lengths
 _MEAN = 1.1972  # of the lengths so drawn, for a median of 1
@@ -25,6 +27,7 @@ class Ask:
     hashes: list[int]
     conversation: int = 0
     turn: int = 1
+    service: ServiceClass = STANDARD
 
 
 class Trace(ABC):
