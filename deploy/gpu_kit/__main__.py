@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KIT = ROOT / ".kit"
 WHEELS = ROOT / "build" / "gpu-kit-wheels"  # downloads, kept for the next time
-PYTHON = "3.12"  # of that machine
+PYTHON = "3.12"  # the GPU machine has this version
 MIB = 1 << 20
 LIMIT = 40 * MIB
 # pip matches a platform exactly.

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_MAGIC = 0xBA55ED50  # of a container
+_MAGIC = 0xBA55ED50  # a container begins with it
 _CODE = 2  # the kind of an entry that is machine code
 _SYMBOLS, _NO_BITS = 2, 8  # kinds of sections
 _HOPPER = 90
@@ -33,7 +33,7 @@ class _Section:
 @dataclass(frozen=True)
 class _Entry:
     start: int
-    size: int  # with its header
+    size: int  # includes the header
     kind: int
     architecture: int
 

@@ -239,8 +239,8 @@ def _bring(coming: list[_Coming], fill: Fill) -> None:
 class _Lane:
     """A queue and room for a chunk, used by one pull at a time.
 
-    All of it is made once: each call of torch's gives the GIL away, and beside an engine that is busy every
-    one of them waits to have it back.
+    All of it is made once: each call into torch releases the GIL, and waits for a busy engine's thread to get
+    it back.
     """
 
     cache: DeviceBlockCache
@@ -274,7 +274,7 @@ class _DeviceLanding(Landing):
         self._cache = cache
         self._lane: _Lane | None = lane
         self._landed: _Landed | None = None
-        self._queuing = False  # so it stays where queueing raised
+        self._queuing = False  # stays True if queueing raises
 
     def take(self, part: Part, records: Bytes, saved: Digests) -> None:
         began = time.monotonic()

@@ -131,7 +131,7 @@ class Cuda:
     def pin(self, memory: Bytes) -> bool:
         """Register the memory. Without it copies are slower, but right all the same."""
         flags = 0 if memory.flags.writeable else _READ_ONLY
-        with torch.cuda.device(self._device):  # of a rank; a thread begins with the first one
+        with torch.cuda.device(self._device):  # a new thread uses the first device, not its rank's
             status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, flags))
         if status != 0:
             self._forget_error()

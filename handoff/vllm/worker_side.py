@@ -47,7 +47,7 @@ from baton.security.identity import Identity
 logger = logging.getLogger(__name__)
 
 STEPS_KEPT = 3  # results kept: one more step than vLLM has in flight
-BEGIN_BYTES = 1 << 30  # of staging, at most, brought in before a GPU's engine goes on
+BEGIN_BYTES = 1 << 30  # a GPU's engine waits until so much staging, at most, is brought in
 
 
 class WorkerSide:

@@ -1,4 +1,4 @@
-"""What tests/null_gpu serves on the null GPU: the arms, what is asked of each, and what came of it.
+"""The arms that tests/null_gpu serves on the null GPU, their requests, and their outcomes.
 
 Two deployments with vLLM's model runners: V2, a GPU's own, and V1, which VLLM_USE_V2_MODEL_RUNNER=0 chooses.
 """
@@ -68,7 +68,7 @@ def wishes(arm: Arm) -> tuple[dict[str, Any], ...]:
 
 @dataclass
 class Report:
-    """What an arm did."""
+    """An arm's outcome."""
 
     answers: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ HEAD = f"{'arm':<14}{'answers':>8}  {'':<8}  {'handoffs':<14}{'accepted':<14}kil
 
 @dataclass
 class Trial:
-    """What came of a deployment."""
+    """A deployment's outcome."""
 
     reports: dict[str, Report] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # arms that could not start, and what was said
