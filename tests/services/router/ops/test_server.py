@@ -65,11 +65,11 @@ async def test_the_page_and_its_files_come_from_here_alone():
 
 async def test_requests_are_listed_and_found():
     async with live_page() as page, httpx.AsyncClient(base_url=page.url) as client:
-        page.recent.add(record("one", workers=("p0", "d0"), moved=1024))
+        page.recent.add(record("one", workers=("p", "decode-7"), moved=1024))
         page.recent.add(record("two", outcome="error", troubles=("lost",)))
         listed = (await client.get("/ops/requests", params={"n": 10})).json()
         assert [row["request_id"] for row in listed] == ["two", "one"]
-        found = (await client.get("/ops/requests", params={"search": "d0"})).json()
+        found = (await client.get("/ops/requests", params={"search": "decode-7"})).json()
         assert [row["request_id"] for row in found] == ["one"]
         one = (await client.get("/ops/requests/cmpl-two")).json()
         assert (one["outcome"], len(one["attempts"]), one["events"][0]["attributes"]["trouble"]) == (
