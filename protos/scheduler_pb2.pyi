@@ -220,20 +220,18 @@ class RegisterReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "state", "load", "epoch", "blocks", "blocks_alone")
+    __slots__ = ("worker_id", "state", "load", "epoch", "blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_ALONE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: WorkerState
     load: WorkerLoad
     epoch: int
     blocks: BlockOperations
-    blocks_alone: bool
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., epoch: _Optional[int] = ..., blocks: _Optional[_Union[BlockOperations, _Mapping]] = ..., blocks_alone: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., epoch: _Optional[int] = ..., blocks: _Optional[_Union[BlockOperations, _Mapping]] = ...) -> None: ...
 
 class BlockOperations(_message.Message):
     __slots__ = ("instance", "first", "operations")
@@ -282,7 +280,7 @@ class DeregisterReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Need(_message.Message):
-    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens", "priority", "room", "adapter", "with_store")
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens", "priority", "room", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -297,7 +295,6 @@ class Need(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    WITH_STORE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     router_id: str
     epoch: int
@@ -312,8 +309,7 @@ class Need(_message.Message):
     priority: int
     room: float
     adapter: Adapter
-    with_store: bool
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., room: _Optional[float] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., with_store: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., room: _Optional[float] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
 
 class Turns(_message.Message):
     __slots__ = ("heads",)
@@ -374,13 +370,11 @@ class Rejection(_message.Message):
         CODE_FULL: _ClassVar[Rejection.Code]
         CODE_TOO_LARGE: _ClassVar[Rejection.Code]
         CODE_STALE_EPOCH: _ClassVar[Rejection.Code]
-        CODE_STORE_AWAY: _ClassVar[Rejection.Code]
     CODE_UNSPECIFIED: Rejection.Code
     CODE_NO_WORKERS: Rejection.Code
     CODE_FULL: Rejection.Code
     CODE_TOO_LARGE: Rejection.Code
     CODE_STALE_EPOCH: Rejection.Code
-    CODE_STORE_AWAY: Rejection.Code
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
