@@ -14,11 +14,12 @@ from typing import Any
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import claim
+from baton.scheduler.booking import booking_of
 from baton.scheduler.client import Placement, SchedulerClient
+from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
-from baton.scheduler.store import Store
-from baton.scheduler.types import Claim, FleetView, PlacementLimits, RouterReport
+from baton.scheduler.roster import Roster
+from baton.scheduler.types import Booking, RouterReport
 from baton.services.config import PolicySettings
 from harness.support import PATIENCE
 
@@ -108,15 +109,17 @@ async def place(
     return await client.place(asked)
 
 
-async def register(store: Store, worker_id: str, role: pb.Role = pb.ROLE_MIXED, **changes: object) -> None:
-    refusal = await store.register(identity(worker_id, role, **changes), pb.WORKER_STATE_READY, LEASE_S)  # type: ignore[arg-type]
+def register(roster: Roster, worker_id: str, role: pb.Role = pb.ROLE_MIXED, **changes: object) -> None:
+    refusal = roster.register(identity(worker_id, role, **changes), pb.WORKER_STATE_READY)  # type: ignore[arg-type]
     assert not refusal
 
 
-def claim_on(
-    view: FleetView, what: Need, decode: str, prefill: str = "", limits: PlacementLimits = LIMITS
-) -> Claim:
-    return claim(what, view.workers[prefill] if prefill else None, view.workers[decode], limits)
+def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str = "") -> Booking:
+    """Book `what` on these workers, whatever their limits."""
+    workers = roster.view().workers
+    booking = booking_of(what, workers[prefill] if prefill else None, workers[decode])
+    ledger.place(booking)
+    return booking
 
 
 def report(

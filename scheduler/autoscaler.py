@@ -23,7 +23,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.autoscale_metrics import AutoscaleMetrics
 from baton.scheduler.booking import usable_blocks
 from baton.scheduler.flip import set_role
-from baton.scheduler.placer import Placer
+from baton.scheduler.roster import Roster
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, name_of
@@ -38,11 +38,11 @@ class Autoscaler:
     """The autoscaler of one scheduler. `run` is its task."""
 
     def __init__(
-        self, goals: Goals, store: Store, placer: Placer, settling: Settling, metrics: AutoscaleMetrics
+        self, goals: Goals, store: Store, roster: Roster, settling: Settling, metrics: AutoscaleMetrics
     ) -> None:
         self._goals = goals
         self._store = store
-        self._placer = placer
+        self._roster = roster
         self._settling = settling
         self._metrics = metrics
         self._name = uuid.uuid4().hex
@@ -56,7 +56,7 @@ class Autoscaler:
             await asyncio.sleep(self._goals.interval_s)
             if self._settling or not await self._lead():
                 continue
-            view = await self._placer.view(time.monotonic())
+            view = self._roster.view()
             told = await self._store.told()
             began = time.perf_counter()
             # In a thread: at 1,000 workers it takes longer than a placement should wait.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.need import Need
-from baton.scheduler.types import Booking, Claim, PlacementLimits, WorkerRecord
+from baton.scheduler.types import Booking, PlacementLimits, WorkerRecord
 
 OUTPUT_TOKENS_BOOKED = 256  # tokens
 
@@ -143,34 +143,23 @@ def waits_for_slot(worker: WorkerRecord) -> bool:
     return reserved.requests >= worker.capacity.max_num_seqs or reserved.prompt_tokens > 0
 
 
-def claim(
-    need: Need,
-    prefill: WorkerRecord | None,
-    decode: WorkerRecord,
-    limits: PlacementLimits,
-    source: Source | None = None,
-) -> Claim:
-    """Return what to book for `need` on these workers, which `could_prefill` and `could_decode` it.
+def booking_of(
+    need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, source: Source | None = None
+) -> Booking:
+    """Return what to book for `need` on these workers.
 
     What the prefill worker pulls from `source` it need not compute.
     """
     computed = (
         need.prompt_tokens - source.tokens if source else need.tokens_for((prefill or decode).worker_id)
     )
-    booking = Booking(
+    return Booking(
         attempt=need.attempt,
         router_id=need.router_id,
         prefill_id=prefill.worker_id if prefill else "",
         decode_id=decode.worker_id,
         prompt_tokens=computed,
         blocks=blocks_for(need, decode.capacity),
-    )
-    return Claim(
-        booking,
-        max_prompt_tokens=max_prompt_tokens(need, limits),
-        max_requests=max_requests(decode.capacity, limits, need.room),
-        max_blocks=max_blocks(need, decode.capacity),
-        with_store=need.with_store,
     )
 
 

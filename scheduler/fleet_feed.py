@@ -38,7 +38,6 @@ class FleetFeed:
 
     def __init__(self, worker_lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._id = uuid.uuid4().hex
-        self._lease_s = worker_lease_s
         self._silent_s = worker_lease_s / 2  # who was not heard for longer is told with its age each time
         self._clock = clock
         self._refreshed = 0.0
@@ -79,7 +78,7 @@ class FleetFeed:
 
     def _update(self, worker_id: str, worker: WorkerRecord) -> None:
         reserved = worker.reserved
-        age_s = self._lease_s - worker.lease_left_s
+        age_s = self._refreshed - worker.heard_at
         rest = (
             *(reserved.prompt_tokens, reserved.requests, reserved.blocks, reserved.decoding),
             *(worker.state, worker.drain_asked, age_s if age_s > self._silent_s else 0.0),
@@ -87,7 +86,7 @@ class FleetFeed:
         row = self._rows.get(worker_id)
         if row and row.identity is worker.identity and row.load is worker.load and row.rest == rest:
             return
-        status = status_of(worker, self._lease_s, pb.WorkerIdentity(worker_id=worker_id))
+        status = status_of(worker, age_s, pb.WorkerIdentity(worker_id=worker_id))
         if age_s <= self._silent_s:
             status.heartbeat_age_s = 0.0
         if row is None or row.identity != worker.identity:
@@ -115,15 +114,18 @@ class FleetFeed:
 
 
 def status_of(
-    record: WorkerRecord, lease_s: float, identity: pb.WorkerIdentity | None = None
+    record: WorkerRecord, age_s: float, identity: pb.WorkerIdentity | None = None
 ) -> pb.WorkerStatus:
-    """Return a worker's message for others, with all that is booked on it; with another identity if given."""
+    """Return a worker's message for others, with all that is booked on it.
+
+    age_s: the seconds since it was heard. identity: in place of its own.
+    """
     state = pb.WORKER_STATE_DRAINING if record.drain_asked else record.state
     return pb.WorkerStatus(
         identity=identity or record.identity,
         state=state,
         load=record.load,
-        heartbeat_age_s=max(0.0, lease_s - record.lease_left_s),
+        heartbeat_age_s=max(0.0, age_s),
         reserved_prompt_tokens=record.reserved.prompt_tokens,
         reserved_requests=record.reserved.requests,
         reserved_blocks=record.reserved.blocks,

@@ -51,6 +51,7 @@ class Members:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mine: pb.Process | None = None
+        self._untold: dict[str, pb.Process] = {}  # by id: words that the store has not heard
         self._told: dict[str, tuple[float, bytes]] = {}  # id -> when it was told, as what
         self._known: dict[str, pb.Process] = {}
         self._looked_at = -LOOK_S
@@ -70,32 +71,41 @@ class Members:
         """Tell of this process, from the next `tend` on."""
         self._mine = mine
 
-    async def hear(self, process: pb.Process) -> None:
+    def hear(self, process: pb.Process) -> None:
         """Take a process's word for itself. Called about once a second for each router."""
-        message, now = process.SerializeToString(), time.monotonic()
-        at, before = self._told.get(process.id, (0.0, b""))
-        if message == before and now - at < TELL_S:
-            return
-        lease_s = LEASE_S if process.metrics_address else GONE_S
-        await self._store.tell("process", process.id, message, lease_s)
-        self._told = {key: one for key, one in self._told.items() if now - one[0] < LEASE_S}
-        self._told[process.id] = now, message
+        at, before = self._told.get(process.id, (-TELL_S, b""))
+        if process.SerializeToString() != before or time.monotonic() - at >= TELL_S:
+            self._untold[process.id] = process
 
     async def tend(self) -> None:
-        """Look at what others told. Called about twice a second."""
+        """Tell the store what is new, and look at what others told. Called about twice a second."""
+        if self._store.problem:
+            return
+        if self._mine:
+            self.hear(self._mine)
+        await self._tell()
         now = time.monotonic()
-        if self._store.problem or now - self._looked_at < LOOK_S:
+        if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        if self._mine:
-            await self.hear(self._mine)
         told = (await self._store.told()).processes
         self._known = {key: pb.Process.FromString(raw) for key, raw in told.items()}
 
     async def leave(self) -> None:
         """Say goodbye for this process."""
         if self._mine:
-            await self.hear(pb.Process(id=self._mine.id, kind=self._mine.kind))
+            self.hear(pb.Process(id=self._mine.id, kind=self._mine.kind))
+            await self._tell()
+
+    async def _tell(self) -> None:
+        untold, self._untold = self._untold, {}
+        now = time.monotonic()
+        self._told = {key: one for key, one in self._told.items() if now - one[0] < LEASE_S}
+        for process in untold.values():
+            message = process.SerializeToString()
+            lease_s = LEASE_S if process.metrics_address else GONE_S
+            await self._store.tell("process", process.id, message, lease_s)
+            self._told[process.id] = now, message
 
 
 def members(workers: Iterable[pb.WorkerIdentity], processes: Iterable[pb.Process]) -> list[Member]:

@@ -41,7 +41,7 @@ class Metrics:
         )
         self.adopted = Counter(
             "baton_scheduler_adopted",
-            "Attempts booked by routers' reports: placed without a scheduler, or lost by it",
+            "Attempts booked by routers' reports: placed by another scheduler or by none, or lost here",
             registry=self.registry,
         )
         self.flips = Counter(
@@ -61,7 +61,7 @@ class Metrics:
         )
         self.store_up = Gauge(
             "baton_scheduler_store_up",
-            "1 while the store answers, 0 while memory stands in for it",
+            "1 while the store answers, 0 while it does not",
             registry=self.registry,
         )
         self.store_losses = Counter(
@@ -88,9 +88,9 @@ class Metrics:
         """Count a rejection."""
         self.rejections.labels(short_name(pb.Rejection.Code.Name(code), "CODE_")).inc()
 
-    def seen(self, view: FleetView) -> None:
+    def seen(self, view: FleetView, live_attempts: int) -> None:
         """Set the gauges from a fresh view."""
-        self.live_attempts.set(view.live_attempts)
+        self.live_attempts.set(live_attempts)
         self.workers.clear()
         for role in _ROLES:
             self.workers.labels(role, "ready").set(0)

@@ -27,7 +27,7 @@ class Adapter(NamedTuple):
 class Need:
     """The needs of one attempt. Raises ValueError for values that make no sense.
 
-    `match` and `with_store` are not the router's to say: its client and the scheduler fill them in.
+    `match` is not the router's to say: the scheduler fills it in.
     """
 
     attempt: Attempt
@@ -43,7 +43,6 @@ class Need:
     priority: int = 0  # of its class: where all is full, a lower one goes first, whatever its age
     room: float = 1.0  # the part of each limit that it may fill
     match: Match | None = None  # how much of the prompt each worker holds; None: nothing is known
-    with_store: bool = False  # place it only where the store decides: another scheduler may have it
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -75,7 +74,6 @@ def need_to_wire(need: Need) -> pb.Need:
         adapter=pb.Adapter(**need.adapter._asdict()) if need.adapter else None,
         priority=need.priority,
         room=need.room,
-        with_store=need.with_store,
     )
 
 
@@ -96,5 +94,4 @@ def need_from_wire(message: pb.Need) -> Need:
         else None,
         priority=message.priority,
         room=message.room or 1.0,
-        with_store=message.with_store,
     )

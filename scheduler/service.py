@@ -1,4 +1,4 @@
-"""The scheduler's process: a gRPC server over a store.
+"""The scheduler's process: a gRPC server.
 
 `SchedulerServer` is the server as an object (tests, several in one process); `serve` runs one until a signal.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
@@ -29,6 +28,7 @@ from baton.scheduler.balance import Balance
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.flip import set_role
 from baton.scheduler.knowledge import Knowledge
+from baton.scheduler.ledger import Ledger
 from baton.scheduler.losses import Losses
 from baton.scheduler.members import Members, members, targets
 from baton.scheduler.metrics import Metrics
@@ -36,6 +36,7 @@ from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.roster import Roster
 from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import open_store
@@ -45,11 +46,9 @@ from baton.scheduler.types import SchedulerOptions
 WATCH_S = 0.5  # s; how often the store is tended and swept
 STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
 _WORK = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
-# The names that gRPC's health service knows: the process, which lives; the service, which tells whether to
-# call another scheduler in its place.
+# The names that gRPC's health service knows.
 PROCESS, SERVICE = "", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class SchedulerServer:
 
     Raises on entry ListenFailed (the port is taken) and StoreRefuses (a wrong name or password), and
     BadPolicy when made with options whose policy names something unknown. Later the store may come and go:
-    memory stands in for it, and is written back.
+    nothing that is placed depends on it.
     """
 
     def __init__(
@@ -69,12 +68,11 @@ class SchedulerServer:
         self.metrics = Metrics()
         self.address = options.address  # with the port that was taken, once entered
         self._store = open_store(options.store, options.topic, store_password)
-        expired = self.metrics.leases_expired.inc
         policy = Policy(options, options.policy)
         self._prefixes = PrefixLedger(PrefixIndex(options.prefix_blocks), heartbeat_s=options.heartbeat_s)
-        self._placer = Placer(
-            self._store, policy, options, options.placement_lease_s, expired, prefixes=self._prefixes
-        )
+        self._ledger = Ledger(options.placement_lease_s)
+        self._roster = Roster(options.topic, options.worker_lease_s, self._ledger)
+        self._placer = Placer(self._roster, self._ledger, policy, prefixes=self._prefixes)
         self._turns = SharedTurns(self._store, self._placer.turns)
         self._settling = Settling(options.worker_lease_s)
         autoscales = goals is not None and goals.mode != "off"
@@ -84,19 +82,23 @@ class SchedulerServer:
         self._servicer = SchedulerServicer(
             options,
             self._store,
-            self._placer,
-            self._settling,
+            self._roster,
+            self._ledger,
+            placer=self._placer,
+            settling=self._settling,
             metrics=self.metrics,
             members=self.members,
             prefixes=self._prefixes,
             autoscales=autoscales,
         )
         self._workers: list[pb.WorkerIdentity] = []  # as of the last look
+        self._expired = 0  # of the ledger, as of the last look
+        self._store_problem = ""  # as of the last look
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
         self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None
         self._autoscaler = (
-            Autoscaler(goals, self._store, self._placer, self._settling, self.metrics.autoscale)
+            Autoscaler(goals, self._store, self._roster, self._settling, self.metrics.autoscale)
             if goals and autoscales
             else None
         )
@@ -115,7 +117,7 @@ class SchedulerServer:
     async def __aenter__(self) -> Self:
         try:
             await self._store.open()
-            await self._look()
+            self._look()
             self._server = aio_server()
             rpc.add_SchedulerServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -124,7 +126,8 @@ class SchedulerServer:
         except BaseException:
             await self._store.close()
             raise
-        await self._health.set(PROCESS, _SERVING)
+        for name in (PROCESS, SERVICE):
+            await self._health.set(name, _SERVING)
         self._tasks = [keep(self._watch_store, "scheduler-watch-store")]
         if self._balance:
             self._tasks.append(keep(partial(self._keep_balance, self._balance), "scheduler-balance"))
@@ -151,15 +154,14 @@ class SchedulerServer:
             await self.members.tend()
             if self.members.schedulers > 1:
                 await self._turns.tend()
-            await self._look()
+            await self._servicer.tend()
+            self._look()
             await self._knowledge.tend()
 
     async def _keep_balance(self, balance: Balance) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            flip = (
-                None if self._settling else balance.look(await self._placer.view(time.monotonic() - WATCH_S))
-            )
+            flip = None if self._settling else balance.look(self._roster.view())
             if flip is None or not await self._store.take_turn("balance", balance.pause_s):
                 continue
             if problem := await set_role(flip.worker, flip.role):
@@ -168,19 +170,20 @@ class SchedulerServer:
             self.metrics.flips.labels("balance").inc()
             log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
-    async def _look(self) -> None:
-        """Take a fresh view, which sweeps what ran out of time even without placements."""
-        view = await self._placer.view(time.monotonic())
-        if self._store.problem and not view.workers:
-            self._settling.again()  # routers that turn to it know of workers that it does not
-        self.metrics.seen(view)
-        self._losses.look(
-            view, await self._store.left(), unsure=bool(self._settling), store_away=bool(self._store.problem)
-        )
+    def _look(self) -> None:
+        """Take stock; also sweep what ran out of time, even without placements."""
+        self._roster.drain(self._store.drained)
+        self._ledger.sweep()
+        view = self._roster.view()
+        self.metrics.seen(view, len(self._ledger.live))
+        self.metrics.leases_expired.inc(self._ledger.expired - self._expired)
+        self._losses.look(view, self._roster.left(), unsure=bool(self._settling))
         self._knowledge.look(view)
         self._workers = [one.identity for one in view.workers.values()]
         self.metrics.store_up.set(not self._store.problem)
-        await self._health.set(SERVICE, _NOT_SERVING if self._store.problem else _SERVING)
+        if self._store.problem and not self._store_problem:
+            self.metrics.store_losses.inc()
+        self._expired, self._store_problem = self._ledger.expired, self._store.problem
 
 
 async def serve(

@@ -1,7 +1,4 @@
-"""The gRPC service for routers, workers and operators, on top of the store.
-
-Nothing of the state is kept here: a restarted scheduler, or one of several beside it, answers the same.
-"""
+"""The gRPC service for routers, workers and operators."""
 
 from __future__ import annotations
 
@@ -22,13 +19,15 @@ from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.fleet_feed import FleetFeed, status_of
 from baton.scheduler.flip import set_role
+from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.need import Need, need_from_wire
-from baton.scheduler.peers import PEERS_AGE_S, Peers
+from baton.scheduler.peers import Peers
 from baton.scheduler.placer import Placer
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.processes import SCHEDULER, Processes
+from baton.scheduler.roster import Roster
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
@@ -49,7 +48,6 @@ RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_FULL: 1.0,
     pb.Rejection.CODE_TOO_LARGE: 0.0,
     pb.Rejection.CODE_STALE_EPOCH: 0.0,
-    pb.Rejection.CODE_STORE_AWAY: 1.0,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -62,17 +60,21 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self,
         options: SchedulerOptions,
         store: Store,
+        roster: Roster,
+        ledger: Ledger,
+        *,
         placer: Placer,
         settling: Settling,
-        *,
         metrics: Metrics,
         members: Members,
         prefixes: PrefixLedger,
         autoscales: bool = False,
     ) -> None:
-        """Serve `store`; what routers and fleets tell is kept only if this deployment `autoscales`."""
+        """Prepare the service; what routers and fleets tell is kept only if this deployment `autoscales`."""
         self._options = options
         self._store = store
+        self._roster = roster
+        self._ledger = ledger
         self._placer = placer
         self._settling = settling
         self._metrics = metrics
@@ -83,24 +85,28 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._placed = 0
         self._peers = Peers()
         self._feed = FleetFeed(options.worker_lease_s)
+        self._loads: dict[str, bytes] = {}  # by router: those that the store has not heard of
+
+    async def tend(self) -> None:
+        """Tell the store of routers' loads, for the scheduler that decides on numbers of workers."""
+        loads, self._loads = self._loads, {}
+        await asyncio.gather(*(self._store.tell("router", who, load, TOLD_S) for who, load in loads.items()))
 
     async def PlaceAll(self, request: pb.PlaceRequests, context: Context) -> pb.PlaceReplies:
         if context.time_remaining() == 0:
             # It waited here for its turn, behind others: a placement would only be held until its lease ends.
             self._metrics.rejections.labels("deadline").inc(len(request.needs))
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its deadline passed before its turn")
-        # Side by side: their calls of the store share a round trip.
-        replies = await asyncio.gather(*map(self._place, request.needs))
-        return pb.PlaceReplies(replies=replies)
+        return pb.PlaceReplies(replies=map(self._place, request.needs))
 
-    async def _place(self, message: pb.Need) -> pb.PlaceReply:
+    def _place(self, message: pb.Need) -> pb.PlaceReply:
         try:
             need = need_from_wire(message)
         except ValueError as error:
             return pb.PlaceReply(refusal=str(error))
         began = time.perf_counter()
         settling = bool(self._settling)  # before: leases may run out in what follows
-        outcome = await self._placer.place(need)
+        outcome = self._placer.place(need)
         took_s = time.perf_counter() - began
         self._metrics.place_seconds.observe(took_s)
         if isinstance(outcome, Assignment):
@@ -124,14 +130,14 @@ class SchedulerServicer(rpc.SchedulerServicer):
             report = RouterReport.from_wire(request)
         except ValueError as error:
             await _refuse(context, str(error))
-        result = await self._store.report(report, self._options.placement_lease_s)
+        result = self._ledger.report(report)
         self._metrics.stale("report", result.stale)
         fenced = set(result.fenced)
         self._metrics.adopted.inc(sum(known.attempt not in fenced for known in report.placed))
         return pb.ReportReply(
             lost=[attempt_to_wire(one) for one in result.lost],
             fenced=[attempt_to_wire(one) for one in result.fenced],
-            generation=self._store.generation,
+            generation=self._ledger.generation,
         )
 
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotReply:
@@ -139,19 +145,17 @@ class SchedulerServicer(rpc.SchedulerServicer):
         options = self._options
         self._processes.hear(request.router_id, request.load)
         if self._autoscales and request.HasField("load"):
-            await self._store.tell("router", request.router_id, request.load.SerializeToString(), TOLD_S)
+            self._loads[request.router_id] = request.load.SerializeToString()
         if request.HasField("process"):
-            await self._members.hear(request.process)
-        settling = bool(self._settling)
+            self._members.hear(request.process)
         if self._feed.age_s() >= SNAPSHOT_AGE_S:
-            view = await self._placer.view(time.monotonic() - SNAPSHOT_AGE_S)
-            self._feed.refresh(view, self._members.known)
-        theirs = await self._store.booked_by(request.router_id)
+            self._feed.refresh(self._roster.view(), self._members.known)
+        theirs = self._ledger.booked_by(request.router_id)
         return pb.SnapshotReply(
             fleet=self._feed.since(request.feed, request.revision),
             yours=[booked_to_wire(worker_id, booked) for worker_id, booked in theirs.items()],
-            generation=self._store.generation,
-            settling=settling,
+            generation=self._ledger.generation,
+            settling=bool(self._settling),
             worker_lease_s=options.worker_lease_s,
             placement_lease_s=options.placement_lease_s,
             max_queued_prompt_tokens=options.max_queued_prompt_tokens,
@@ -160,7 +164,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             idle_decode_tokens=options.idle_decode_tokens,
             prefix_pull_s=options.prefix_pull_s,
             log_level=self._processes.level(request.router_id),
-            left=await self._store.left(),
+            left=self._roster.left(),
         )
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterReply:
@@ -168,30 +172,27 @@ class SchedulerServicer(rpc.SchedulerServicer):
         problem = _problem_of(request)
         if problem:
             return pb.RegisterReply(refusal=problem)
-        lease_s = self._options.worker_lease_s
         try:
-            refusal = await self._store.register(request.identity, request.state, lease_s)
+            refusal = self._roster.register(request.identity, request.state)
         except StaleWorker as error:
             self._metrics.stale("worker")
             return pb.RegisterReply(refusal=str(error), epoch=error.last)
-        return pb.RegisterReply(refusal=refusal, heartbeat_s=self._options.heartbeat_s, lease_s=lease_s)
+        options = self._options
+        return pb.RegisterReply(
+            refusal=refusal, heartbeat_s=options.heartbeat_s, lease_s=options.worker_lease_s
+        )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
-        if request.blocks_alone:
-            return pb.HeartbeatReply(blocks=self._prefixes.hear(request.worker_id, request.blocks))
         if request.state == pb.WORKER_STATE_UNSPECIFIED:
             await _refuse(context, f"worker {request.worker_id!r} sent no state")
-        heard = await self._store.heartbeat(
-            request.worker_id, request.state, request.load, self._options.worker_lease_s, request.epoch
-        )
+        heard = self._roster.heartbeat(request.worker_id, request.state, request.load, request.epoch)
         self._metrics.stale("worker", heard.stale)
         known = None
         if heard.known and request.HasField("blocks"):
             known = self._prefixes.hear(request.worker_id, request.blocks)
         peers = 0.0
         if request.load.HasField("drafting"):
-            view = await self._placer.view(time.monotonic() - PEERS_AGE_S)
-            peers = self._peers.reference(request.worker_id, view)
+            peers = self._peers.reference(request.worker_id, self._roster.view())
         return pb.HeartbeatReply(
             known=heard.known,
             drain=heard.drain,
@@ -203,24 +204,24 @@ class SchedulerServicer(rpc.SchedulerServicer):
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:
         del context
-        if not await self._store.deregister(request.worker_id, request.epoch):
+        if not self._roster.deregister(request.worker_id, request.epoch):
             self._metrics.stale("worker")
         return pb.DeregisterReply()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         del request, context
-        view = await self._placer.view(time.monotonic())
-        history = await self._store.history(SHOWN_ATTEMPTS)
-        lease_s = self._options.worker_lease_s
-        ordered = sorted(view.workers.values(), key=lambda worker: (worker.role, worker.worker_id))
+        workers = self._roster.view().workers.values()
+        history = self._ledger.history(SHOWN_ATTEMPTS)
+        now = time.monotonic()
+        ordered = sorted(workers, key=lambda worker: (worker.role, worker.worker_id))
         return pb.Description(
             topic=self._options.topic,
             store=self._store.name,
-            workers=[status_of(worker, lease_s) for worker in ordered],
+            workers=[status_of(worker, now - worker.heard_at) for worker in ordered],
             attempts=history.attempts,
             handoffs=history.handoffs,
             store_problem=self._store.problem,
-            drained=sorted(view.drained),
+            drained=sorted(self._store.drained),
             routers=self._processes.routers(),
             processes=self._members.known,
             schedulers=[pb.SchedulerStatus(placements=self._placed, store_problem=self._store.problem)],
@@ -228,15 +229,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
         del context
-        meant = _meant(request.worker_id, await self._placer.view(time.monotonic()))
+        meant = _meant(request.worker_id, self._roster.view())
         if isinstance(meant, str):
             return pb.DrainReply(problem=meant)
-        await self._store.drain(name_of(meant.identity))
+        await self._drain(name_of(meant.identity))
         return pb.DrainReply(worker_id=meant.worker_id)
 
     async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.UndrainReply:
         del context
-        drained = (await self._placer.view(time.monotonic())).drained
+        drained = self._store.drained
         asked = request.worker_id
         # An id that begins with a name and a dot belongs to a worker of that name.
         meant = sorted(name for name in drained if name.startswith(asked) or asked.startswith(f"{name}."))
@@ -246,12 +247,12 @@ class SchedulerServicer(rpc.SchedulerServicer):
             there = f"drained are: {', '.join(sorted(drained))}" if drained else "no worker is drained"
             which = "means several workers" if meant else "is no drained worker's name"
             return pb.UndrainReply(problem=f"{asked!r} {which}; {there}")
-        await self._store.drain(meant[0], undo=True)
+        await self._drain(meant[0], undo=True)
         return pb.UndrainReply(name=meant[0])
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
         del context
-        meant = _meant(request.worker_id, await self._placer.view(time.monotonic()))
+        meant = _meant(request.worker_id, self._roster.view())
         problem = meant if isinstance(meant, str) else await set_role(meant, request.role)
         if isinstance(meant, str) or problem:
             return pb.SetRoleReply(problem=problem)
@@ -260,7 +261,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
 
     async def SetLogLevel(self, request: pb.SetLogLevelRequest, context: Context) -> pb.SetLogLevelReply:
         del context
-        workers = (await self._placer.view(time.monotonic())).workers
+        workers = self._roster.view().workers
         reply = self._processes.ask_level(request.process, request.level, workers)
         if SCHEDULER in reply.processes:
             set_level(request.level)
@@ -272,12 +273,12 @@ class SchedulerServicer(rpc.SchedulerServicer):
             return pb.InspectReply(inspection=pb.Inspection(unix_s=time.time()))
         if not request.worker_id:
             return pb.InspectReply(inspection=await asyncio.to_thread(inspection))
-        meant = _meant(request.worker_id, await self._placer.view(time.monotonic()))
+        meant = _meant(request.worker_id, self._roster.view())
         return pb.InspectReply(problem=meant) if isinstance(meant, str) else await ask.inspect(meant)
 
     async def TryHandoff(self, request: pb.TryHandoffRequest, context: Context) -> pb.TryHandoffReply:
         del context
-        view = await self._placer.view(time.monotonic())
+        view = self._roster.view()
         source, puller = _meant(request.from_worker_id, view), _meant(request.to_worker_id, view)
         if isinstance(source, str):
             return pb.TryHandoffReply(problem=source)
@@ -292,6 +293,10 @@ class SchedulerServicer(rpc.SchedulerServicer):
             return pb.OrdersReply()
         orders = await self._store.tell("fleet", request.fleet_id, request.SerializeToString(), TOLD_S)
         return pb.OrdersReply.FromString(orders)
+
+    async def _drain(self, name: str, *, undo: bool = False) -> None:
+        await self._store.drain(name, undo=undo)
+        self._roster.drain(self._store.drained)
 
     def _placement(self, need: Need, assigned: Assignment) -> pb.Placement:
         return pb.Placement(

@@ -9,7 +9,7 @@ HELD_UP_S = 2.0  # s without a tick: this process was stopped or starved, and le
 
 
 class Settling:
-    """True for a while after the start, after the process was held up, and after `again`.
+    """True for a while after the start, and after the process was held up.
 
     Meanwhile all workers register or send a heartbeat. Rejections of that time are not final: routers may
     know workers that are still to register.
@@ -21,10 +21,6 @@ class Settling:
         self._clock = clock
         self._ticked = clock()
         self._until = self._ticked + settle_s
-
-    def again(self) -> None:
-        """Begin anew."""
-        self._until = self._clock() + self._settle_s
 
     def tick(self) -> None:
         """Look at the clock; to be called again and again, well within `HELD_UP_S`."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Assignment, claim, waits_for_slot
+from baton.scheduler.booking import Assignment, booking_of, waits_for_slot
 from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice, Policy
@@ -114,11 +114,10 @@ class Standby:
         workers = self._workers(mine)
         if self._policy is None or self._limits is None or not workers:
             return None
-        view = FleetView(workers, live_attempts=0, expired=0)
-        choice = self._policy.choose(view, need)
+        choice = self._policy.choose(FleetView(workers), need)
         if isinstance(choice, NoChoice):
             return choice
-        booked = claim(need, choice.prefill, choice.decode, self._limits).booking
+        booked = booking_of(need, choice.prefill, choice.decode)
         return Assignment(choice.prefill, choice.decode, booked, waits=waits_for_slot(choice.decode))
 
     def _workers(self, mine: Iterable[Known]) -> dict[str, WorkerRecord]:
@@ -142,7 +141,7 @@ class Standby:
                 load=status.load if valid and status.HasField("load") else None,
                 reserved=reserved,
                 drain_asked=False,  # its state says so
-                lease_left_s=KEPT_S - age_s,
+                heard_at=seen.at - status.heartbeat_age_s,
             )
         return found
 

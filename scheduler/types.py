@@ -2,15 +2,14 @@
 
 Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a
 worker's identity and load, an attempt's cost. The objects that it reasons about are here: the workers
-(`WorkerRecord`, `FleetView`), what is to be booked (`Claim`) and what is (`Booking`), the outcome, and all of
-it together (`Known`, `State`), as it passes from one store to another. What an attempt needs is in `need.py`.
+(`WorkerRecord`, `FleetView`), what an attempt holds of them (`Booking`, `Known`), and the reports of routers.
+What an attempt needs is in `need.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
 from baton.attempts import Attempt
@@ -89,14 +88,14 @@ class Reserved:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """One worker that is alive, as the store knows it."""
+    """One worker that is alive."""
 
     identity: pb.WorkerIdentity
     state: pb.WorkerState
     load: pb.WorkerLoad | None  # None before its first heartbeat
     reserved: Reserved
     drain_asked: bool  # of its name, by an operator
-    lease_left_s: float
+    heard_at: float  # of its last message, on the clock of whoever keeps the record, seconds
     epoch: int = 0  # of its last message
 
     @property
@@ -125,16 +124,12 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """All workers alive at one moment, with what is booked on them.
+    """All workers alive, with what is booked on them.
 
-    A store may bring the records of an earlier view up to date for the next one: read what you need at once.
+    The records follow what happens: read what you need at once.
     """
 
     workers: dict[str, WorkerRecord]
-    live_attempts: int
-    expired: int  # attempts whose lease had run out and that `Store.view` released
-    generation: str = ""  # of the store; see `Store.merge`
-    drained: frozenset[str] = frozenset()  # names on which an operator wants nothing placed, there or not
     by_roles: dict[tuple[int, ...], list[WorkerRecord]] = field(default_factory=dict, repr=False)  # see `of`
 
     def of(self, *roles: pb.Role) -> list[WorkerRecord]:
@@ -190,48 +185,19 @@ class Booking:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A booking to be made, with the limits that must still hold when it is."""
+class Known:
+    """A live attempt, as its router reports it: what it holds, and how far it is."""
 
+    attempt: Attempt
     booking: Booking
-    max_prompt_tokens: int  # on the worker that runs the prompt; one with nothing queued takes any
-    max_requests: int  # on the decode worker
-    max_blocks: int  # on the decode worker
-    with_store: bool = False  # as in `Need`
-
-    def __post_init__(self) -> None:
-        if self.booking.blocks > self.max_blocks:
-            raise ValueError(f"{self.booking.blocks} blocks never fit into {self.max_blocks}")
-
-    @property
-    def attempt(self) -> Attempt:
-        return self.booking.attempt
-
-
-class ReserveOutcome(Enum):
-    """The outcome of a claim. Values are those that the Redis script answers."""
-
-    BOOKED = "booked"
-    STALE = "stale"  # an attempt with this or a later epoch was placed; detail: that epoch
-    GONE = "gone"  # a worker died, drains or never registered; detail: its id
-    FULL = "full"  # a limit would be passed; detail: the worker's id
-    AWAY = "away"  # the store is, and memory was not to decide; no script answers so
-
-
-@dataclass(frozen=True, slots=True)
-class ReserveResult:
-    """The outcome of a claim; nothing is booked unless BOOKED."""
-
-    outcome: ReserveOutcome
-    detail: str = ""
-    expired: int = 0  # attempts swept on the way
+    prefilled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RouterReport:
     """Events of a router's attempts since its last report; applied in the order of the fields."""
 
-    placed: tuple[Known, ...] = ()  # by the router itself, or reported again
+    placed: tuple[Known, ...] = ()  # by another scheduler or the router itself, or reported again
     prefilled: tuple[Attempt, ...] = ()
     finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
     renewed: tuple[Attempt, ...] = ()
@@ -291,42 +257,6 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A request as a store knows it: its last attempt, and how far that one is.
-
-    Merged by rising epoch, and within one epoch by rising stage: placed, live, live and prefilled, over.
-    Its router reported `over`. Without it, and without a booking, a lease ran out somewhere: another store
-    may know better.
-    """
-
-    attempt: Attempt
-    booking: Booking | None = None  # while it is live
-    prefilled: bool = False
-    over: bool = False
-    lease_s: float = 0.0  # left, while it is live
-
-    @property
-    def router_id(self) -> str:
-        """The router of a live attempt; empty without one."""
-        return self.booking.router_id if self.booking else ""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A store's whole state, to be merged into another's; what is booked follows from `requests`.
-
-    Merging is commutative and idempotent: the order does not matter.
-    """
-
-    generation: str = ""  # of the store that it was exported from; empty: one that holds nothing yet
-    workers: tuple[WorkerRecord, ...] = ()
-    requests: tuple[Known, ...] = ()
-    revision: int = 0  # of the store that it was exported from; 0: it keeps none
-    # Name -> how often an operator drained it or undid that: odd while it is drained. The higher count wins.
-    drains: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Told:
     """Messages of processes about themselves, and the orders in force; serialized by the callers."""
 
@@ -350,18 +280,11 @@ def name_of(identity: pb.WorkerIdentity) -> str:
     return identity.name or identity.worker_id
 
 
-def drained_of(drains: Mapping[str, int]) -> frozenset[str]:
-    """Return the names that are drained now; see `State.drains`."""
-    return frozenset(name for name, count in drains.items() if count % 2)
-
-
 def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
     """Return what these attempts hold in all, by worker id."""
     total: dict[str, Reserved] = {}
     for known in attempts:
         booking = known.booking
-        if booking is None:
-            continue
         for worker_id in booking.worker_ids:
             total.setdefault(worker_id, Reserved()).add(booking.share(worker_id, prefilled=known.prefilled))
     return total
@@ -419,10 +342,8 @@ def known_from_wire(message: pb.Booking, router_id: str) -> Known:
 
 
 def known_to_wire(known: Known) -> pb.Booking:
-    """Return the message of a live attempt's booking. Raises ValueError for another."""
+    """Return the message of a live attempt's booking."""
     booking = known.booking
-    if booking is None:
-        raise ValueError(f"request {known.attempt.request_id!r} holds nothing")
     return pb.Booking(
         attempt=attempt_to_wire(known.attempt),
         prefill_worker_id=booking.prefill_id,

@@ -1,4 +1,4 @@
-"""Stores of a topic's state, chosen by URL."""
+"""Stores of what schedulers share, chosen by URL."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ def open_store(url: str, topic: str, password: str = "") -> Store:
     `password` is for a URL without one. Raises StoreRefuses if the URL makes no sense.
     """
     if url == "memory":
-        return MemoryStore(topic)
+        return MemoryStore()
     if is_redis(url):
         from baton.scheduler.store.redis import RedisStore
-        from baton.scheduler.store.resilient import ResilientStore
 
-        return ResilientStore(RedisStore(url, topic, password), MemoryStore(topic))
+        return RedisStore(url, topic, password)
     scheme, separator, _ = url.partition("://")
     named = f" {scheme!r}" if separator else ""  # without it, all of it may be a secret
     raise StoreRefuses(f"scheduler.store{named} is unknown: use memory, {KINDS}")

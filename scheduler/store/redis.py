@@ -1,16 +1,14 @@
-"""The state in Redis: it outlives the scheduler, and several schedulers may share it.
+"""The store in Redis: it outlives the schedulers, and several of them share it.
 
-Each method of the interface is one Lua script (`scripts/`), so one atomic step; calls made side by side share
-a round trip (`redis_calls`). The layout and the times to live stand in `baton.scheduler.keys`.
+Each method of the interface is one Lua script (`scripts/`), so one atomic step. The layout and the times to
+live stand in `baton.scheduler.keys`.
 """
 
 from __future__ import annotations
 
-import base64
-import json
+import logging
 import socket
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -23,41 +21,20 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from baton import redis_link
-from baton.attempts import Attempt
-from baton.protos import scheduler_pb2 as pb
 from baton.redis_elsewhere import elsewhere, leads_elsewhere
 from baton.redis_url import FORM, without_password
 from baton.redis_user import explained, refuses_the_user
-from baton.scheduler.errors import StaleWorker, StoreRefuses, StoreUnavailable
+from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
-from baton.scheduler.store import redis_wire as wire
 from baton.scheduler.store.base import TOLD_KINDS, Store
 from baton.scheduler.store.redis_calls import ScriptCalls
-from baton.scheduler.store.redis_fleet import RedisFleet
-from baton.scheduler.types import (
-    Claim,
-    Deployment,
-    FleetView,
-    Heard,
-    History,
-    Known,
-    ReportResult,
-    ReserveOutcome,
-    ReserveResult,
-    RouterReport,
-    State,
-    Told,
-    drained_of,
-    name_of,
-)
+from baton.scheduler.types import Told
 
 CALL_TIMEOUT_S = 0.9  # of a batch of calls: connecting, the scripts
-MERGE_ITEMS = 512  # workers, and as many requests, in one call of `merge`
-EXPORT_REQUESTS = 256  # in one call of `export`: some 0.5 ms of the server
-SCRIPTS = (
-    *("view", "reserve", "report", "register", "heartbeat", "deregister", "drain", "history"),
-    *("export", "merge", "take_turn", "tell", "lead", "told", "order"),
-)
+SCRIPTS = ("drains", "take_turn", "tell", "lead", "told", "order")
+AWAY = "the store is away"  # logged once each time
+
+log = logging.getLogger(__name__)
 
 
 class RedisStore(Store):
@@ -67,9 +44,9 @@ class RedisStore(Store):
     """
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
+        super().__init__()
         self.name = without_password(url)
         self._host = self.name.partition("://")[2].partition("/")[0]  # for messages
-        self._topic = topic
         self._keys = topic_keys(topic)
         try:
             # `ScriptCalls` ends calls that wait too long for a connection or a reply.
@@ -82,175 +59,78 @@ class RedisStore(Store):
         self._password: str = self._client.connection_pool.connection_kwargs.get("password") or ""
         sources = {name: _source(name) for name in SCRIPTS}
         self._calls = ScriptCalls(self._client, sources, self._keys, CALL_TIMEOUT_S)
-        # Identities are fetched anew only when the roster has changed: they are most of a view's bytes.
-        self._roster = b""
-        self._identities: dict[str, pb.WorkerIdentity] = {}
-        self._fleet = RedisFleet()
-        self._viewed = b""  # the generation of the last view
 
-    async def view(self) -> FleetView:
-        asked, fleet = self._roster, self._fleet
-        reply = await self._run("view", asked, fleet.since, self._viewed)
-        now, expired, live, self._viewed, roster, identities, revision, whole, changed, drains, *told = reply
-        known = self._known(asked, roster, identities)
-        drained = drained_of(wire.drains(drains))
-        fleet.learn(
-            now,
-            known,
-            drained,
-            revision=revision,
-            whole=bool(whole),
-            changed=[key.decode() for key in changed],
-            fleet=told,
-        )
-        generation = self._viewed.decode()
-        return FleetView(fleet.workers, live, expired, generation, drained, fleet.by_roles)
+    async def open(self) -> None:
+        try:
+            await self._learn_drains()
+        except StoreRefuses:
+            raise
+        except StoreUnavailable as error:
+            self._lose(error)
 
-    async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
-        booking = claim.booking
-        outcome, detail, expired = await self._run(
-            "reserve",
-            booking.attempt.request_id,
-            booking.attempt.epoch,
-            wire.milliseconds(lease_s),
-            booking.router_id,
-            booking.prefill_id,
-            booking.decode_id,
-            booking.prompt_tokens,
-            booking.blocks,
-            claim.max_prompt_tokens,
-            claim.max_requests,
-            claim.max_blocks,
-            int(pb.WORKER_STATE_READY),
-        )
-        return ReserveResult(ReserveOutcome(outcome.decode()), detail.decode(), expired)
-
-    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
-        events: list[tuple[str, Attempt, bytes]] = [
-            *(("placed", known.attempt, wire.attempt(known)) for known in report.placed),
-            *(("prefilled", attempt, b"") for attempt in report.prefilled),
-            *(
-                ("finished", attempt, base64.b64encode(event.SerializeToString()))
-                for attempt, event in report.finished
-            ),
-            *(("renewed", attempt, b"") for attempt in report.renewed),
-            *(("shared", attempt, str(blocks).encode()) for attempt, blocks in report.shared),
-        ]
-        if not events:
-            return ReportResult()
-        arguments: list[str | int | bytes] = [wire.milliseconds(lease_s)]
-        for kind, attempt, raw in events:
-            arguments += (kind, attempt.request_id, attempt.epoch, raw)
-        stale, lost, fenced = await self._run("report", *arguments)
-        return ReportResult(
-            lost=[events[index][1] for index in lost],
-            fenced=[events[index][1] for index in fenced],
-            stale=stale,
-        )
-
-    async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
-        newcomer = Deployment.of(identity)
-        runs = await self._run(
-            "register",
-            identity.worker_id,
-            identity.SerializeToString(),
-            int(state),
-            wire.milliseconds(lease_s),
-            newcomer.model,
-            name_of(identity),
-            identity.epoch,
-        )
-        if isinstance(runs, int):
-            raise StaleWorker(identity.worker_id, identity.epoch, runs)
-        return Deployment(*(part.decode() for part in runs)).refusal(self._topic, newcomer) if runs else ""
-
-    async def heartbeat(
-        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float, epoch: int = 0
-    ) -> Heard:
-        known, drain, stale = await self._run(
-            "heartbeat", worker_id, int(state), load.SerializeToString(), wire.milliseconds(lease_s), epoch
-        )
-        return Heard(known=bool(known), drain=bool(drain), stale=bool(stale))
-
-    async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
-        return bool(await self._run("deregister", worker_id, epoch))
-
-    async def drain(self, name: str, *, undo: bool = False) -> bool:
-        return bool(await self._run("drain", name, int(not undo)))
+    async def tend(self) -> None:
+        try:
+            await self._learn_drains()
+        except StoreUnavailable as error:
+            self._lose(error)
+            return
+        if self.problem:
+            log.warning("the store at %s is back", self.name)
+        self.problem = ""
 
     async def take_turn(self, what: str, for_s: float) -> bool:
-        return bool(await self._run("take_turn", what, wire.milliseconds(for_s)))
+        return bool(await self._ask("take_turn", what, _milliseconds(for_s)))
 
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
-        orders: bytes = await self._run("tell", f"{kind}:{who}", message, wire.milliseconds(lease_s))
-        return orders
+        return await self._ask("tell", f"{kind}:{who}", message, _milliseconds(lease_s)) or b""
 
     async def lead(self, who: str, for_s: float) -> int:
-        return int(await self._run("lead", who, wire.milliseconds(for_s)))
+        return int(await self._ask("lead", who, _milliseconds(for_s)) or 0)
 
     async def told(self) -> Told:
-        messages, orders = await self._run("told")
+        reply = await self._ask("told")
+        if reply is None:
+            return Told()
+        messages, orders = reply
         by_kind: dict[str, dict[str, bytes]] = {kind: {} for kind in TOLD_KINDS}
-        for key, message in wire.pairs(messages):
+        for key, message in _pairs(messages):
             kind, _, who = key.partition(":")
             by_kind[kind][who] = message
-        return Told(
-            by_kind["router"], by_kind["fleet"], _by_fleet(orders), by_kind["process"], by_kind["turns"]
-        )
+        by_fleet = {key.removeprefix("fleet:"): raw for key, raw in _pairs(orders)}
+        return Told(by_kind["router"], by_kind["fleet"], by_fleet, by_kind["process"], by_kind["turns"])
 
     async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
         flat = [part for fleet, raw in orders.items() for part in (f"fleet:{fleet}", raw)]
-        return bool(await self._run("order", fence, *flat))
+        return bool(await self._ask("order", fence, *flat))
 
-    async def history(self, limit: int) -> History:
-        now, leases, attempts, handoffs = await self._run("history", limit)
-        live = [
-            wire.live_message(key, json.loads(text), (float(until) - now) / 1_000)
-            for (key, until), text in zip(wire.pairs(leases), attempts, strict=True)
-        ]
-        return History(live, [wire.past(json.loads(text), now) for text in handoffs])
-
-    async def export(self, since: int = 0) -> State:
-        """Export in pieces, each of them atomic."""
-        requests: list[Known] = []
-        more = True
-        while more:
-            asked = self._roster
-            reply = await self._run("export", since, EXPORT_REQUESTS, asked)
-            now, generation, since, more, changed, roster, identities, *rest = reply
-            requests += wire.requests(now, changed)
-        states, loads, epochs, leases, flat = rest
-        drains = wire.drains(flat)
-        drained = drained_of(drains)
-        known = self._known(asked, roster, identities)
-        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, drained=drained)
-        for key, epoch in wire.pairs(epochs):
-            if key in workers:
-                workers[key].epoch = int(epoch)
-        return State(generation.decode(), tuple(workers.values()), tuple(requests), since, drains)
-
-    async def merge(self, state: State) -> str:
-        """Merge in pieces, each of them atomic."""
-        candidate = state.generation or uuid.uuid4().hex
-        last = max(len(state.workers), len(state.requests), 1)
-        for begin in range(0, last, MERGE_ITEMS):
-            end = begin + MERGE_ITEMS
-            drains = state.drains if begin == 0 else {}
-            piece = wire.merge_arguments(state.workers[begin:end], state.requests[begin:end], drains)
-            generation = await self._run("merge", candidate, *piece)
-            self.generation = generation.decode()
-        return self.generation
+    async def check(self) -> None:
+        """Run a script once. Raises StoreUnavailable, StoreRefuses."""
+        await self._learn_drains()
 
     async def close(self) -> None:
         await self._calls.close()
         await redis_link.hang_up(self._client)
 
-    def _known(self, asked: bytes, roster: bytes, identities: wire.Flat) -> dict[str, pb.WorkerIdentity]:
-        """Return identities by worker id; the reply has them where its roster is not the one `asked` with."""
-        if roster != asked:
-            self._identities = wire.identities(identities)
-            self._roster = roster
-        return self._identities
+    async def _learn_drains(self) -> None:
+        """Tell the store which names are drained here, and learn which others are."""
+        mine = [part for name, count in self._drains.items() for part in (name, count)]
+        for name, count in _pairs(await self._run("drains", *mine)):
+            self._drains[name] = max(int(count), self._drains.get(name, 0))
+
+    async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
+        """Return one script's reply; None while the store is away."""
+        if self.problem:
+            return None
+        try:
+            return await self._run(name, *arguments)
+        except StoreUnavailable as error:
+            self._lose(error)
+            return None
+
+    def _lose(self, error: StoreUnavailable) -> None:
+        if not self.problem:
+            log.warning("%s: %s", AWAY, error)
+        self.problem = str(error)
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
         """Return one script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""
@@ -264,8 +144,13 @@ class RedisStore(Store):
             raise kind(f"redis at {self._host} {text}") from None
 
 
-def _by_fleet(orders: wire.Flat) -> dict[str, bytes]:
-    return {key.removeprefix("fleet:"): raw for key, raw in wire.pairs(orders)}
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and value of a reply of HGETALL."""
+    return zip((key.decode() for key in flat[::2]), flat[1::2], strict=True)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(1_000 * seconds))
 
 
 def _source(name: str) -> str:

@@ -2,7 +2,7 @@
 -- ARGV: none
 -- Reply: {messages, orders}, both flat (KIND:ID, message; fleet:ID, orders)
 
-for _, who in ipairs(run_out(TOLD_LEASES)) do
+for _, who in ipairs(redis.call('ZRANGEBYSCORE', TOLD_LEASES, '-inf', NOW)) do
   redis.call('HDEL', TOLD, who)
   redis.call('ZREM', TOLD_LEASES, who)
 end

@@ -1,0 +1,142 @@
+"""The workers alive, in this scheduler's memory.
+
+Each worker registers with every scheduler, sends it heartbeats, and leaves it. A scheduler that begins anew
+knows nobody, and hears of all within a heartbeat.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from baton.attempts import EPOCH_KEEP_S
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.errors import StaleWorker
+from baton.scheduler.ledger import Ledger, Past, forget
+from baton.scheduler.types import Deployment, FleetView, Heard, WorkerRecord, name_of
+
+
+class Roster:
+    """The workers of a topic. Used in one event loop, without ever giving it up.
+
+    Invariants: a worker is alive or gone, never both; its epoch never falls while it is known; a record's
+    `reserved` is the ledger's own sum.
+    """
+
+    def __init__(
+        self, topic: str, lease_s: float, ledger: Ledger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin without workers; one that was not heard of for `lease_s` seconds, on `clock`, is dead."""
+        self._topic = topic
+        self._lease_s = lease_s
+        self._ledger = ledger
+        self._clock = clock
+        self._workers: dict[str, WorkerRecord] = {}
+        self._gone: OrderedDict[str, Past] = OrderedDict()  # by worker id
+        self._deployment: Deployment | None = None
+        self._drained: frozenset[str] = frozenset()
+        self._view: FleetView | None = None  # until a worker comes or goes
+        self._none_ends_before = math.inf  # no worker's lease does
+
+    def view(self) -> FleetView:
+        """Return the workers alive. Its records change with what happens; the next view may be another."""
+        self._sweep()
+        if self._view is None:
+            self._view = FleetView(dict(self._workers))
+        return self._view
+
+    def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> str:
+        """Add or replace a worker; return an empty text when accepted, else why not, in one line.
+
+        The first worker alive decides which model the topic serves; others must serve it, too.
+        Raises StaleWorker when `identity.epoch` is below the worker's last one.
+        """
+        self._sweep()
+        worker_id = identity.worker_id
+        last = self._epoch_of(worker_id)
+        if identity.epoch < last:
+            raise StaleWorker(worker_id, identity.epoch, last)
+        newcomer = Deployment.of(identity)
+        if self._deployment and self._workers.keys() - {worker_id}:
+            if refusal := self._deployment.refusal(self._topic, newcomer):
+                return refusal
+        else:
+            self._deployment = newcomer
+        known = self._workers.get(worker_id)
+        self._workers[worker_id] = WorkerRecord(
+            identity=identity,
+            state=state,
+            load=known.load if known else None,
+            reserved=self._ledger.join(worker_id),
+            drain_asked=name_of(identity) in self._drained,
+            heard_at=self._clock(),
+            epoch=identity.epoch,
+        )
+        self._gone.pop(worker_id, None)
+        self._none_ends_before = min(self._none_ends_before, self._clock() + self._lease_s)
+        self._view = None
+        return ""
+
+    def heartbeat(self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, epoch: int = 0) -> Heard:
+        """Hold a worker for another lease, and remember its load.
+
+        A heartbeat of an unknown worker changes nothing; neither does one whose `epoch` is below the worker's
+        last one. Called about once a second for each worker.
+        """
+        self._sweep()
+        if epoch < self._epoch_of(worker_id):
+            return Heard(known=False, drain=False, stale=True)
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return Heard(known=False, drain=False)
+        worker.state, worker.load, worker.epoch, worker.heard_at = state, load, epoch, self._clock()
+        return Heard(known=True, drain=worker.drain_asked)
+
+    def deregister(self, worker_id: str, epoch: int = 0) -> bool:
+        """Forget a worker, if it is known. Its bookings stay until the requests are over.
+
+        Return False, and change nothing, when `epoch` is below the worker's last one.
+        """
+        if epoch < self._epoch_of(worker_id):
+            return False
+        if worker_id in self._workers:
+            self._remove(worker_id, epoch, over=True)
+        return True
+
+    def left(self) -> tuple[str, ...]:
+        """Return the workers that deregistered a short while ago. Called once a second for each router."""
+        return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)
+
+    def drain(self, names: Iterable[str]) -> None:
+        """Place nothing more on workers of these names, alive or to come; on all others again.
+
+        They hear of it with their heartbeats.
+        """
+        drained = frozenset(names)
+        if drained == self._drained:
+            return
+        self._drained = drained
+        for worker in self._workers.values():
+            worker.drain_asked = name_of(worker.identity) in drained
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        if now >= self._none_ends_before:
+            oldest = now - self._lease_s
+            for worker in [one for one in self._workers.values() if one.heard_at <= oldest]:
+                self._remove(worker.worker_id, worker.epoch, over=False)
+            heard = min((one.heard_at for one in self._workers.values()), default=math.inf)
+            self._none_ends_before = heard + self._lease_s
+        forget(self._gone, now)
+
+    def _remove(self, worker_id: str, epoch: int, *, over: bool) -> None:
+        del self._workers[worker_id]
+        self._ledger.leave(worker_id)
+        self._gone[worker_id] = Past(epoch, self._clock() + EPOCH_KEEP_S, over)
+        self._view = None
+
+    def _epoch_of(self, worker_id: str) -> int:
+        known = self._workers.get(worker_id) or self._gone.get(worker_id)
+        return known.epoch if known else 0
