@@ -71,8 +71,7 @@ ALERTS = [
     Alert(
         "BatonStoreAway",
         "min(baton_scheduler_store_up) == 0 or sum(increase(baton_scheduler_store_losses_total[1m])) > 0",
-        "The schedulers' store does not answer: memory stands in for it.",
-        severity="critical",
+        "The schedulers' store does not answer: requests go on, drains and orders wait.",
     ),
     Alert(
         "BatonPlacingAlone",

@@ -91,7 +91,7 @@ BOARD = Board(
                     "Placed by another of several schedulers",
                     (rate(f"{_R}_placements_moved_total"), "placements"),
                     unit="ops",
-                    about="The one that a request belongs to did not answer, or had lost its store.",
+                    about="The one that the router belongs to did not answer.",
                 ),
             ),
         ),

@@ -126,7 +126,7 @@ def render(description: pb.Description, width: int) -> Group:
         )
         head += f"placements by scheduler, since each began: {', '.join(shares)}\n"
     if description.store_problem:
-        head += f"THE STORE IS UNREACHABLE, serving from memory: {description.store_problem}\n"
+        head += f"THE STORE IS UNREACHABLE: {description.store_problem}\n"
     there = {name_of(worker.identity) for worker in description.workers}
     if missing := [name for name in description.drained if name not in there]:
         head += f"drained and not running: {', '.join(missing)}\n"

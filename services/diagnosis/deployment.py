@@ -68,7 +68,7 @@ def _state(description: pb.Description) -> Iterator[Finding]:
     )
     if description.store_problem:
         yield wrong(
-            "scheduler", "scheduler", f"works from memory: {description.store_problem}", "see to its store"
+            "scheduler", "scheduler", f"its store is away: {description.store_problem}", "see to its store"
         )
     if not ready:
         yield wrong("scheduler", "scheduler", what, "start workers, or see their logs")

@@ -115,7 +115,7 @@ async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:
     found = []
     names = dict(zip(client.address.split(","), scheduler_names(client.schedulers, prefix), strict=True))
     for one in description.schedulers:
-        away = one.store_problem and f", UNREACHABLE, serving from memory: {one.store_problem}"
+        away = one.store_problem and f", UNREACHABLE: {one.store_problem}"
         found.append(Seen(names[one.address], f"store {description.store}{away}", at))
     for worker in description.workers:
         capacity = worker.identity.capacity

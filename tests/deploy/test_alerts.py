@@ -116,7 +116,7 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     "BatonStoreAway": [
-        fires("memory stands in", {"baton_scheduler_store_up": "1x5 0x50"}, 60),
+        fires("it does not answer", {"baton_scheduler_store_up": "1x5 0x50"}, 60),
         fires(
             "for a moment, between two scrapes",
             {"baton_scheduler_store_up": flat(1), "baton_scheduler_store_losses_total": once(60)},
