@@ -1,42 +1,44 @@
 """The scheduler's client, for routers, workers and the command line.
 
-    router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reporter)
+    router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reports)
     worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
     command line   SchedulerClient.describe, .drain, .undrain, .set_role, .set_log_level, .inspect,
                    .clock, .try_handoff
 
 Every call has a deadline and ends in a reply or in one of our own exceptions. No call is repeated here: the
 caller knows whether it may be (a placement is tried again with the next epoch).
+
+Of several schedulers each knows all workers and bookings, as workers and routers tell every one of them. A
+router asks one, its home, for all its placements and snapshots: that one has what it booked a moment ago.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.rpc import CALL_TIMEOUT_S
-from baton.scheduler.endpoints import Endpoints
+from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
 from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.place_calls import PlaceCalls
 from baton.scheduler.policy import NoChoice
-from baton.scheduler.reporter import Reporter
+from baton.scheduler.reports import Reports
 from baton.scheduler.standby import Standby
 from baton.scheduler.types import Booking, Known, PolicyOptions, worker_to_wire
-from baton.tasks import spawn, stop
 
 SNAPSHOT_TIMEOUT_S = 1.0
-REPORT_TIMEOUT_S = 2.0  # what is over keeps its room until it is told, perhaps to another scheduler
-HEARTBEAT_TIMEOUT_S = 1.5  # the next one, perhaps to another scheduler, must still find the lease
+REPORT_TIMEOUT_S = 2.0  # what is over keeps its room until it is told
+HEARTBEAT_TIMEOUT_S = 1.5  # the next one must still find the lease
+REGISTER_TIMEOUT_S = 3.0  # who asks a worker for another role waits 4 s for all its registrations
 INSPECT_TIMEOUT_S = 10.0  # the scheduler asks the worker twice
 TRY_TIMEOUT_S = 30.0
-RETELL_S = 1.0
 ALONE_RETRY_S = 1.0  # when asking again may help, while no scheduler answers
 
 
@@ -55,7 +57,7 @@ class Placement:
     source: pb.Worker | None = None
     source_tokens: int = 0
     waits: bool = False  # the first token is held back: the decode worker cannot go on at once
-    moved: bool = False  # by another of several schedulers than the one that the request belongs to
+    moved: bool = False  # by another of several schedulers than the one that the router belongs to
     alone: bool = False  # chosen here, from a snapshot
     scheduler: str = ""  # the address of the one that chose it
     scheduler_s: float = 0.0  # that it took
@@ -77,11 +79,13 @@ class SchedulerClient:
         self.router_id = router_id
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
-        self.reporter = Reporter(self.report)
+        self.reporter = Reports(
+            {one.address: partial(self._report, one) for one in self._schedulers},
+            lambda: self.home(router_id),
+        )
         self._place_calls = {
             one.address: PlaceCalls(self._schedulers, one, self._give_back) for one in self._schedulers
         }
-        self._retelling: asyncio.Task[None] | None = None  # since placements are asked of memory
         self.process: pb.Process | None = None  # this router, as snapshots are asked for
 
     async def __aenter__(self) -> Self:
@@ -98,42 +102,32 @@ class SchedulerClient:
         return len(self._schedulers)
 
     @property
+    def addresses(self) -> list[str]:
+        """The schedulers' addresses."""
+        return self._schedulers.addresses
+
+    @property
     def answering(self) -> bool:
         """Whether a scheduler answered the last call to it."""
         return self._schedulers.answering
 
     def home(self, key: str) -> str:
-        """Return the address of the scheduler that serves a key now: a worker's, router's or request's id."""
+        """Return the address of the scheduler that serves a key now: a worker's or a router's id."""
         return self._schedulers.pick(key).address
-
-    def others(self, address: str) -> list[str]:
-        """Return the addresses of the other schedulers that answer."""
-        return self._schedulers.others(address)
 
     async def place(self, need: Need) -> Placement:
         """Reserve workers for one attempt of this router's, and hold them until `reporter.finished`.
 
-        Epochs of one request count up from 1. Of several schedulers the one is asked that the request belongs
-        to; one that lost its store only where no other has it. Raises NoCapacity with code and retry_after_s.
+        Epochs of one request count up from 1. Of several schedulers the router's home is asked. Raises
+        NoCapacity with code and retry_after_s.
         """
         self._check(need)
-        request_id = need.attempt.request_id
-        scheduler = self._schedulers.pick(request_id)
-        with_store = self.schedulers > 1 and not scheduler.rest
-        if with_store:
-            self._retelling = None
-        elif self.schedulers > 1:
-            await self._retold()
-        asked = need_to_wire(need)
-        asked.with_store = with_store
-        reply = await self._place_calls[scheduler.address].ask(asked)
+        scheduler = self._schedulers.pick(self.router_id)
+        reply = await self._place_calls[scheduler.address].ask(need_to_wire(need))
         if reply.HasField("refusal"):
             raise Refused(reply.refusal)
         if reply.HasField("rejection"):
             no = reply.rejection
-            if no.code == pb.Rejection.CODE_STORE_AWAY:
-                scheduler.lost_store()
-                raise SchedulerUnavailable(f"scheduler at {scheduler.address}: {no.message}")
             raise NoCapacity(no.code, no.message, no.retry_after_s, settling=no.settling)
         placed = reply.placement
         placement = Placement(
@@ -144,7 +138,7 @@ class SchedulerClient:
             source=placed.source if placed.HasField("source") else None,
             source_tokens=placed.source_tokens,
             waits=placed.waits,
-            moved=scheduler is not self._schedulers.owner(request_id),
+            moved=self.schedulers > 1 and scheduler is not self._schedulers.owner(self.router_id),
             scheduler=scheduler.address,
             scheduler_s=reply.took_s,
         )
@@ -156,11 +150,12 @@ class SchedulerClient:
             prompt_tokens=placed.prompt_tokens or need.prompt_tokens,
             blocks=placed.blocks,
         )
-        self.reporter.hold(Known(need.attempt, booking), placement.lease_s)
+        known = Known(need.attempt, booking)
+        self.reporter.hold(known, placement.lease_s, booked_by=scheduler.address)
         return placement
 
     def place_alone(self, need: Need) -> Placement:
-        """Place without a scheduler, from the last snapshot; it is reported as soon as one answers.
+        """Place without a scheduler, from the last snapshot; each is told as soon as it answers.
 
         Raises NoCapacity, and SchedulerUnavailable where there is no snapshot, or only too old a one.
         """
@@ -170,7 +165,7 @@ class SchedulerClient:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
         if isinstance(assigned, NoChoice):
             raise NoCapacity(assigned.code, assigned.message, ALONE_RETRY_S)
-        self.reporter.hold(Known(need.attempt, assigned.booking), self.standby.lease_s, tell=True)
+        self.reporter.hold(Known(need.attempt, assigned.booking), self.standby.lease_s)
         return Placement(
             attempt=need.attempt,
             prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
@@ -190,30 +185,26 @@ class SchedulerClient:
         request = pb.SnapshotRequest(
             router_id=self.router_id, load=load, process=self.process, feed=feed, revision=revision
         )
-        snapshot: pb.SnapshotReply = await self._schedulers.call(
-            "Snapshot", request, SNAPSHOT_TIMEOUT_S, self.router_id
-        )
+        home = self._schedulers.pick(self.router_id)
+        snapshot: pb.SnapshotReply = await self._schedulers.ask(home, "Snapshot", request, SNAPSHOT_TIMEOUT_S)
         self.standby.learn(snapshot, reached)
-        self.reporter.saw_generation(snapshot.generation)
+        self.reporter.saw_generation(snapshot.generation, home.address)
         return snapshot.log_level
 
     async def report(self, request: pb.ReportRequest) -> pb.ReportReply:
-        """Send one batch. Routers use `reporter` instead."""
-        request.router_id = self.router_id
-        reply: pb.ReportReply = await self._schedulers.call(
-            "Report", request, REPORT_TIMEOUT_S, self.router_id
-        )
-        return reply
+        """Send one batch to this router's home. Routers use `reporter` instead."""
+        return await self._report(self._schedulers.pick(self.router_id), request)
 
-    async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> pb.RegisterReply:
-        """Register a worker.
+    async def register(
+        self, identity: pb.WorkerIdentity, state: pb.WorkerState, *, scheduler: str = ""
+    ) -> pb.RegisterReply:
+        """Register a worker with one scheduler: its `home`, unless the address of another is given.
 
         Raises Refused when it does not fit into the deployment, StaleWorker for an older epoch.
         """
         request = pb.RegisterRequest(identity=identity, state=state)
-        reply: pb.RegisterReply = await self._schedulers.call(
-            "Register", request, CALL_TIMEOUT_S, identity.worker_id
-        )
+        asked = self._of_worker(identity.worker_id, scheduler)
+        reply: pb.RegisterReply = await self._schedulers.ask(asked, "Register", request, REGISTER_TIMEOUT_S)
         if reply.epoch:
             raise StaleWorker(identity.worker_id, identity.epoch, reply.epoch)
         if reply.refusal:
@@ -230,38 +221,33 @@ class SchedulerClient:
         *,
         scheduler: str = "",
     ) -> pb.HeartbeatReply:
-        """Send one heartbeat, to the worker's `home` unless the address of a scheduler is given."""
+        """Send one heartbeat to one scheduler: the worker's `home`, unless an address is given."""
         request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch, blocks=blocks)
-        asked = self._schedulers.at(scheduler) if scheduler else self._schedulers.pick(worker_id)
+        asked = self._of_worker(worker_id, scheduler)
         reply: pb.HeartbeatReply = await self._schedulers.ask(
             asked, "Heartbeat", request, HEARTBEAT_TIMEOUT_S
         )
         return reply
 
-    async def tell_blocks(self, worker_id: str, blocks: pb.BlockOperations, scheduler: str) -> pb.BlocksKnown:
-        """Tell one more scheduler, by its address, what the worker's cache holds; return what it knows."""
-        request = pb.HeartbeatRequest(worker_id=worker_id, blocks=blocks, blocks_alone=True)
-        asked = self._schedulers.at(scheduler)
-        reply: pb.HeartbeatReply = await self._schedulers.ask(
-            asked, "Heartbeat", request, HEARTBEAT_TIMEOUT_S
-        )
-        return reply.blocks
-
-    async def deregister(self, worker_id: str, epoch: int = 0) -> None:
-        """Tell the scheduler that a worker leaves."""
+    async def deregister(self, worker_id: str, epoch: int = 0, *, scheduler: str = "") -> None:
+        """Tell one scheduler, as with `register`, that a worker leaves."""
         request = pb.DeregisterRequest(worker_id=worker_id, epoch=epoch)
-        await self._schedulers.call("Deregister", request, CALL_TIMEOUT_S, worker_id)
+        asked = self._of_worker(worker_id, scheduler)
+        await self._schedulers.ask(asked, "Deregister", request, CALL_TIMEOUT_S)
 
     async def describe(self) -> pb.Description:
         """Return all that the schedulers know, for operators.
 
-        What they share is told by one that has its store.
+        All of them know the same workers and attempts: the one that knows most workers tells them, of those
+        that have their store. A router is known to its home alone.
         """
         replies: dict[str, pb.Description] = await self._schedulers.each(
             "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S
         )
         found = pb.Description()
-        found.CopyFrom(min(replies.values(), key=lambda reply: bool(reply.store_problem)))
+        found.CopyFrom(
+            min(replies.values(), key=lambda reply: (bool(reply.store_problem), -len(reply.workers)))
+        )
         routers = {one.router_id: one for reply in replies.values() for one in reply.routers}
         del found.routers[:], found.schedulers[:]
         found.routers.extend(routers[key] for key in sorted(routers))
@@ -339,28 +325,24 @@ class SchedulerClient:
         if need.router_id != self.router_id:
             raise ValueError(f"a need of router {need.router_id!r} is placed as router {self.router_id!r}")
 
-    async def _retold(self) -> None:
-        """Tell a scheduler without its store what this router holds, once, before it is asked to place.
-
-        Its memory may lack what others booked in the store's last moment. Waits for a second at most.
-        """
-        if self._retelling is None:
-            self.reporter.tell_again()
-            self._retelling = spawn(self.reporter.told(RETELL_S), "scheduler-retelling")
-        await asyncio.wait({self._retelling})
-
     async def close(self) -> None:
         """Send what is still to be reported, within a second, say goodbye, and hang up."""
         for calls in self._place_calls.values():
             await calls.close()
-        if self._retelling:
-            await stop(self._retelling)
         await self.reporter.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)
             with contextlib.suppress(SchedulerUnavailable, Refused):
                 await self.refresh()
         await self._schedulers.close()
+
+    async def _report(self, scheduler: Endpoint, request: pb.ReportRequest) -> pb.ReportReply:
+        request.router_id = self.router_id
+        reply: pb.ReportReply = await self._schedulers.ask(scheduler, "Report", request, REPORT_TIMEOUT_S)
+        return reply
+
+    def _of_worker(self, worker_id: str, scheduler: str) -> Endpoint:
+        return self._schedulers.at(scheduler) if scheduler else self._schedulers.pick(worker_id)
 
     def _give_back(self, placed: pb.Placement) -> None:
         """Report a placement's end that nobody waits for any more."""

@@ -13,7 +13,6 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import Line, tls_problem
 from baton.scheduler.errors import Refused, SchedulerUnavailable
@@ -22,10 +21,9 @@ from baton.tasks import spawn, stop
 
 CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
 MISSED = 2  # answers in a row until a scheduler counts as dead
-# Good checks in a row until a scheduler that had lost its store gets calls again. Others over the same store
-# have it again up to a second and a half later: one of them decides from memory meanwhile, and no other may.
-REST_CHECKS = 3
-SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
+BACK_S = (
+    3.0  # without keys for one that was dead, while another serves: it hears of workers and bookings first
+)
 
 # What gRPC puts before the reason: "failed to connect to all addresses; last error: UNKNOWN: ipv4:ADDRESS: ".
 _BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: ([A-Z_]+: )?(ipv[46]:\S+: )?")
@@ -52,7 +50,8 @@ class Endpoint:
         self.asked_at = 0.0  # time.monotonic(), of the last call or check
         self._missed = 0  # answers in a row
         self._missed_at = 0.0  # time.monotonic(), of the last one
-        self.rest = 0  # good checks that are left until it counts as serving again
+        self._heard_at = 0.0  # time.monotonic(), of the last answer
+        self._settled_at = 0.0  # time.monotonic(), from which on it gets keys again
         self._checked_at = 0.0  # time.monotonic()
         self._check: asyncio.Task[None] | None = None
 
@@ -64,13 +63,15 @@ class Endpoint:
             self._stub = rpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         return self._stub
 
+    @property
+    def settled(self) -> bool:
+        """Whether it has been there for a while."""
+        return time.monotonic() >= self._settled_at
+
     def answered(self) -> None:
         """Note that a call was answered."""
-        self.answering, self.suspected, self._missed = True, False, 0
-
-    def lost_store(self) -> None:
-        """Note that it says that it has lost its store."""
-        self.rest = REST_CHECKS
+        self._missed = 0
+        self._is_there()
 
     def failed(self, error: grpc.aio.AioRpcError, began: float) -> None:
         """Note that a call or a check, which began at `began`, had no answer."""
@@ -89,8 +90,8 @@ class Endpoint:
             self._check = spawn(self._ask_health(), f"check of scheduler {self.address}")
 
     def check_if_due(self) -> None:
-        """Check it, unless that was done a moment ago."""
-        if time.monotonic() - self._checked_at >= CHECK_S:
+        """Check it, unless that was done, or it answered, a moment ago."""
+        if time.monotonic() - max(self._checked_at, self._heard_at) >= CHECK_S:
             self.check()
 
     async def close(self) -> None:
@@ -101,35 +102,33 @@ class Endpoint:
 
     async def _ask_health(self) -> None:
         began = time.monotonic()
-        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        request = health_pb2.HealthCheckRequest()
         try:
-            reply = await health_pb2_grpc.HealthStub(self._line.channel).Check(request, timeout=CHECK_S)
+            await health_pb2_grpc.HealthStub(self._line.channel).Check(request, timeout=CHECK_S)
         except grpc.aio.AioRpcError as error:
             self.failed(error, began)
             return
         # Its calls may be missed all the same: only an answered one makes `_missed` zero again.
+        self._is_there()
+
+    def _is_there(self) -> None:
+        self._heard_at = time.monotonic()
+        if not self.answering:
+            self._settled_at = self._heard_at + BACK_S
         self.answering, self.suspected = True, False
-        if reply.status == health_pb2.HealthCheckResponse.SERVING:
-            self.rest = max(0, self.rest - 1)
-        else:
-            self.lost_store()
 
 
 class Endpoints:
-    """Schedulers that share a store, and the calls: each call goes to the one that its key belongs to.
+    """Schedulers that know the same, each in its own memory, and the calls: to one of them, or to all.
 
-    A key, such as a request's id, belongs to the scheduler whose hash with it is highest, of those that serve
-    (rendezvous hashing; Thaler and Ravishankar, 1998). So all clients agree without a word, the keys of one
-    that is gone spread over the others, and no other key moves. Without a key the first one that serves is
-    called.
-
-    A scheduler that lacks its store says so, by gRPC's health service or in its answer, and gets no calls
-    while another one serves. Where none does, the first of the list that answers gets all calls, from all
-    clients: it works from its memory, and has to know everything.
+    A key, such as a router's id, belongs to the scheduler whose hash with it is highest, of those that serve
+    (rendezvous hashing; Thaler and Ravishankar, 1998). So the keys of one that is gone spread over the
+    others, and no other key moves. Without a key the first one that serves is called.
 
     No scheduler is taken for dead by one missed answer: a machine stands still for a second now and then. But
-    its keys move at once, until it answers a check. A refused connection counts as a death at once. Each of
-    several is checked about once a second.
+    its keys move at once, until it answers a check. A refused connection counts as a death at once. One that
+    was dead gets its keys back `BACK_S` after it has answered. Each of several that has not answered for a
+    second is checked.
     """
 
     def __init__(self, addresses: str) -> None:
@@ -153,11 +152,9 @@ class Endpoints:
             return self._all[0]
         self._check()
         answering = [one for one in self._all if one.answering]
-        with_store = [one for one in answering if not one.rest]
-        if best := [one for one in with_store if not one.suspected] or with_store:
+        serving = [one for one in answering if not one.suspected]
+        if best := [one for one in serving if one.settled] or serving or answering:
             return owner(best, key) if key else best[0]
-        if best := [one for one in answering if not one.suspected] or answering:
-            return best[0]
         return min(self._all, key=lambda endpoint: endpoint.asked_at)
 
     def owner(self, key: str) -> Endpoint:
@@ -168,9 +165,10 @@ class Endpoints:
         """Return the scheduler at an address of the list."""
         return next(one for one in self._all if one.address == address)
 
-    def others(self, address: str) -> list[str]:
-        """Return the addresses of those that answer, without this one."""
-        return [one.address for one in self._all if one.answering and one.address != address]
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses, in the order of the list."""
+        return [one.address for one in self._all]
 
     async def call(self, method: str, request: Any, timeout_s: float, key: str = "") -> Any:
         """Call one scheduler, once. Raises SchedulerUnavailable; Refused for a wrong or forbidden call."""

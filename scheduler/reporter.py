@@ -1,8 +1,8 @@
-"""A router's reports to the scheduler: the events of its attempts, in batches.
+"""The way of a router's reports to one scheduler: events in batches, and renewals of all that is held.
 
-Calls of `prefilled` and `finished` only append to a queue; one task sends it, every few milliseconds at most,
-and renews all attempts held while they run. While no scheduler answers, the queue is kept, within bounds of
-length and age. A scheduler that lost bookings, or never had them, gets a report of all that is held.
+An event only joins a queue; one task sends it, every few milliseconds at most, and renews the held attempts.
+While the scheduler does not answer, the queue is kept, within bounds of length and age. One that lost
+bookings is told these again, and one that has begun anew all that is held.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import islice
 
 from baton.attempts import Attempt
@@ -38,106 +37,62 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """The reports of one router's client. Not shared between event loops."""
+    """The reports to one scheduler. Not shared between event loops."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(
+        self,
+        send: Send,
+        held: Mapping[str, Known],
+        on_fenced: Callable[[Attempt], None],
+        on_released: Callable[[], None],
+    ) -> None:
+        """Report by `send`, and renew what is in `held`, by request id: others fill and empty it.
+
+        `on_fenced` gets attempts that are over for the scheduler. `on_released` is called when it knows that
+        reservations ended, and when it has stopped answering.
+        """
         self._send = send
+        self._held = held
+        self._on_fenced = on_fenced
+        self._on_released = on_released
         self._events: deque[tuple[float, Event]] = deque()  # with time.monotonic() when they came
-        self._held: dict[str, Known] = {}  # by request id; renewed while they are here
         self._renew_every_s = 0.0
         self._renew_at = 0.0  # time.monotonic()
-        self._answered = True  # whether the last call was
+        self.answered = True  # whether the last call was
         self._flushed_at = 0.0  # time.monotonic()
-        self._generation = ""  # of the scheduler's state
+        self._generation = ""  # of the scheduler: one life of it
+        self._anew = False  # it has begun another: it is to be told all
         self._wake = asyncio.Event()
-        self._sent = asyncio.Event()  # set for a moment, when nothing is queued any more
         self._task: asyncio.Task[None] | None = None
         self.dropped = 0  # events that were never reported
-        self.on_released: Callable[[], None] = lambda: None  # the scheduler knows that reservations ended
 
-    @property
-    def held(self) -> int:
-        """The number of attempts being renewed."""
-        return len(self._held)
-
-    @property
-    def holding(self) -> Iterable[Known]:
-        """The attempts being renewed, with what they hold of workers."""
-        return self._held.values()
-
-    def hold(self, known: Known, lease_s: float, *, tell: bool = False) -> None:
-        """Renew a live attempt from now on, and no longer an earlier one at the same request.
-
-        `tell`: report what it holds, where the scheduler did not place it.
-        """
-        if not self._held:
-            self._renew_at = time.monotonic() + lease_s / RENEWALS_PER_LEASE
-        self._held[known.attempt.request_id] = known
+    def renew(self, lease_s: float, *, first: bool) -> None:
+        """Renew what is held thrice a lease from now on. `first`: nothing was held before."""
         self._renew_every_s = lease_s / RENEWALS_PER_LEASE
-        if tell:
-            self._add(known_to_wire(known))
-        elif self._task is None:
-            self._task = keep(self._run, "scheduler-reporter")
-        elif self.held == 1:
+        if first:
+            self._renew_at = time.monotonic() + self._renew_every_s
             self._wake.set()  # it may sleep without a time to renew
+        self._start()
 
-    def hold_on(self, attempt: Attempt, epoch: int) -> Attempt:
-        """Hold under `epoch` what an attempt holds, and report it. Return the attempt of that epoch.
-
-        A later epoch that was refused, or got no reply, may have ended the attempt for the scheduler.
-        """
-        held = Attempt(attempt.request_id, epoch)
-        known = self._held.get(attempt.request_id)
-        if known and known.attempt == attempt and known.booking:
-            booking = replace(known.booking, attempt=held)
-            lease_s = self._renew_every_s * RENEWALS_PER_LEASE
-            self.hold(replace(known, attempt=held, booking=booking), lease_s, tell=True)
-        return held
-
-    def prefilled(self, attempt: Attempt) -> None:
-        """Report that the prompt is prefilled."""
-        known = self._held.get(attempt.request_id)
-        if known and known.attempt == attempt:
-            self._held[attempt.request_id] = replace(known, prefilled=True)
-        self._add(attempt_to_wire(attempt))
-
-    def shared(self, attempt: Attempt, blocks: int) -> None:
-        """Report that other requests hold so many KV blocks of the decode worker as well."""
-        known = self._held.get(attempt.request_id)
-        if known and known.attempt == attempt and known.booking:
-            booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
-            self._held[attempt.request_id] = replace(known, booking=booking)
-            self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
-
-    def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
-        """Report that the attempt is over: stop, length, abort, error, or retried. Twice does no harm."""
-        self._drop(attempt)
-        if not self._answered:
-            self.on_released()  # for placements that are made without a scheduler
-        self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
+    def add(self, event: Event) -> None:
+        """Report this with the next batch."""
+        if len(self._events) >= QUEUED_EVENTS:
+            self.dropped += 1
+            return
+        self._events.append((time.monotonic(), event))
+        self._wake.set()
+        self._start()
 
     def saw_generation(self, generation: str) -> None:
-        """Note the generation of the state that answers; with a new one, report again all that is held."""
+        """Note the generation that answers; with a new one, report again all that is held."""
         if generation and self._generation and generation != self._generation:
-            log.warning("the scheduler's bookings may be lost: reporting %d again", self.held)
-            self.tell_again()
+            self._anew = True
+            self._wake.set()
+            self._start()
         self._generation = generation or self._generation
-
-    def tell_again(self) -> None:
-        """Report all that is held, to a scheduler that may not know it."""
-        for known in self._held.values():
-            self._add(known_to_wire(known))
-
-    async def told(self, within_s: float) -> None:
-        """Wait until all that is queued was sent, or for so long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                if self._events:
-                    await self._sent.wait()
 
     async def close(self) -> None:
         """Send what is queued, within `CLOSE_S`, and stop renewing."""
-        self._held.clear()
         if self._task is None:
             return
         await stop(self._task)
@@ -146,12 +101,7 @@ class Reporter:
             async with asyncio.timeout(CLOSE_S):
                 await self._flush()
 
-    def _add(self, event: Event) -> None:
-        if len(self._events) >= QUEUED_EVENTS:
-            self.dropped += 1
-            return
-        self._events.append((time.monotonic(), event))
-        self._wake.set()
+    def _start(self) -> None:
         if self._task is None:
             self._task = keep(self._run, "scheduler-reporter")
 
@@ -161,16 +111,20 @@ class Reporter:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
-            pause_s = FLUSH_S if self._answered else RETRY_S
+            pause_s = FLUSH_S if self.answered else RETRY_S
             await asyncio.sleep(max(0.0, self._flushed_at + pause_s - time.monotonic()))
             self._flushed_at = time.monotonic()
             self._wake.clear()
+            # Before the events are sent: what is held later, the scheduler may not have been told yet.
+            due = list(self._held.values()) if self._held and self._flushed_at >= self._renew_at else []
             await self._flush()
-            if self._held and time.monotonic() >= self._renew_at:
-                await self._renew()
+            if due:
+                await self._renew([one.attempt for one in due if one.attempt.request_id in self._held])
 
     async def _flush(self) -> None:
         """Send what is queued now, until a call is not answered."""
+        if self._anew:
+            self._begin_anew()
         due = len(self._events)
         while due > 0:
             # Events leave the queue only when they arrived: those of a cancelled call are sent at close.
@@ -195,9 +149,15 @@ class Reporter:
             for _ in batch:
                 self._events.popleft()
             if request.prefilled or request.finished or request.shared:
-                self.on_released()
-        self._sent.set()
-        self._sent.clear()
+                self._on_released()
+
+    def _begin_anew(self) -> None:
+        """Queue all that is held in place of the events about it; the ends of others stay."""
+        self._anew = False
+        log.warning("a scheduler has begun anew: reporting %d bookings again", len(self._held))
+        self._events = deque(one for one in self._events if isinstance(one[1], pb.Finished))
+        for known in self._held.values():
+            self.add(known_to_wire(known))
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - KEEP_S
@@ -205,8 +165,7 @@ class Reporter:
             self._events.popleft()
             self.dropped += 1
 
-    async def _renew(self) -> None:
-        held = [known.attempt for known in self._held.values()]
+    async def _renew(self, held: list[Attempt]) -> None:
         self._renew_at = time.monotonic() + self._renew_every_s
         for begin in range(0, len(held), BATCH_EVENTS):
             batch = [attempt_to_wire(attempt) for attempt in held[begin : begin + BATCH_EVENTS]]
@@ -220,9 +179,14 @@ class Reporter:
 
     async def _tell(self, request: pb.ReportRequest) -> None:
         """Send one report. Raises SchedulerUnavailable and Refused."""
-        self._answered = False
-        reply = await self._send(request)
-        self._answered = True
+        was_answered, self.answered = self.answered, False
+        try:
+            reply = await self._send(request)
+        except SchedulerUnavailable:
+            if was_answered:
+                self._on_released()  # who waits for an answer about room waits no longer
+            raise
+        self.answered = True
         self.saw_generation(reply.generation)
         for message in reply.lost:
             known = self._held.get(message.request_id)
@@ -232,20 +196,6 @@ class Reporter:
                     message.request_id,
                     extra={"request_id": message.request_id},
                 )
-                self._add(known_to_wire(known))
+                self.add(known_to_wire(known))
         for message in reply.fenced:
-            if self._drop(attempt_from_wire(message)):
-                log.warning(
-                    "%s, epoch %d, is over for the scheduler",
-                    message.request_id,
-                    message.epoch,
-                    extra={"request_id": message.request_id},
-                )
-
-    def _drop(self, attempt: Attempt) -> bool:
-        """Renew it no longer; return False when it is not held, or another attempt at the request is."""
-        known = self._held.get(attempt.request_id)
-        if known is None or known.attempt != attempt:
-            return False
-        del self._held[attempt.request_id]
-        return True
+            self._on_fenced(attempt_from_wire(message))

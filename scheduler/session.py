@@ -1,4 +1,4 @@
-"""A worker's membership in a deployment: it registers, sends heartbeats, and leaves."""
+"""A worker's membership in a deployment: it registers with all schedulers, sends heartbeats, and leaves."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from baton.scheduler.types import name_of
 from baton.tasks import stop
 
 HURRY_S = 0.1  # s to the next heartbeat while the scheduler lacks much of what the worker's cache holds
-BLOCKS_S = 3.0  # s; the longest silence about an unchanged cache: schedulers forget after ten
 RETRY_S = 0.5  # s between tries to register at start
 CLOSE_S = 1.0  # s; for deregistering
 EPOCH_TRIES = 3  # registrations in a row that may meet a later epoch
+# s for which the last word of a scheduler about a drain counts, while it says nothing more: another one that
+# began without Redis knows of no drain.
+WORD_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """A registration between `start` and `close`. A worker that the scheduler forgot registers again.
+    """A registration between `start` and `close`. A worker that a scheduler forgot registers there again.
 
     Each registration and change of state takes the next epoch: a late message of an older one is refused.
-    `draining` is set when an operator asks for it, or by `drain`; from then on nothing new is placed here. A
-    worker whose name was drained before it began does not drain: it stays, and nothing is placed on it until
-    an operator undoes that (`held`).
+    `draining` is set when an operator asks any scheduler for it, or by `drain`; from then on nothing new is
+    placed here. A worker whose name was drained before it began does not drain: it stays, and nothing is
+    placed on it until an operator undoes that (`held`).
 
-    One of several schedulers gets all of it, and keeps it in their store. What the cache holds each of them
-    hears for itself: the others in calls of their own, when there is something new, at most one for each
-    heartbeat (more while they lack much).
+    Every scheduler keeps the workers in its own memory. So the worker has a line to each: with S schedulers
+    it sends S heartbeats in the time of one, each with what that scheduler lacks of the cache's log. One that
+    is away, or hangs, delays no other's.
     """
 
     def __init__(
@@ -47,185 +49,138 @@ class WorkerSession:
     ) -> None:
         """Prepare the session; nothing is sent before `start`.
 
-        `load` is called before each heartbeat, `on_heartbeat` gets the answer of a scheduler that knows the
-        worker, and the seconds that it took; both in the event loop: they must be quick and must not raise.
+        `load` is called before each heartbeat, `on_heartbeat` gets the answer of the worker's home among the
+        schedulers, where that knows the worker, and the seconds that it took; both in the event loop: they
+        must be quick and must not raise.
         """
-        self._client = client
-        self._identity = pb.WorkerIdentity()
-        self._identity.CopyFrom(identity)
-        self._load = load
+        self.client = client
+        self.identity = pb.WorkerIdentity()
+        self.identity.CopyFrom(identity)
+        self.load = load
         self._on_heartbeat = on_heartbeat
-        self._state: pb.WorkerState = pb.WORKER_STATE_STARTING
-        self._registered = False
-        self._heartbeat_s = 0.0  # the scheduler says it when the worker registers
+        self.state: pb.WorkerState = pb.WORKER_STATE_STARTING
+        self.revision = 1  # of what a registration says; the schedulers get each one
+        self.heartbeat_s = 0.0  # a scheduler says it when the worker registers
         self.held: bool | None = None  # None: not known yet
         self.blocks: BlockLogs | None = None  # of a worker whose engine tells what its cache holds
-        self._told_at: dict[
-            str, float
-        ] = {}  # by scheduler: time.monotonic() of the last word about the cache
-        self._wake = asyncio.Event()
+        self._lines = [_Line(self, address) for address in client.addresses]
         self._tasks: list[asyncio.Task[None]] = []
         self.draining = asyncio.Event()
 
     @property
     def worker_id(self) -> str:
         """Its id, another one each time it is started."""
-        return self._identity.worker_id
+        return self.identity.worker_id
 
     @property
     def name(self) -> str:
         """Its name, the same each time it is started."""
-        return name_of(self._identity)
+        return name_of(self.identity)
 
     @property
     def registered(self) -> bool:
-        """Whether the scheduler knew this worker when it last answered."""
-        return self._registered
+        """Whether a scheduler knew this worker, as it is now, when it last answered."""
+        return any(line.registered for line in self._lines)
 
     async def start(self, wait_s: float) -> None:
-        """Register as starting and begin the heartbeats.
+        """Register as starting and begin the heartbeats. One scheduler that accepts is enough.
 
-        Tries for `wait_s` seconds, then raises SchedulerUnavailable; raises Refused at once.
+        Tries for `wait_s` seconds, then raises SchedulerUnavailable; raises Refused at once, by whomever.
         """
         deadline = time.monotonic() + wait_s
-        while not self._registered:
+        while not self.registered:
             try:
                 await self._register()
             except SchedulerUnavailable:
                 if time.monotonic() + RETRY_S > deadline:
                     raise
                 await asyncio.sleep(RETRY_S)
-        with contextlib.suppress(SchedulerUnavailable):
-            await self._heartbeat()  # it must know whether it is held before anybody asks it to drain
-        self._tasks = [keep(self._beat, "scheduler-heartbeats")]
-        if self._client.schedulers > 1:
-            self._tasks.append(keep(self._tell_others, "scheduler-blocks"))
+        # It must know whether it is held before anybody asks it to drain.
+        first = [line.heartbeat() for line in self._lines if line.registered]
+        for problem in await asyncio.gather(*first, return_exceptions=True):
+            if isinstance(problem, BaseException) and not isinstance(problem, SchedulerUnavailable):
+                raise problem
+        if any(line.drain_asked is not None for line in self._lines):
+            self._hear_drain(asked=self._drain_asked)
+        self._tasks = [keep(line.run, f"heartbeats to scheduler {line.address}") for line in self._lines]
 
     async def ready(self, capacity: pb.Capacity) -> None:
         """Take requests, as the engine is loaded. Raises Refused.
 
-        With the scheduler away the registration follows when it is back.
+        With a scheduler away the registration follows when it is back.
         """
-        self._identity.capacity.CopyFrom(capacity)
+        self.identity.capacity.CopyFrom(capacity)
         if not self.draining.is_set():
-            self._state = pb.WORKER_STATE_READY
+            self.state = pb.WORKER_STATE_READY
         await self._register_anew()
 
     async def become(self, role: pb.Role) -> None:
         """Take another role: from now on other work is placed here. Raises Refused, and keeps the old one.
 
-        With the scheduler away the registration follows when it is back.
+        With a scheduler away the registration follows when it is back.
         """
-        was, self._identity.role = self._identity.role, role
+        was, self.identity.role = self.identity.role, role
         try:
             await self._register_anew()
         except Refused:
-            self._identity.role = was
+            self.identity.role = was
+            self.revision += 1
+            self.wake()
             raise
 
     def drain(self) -> None:
-        """Tell the scheduler, with the next heartbeat, sent at once, to place nothing more here."""
-        self._state = pb.WORKER_STATE_DRAINING
-        self._identity.epoch += 1
+        """Tell the schedulers, with a heartbeat sent at once, to place nothing more here."""
+        self.state = pb.WORKER_STATE_DRAINING
+        self.identity.epoch += 1
         self.draining.set()
-        self._wake.set()
+        self.wake()
 
     async def close(self) -> None:
-        """Leave. Does not raise when the scheduler is away: the registration runs out by itself."""
+        """Leave. Does not raise when a scheduler is away: the registration runs out by itself."""
         for task in self._tasks:
             await stop(task)
         self._tasks = []
-        if self._registered:
-            with contextlib.suppress(SchedulerError, TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
-                    await self._client.deregister(self.worker_id, self._identity.epoch + 1)
-        self._registered = False
+        self.identity.epoch += 1
+        await asyncio.gather(*(line.leave() for line in self._lines))
 
-    async def _beat(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause_s(self._client.home(self.worker_id))):
-                    await self._wake.wait()
-            self._wake.clear()
-            try:
-                if not self._registered:
-                    await self._register()
-                if self._registered:  # else a later registration is under way, and wakes this
-                    await self._heartbeat()
-            except Refused as error:
-                log.warning("the scheduler refuses this worker: %s", error)
-            except SchedulerUnavailable as error:
-                log.debug("no heartbeat: %s", error)
+    def wake(self) -> None:
+        """Have all lines say something at once."""
+        for line in self._lines:
+            line.wake.set()
 
-    async def _tell_others(self) -> None:
-        """Tell all schedulers but the one that gets the heartbeats what the cache holds, for ever."""
-        while True:
-            others = self._client.others(self._client.home(self.worker_id))
-            await asyncio.gather(*(self._tell_blocks(one) for one in others))
-            await asyncio.sleep(min(map(self._pause_s, others), default=self._heartbeat_s))
+    def raise_epoch(self, last: int) -> None:
+        """Go on above an epoch that an earlier process of this id has used, with all schedulers."""
+        self.identity.epoch = max(self.identity.epoch, last)
+        self.wake()
 
-    def _pause_s(self, scheduler: str) -> float:
-        """Return the seconds until this scheduler hears of the cache again."""
-        behind = self.blocks is not None and self.blocks.to(scheduler).behind
-        return min(HURRY_S, self._heartbeat_s) if behind else self._heartbeat_s
+    def heard(self, line: _Line, reply: pb.HeartbeatReply, took_s: float) -> None:
+        """Take the answer to a heartbeat of a scheduler that knows this worker."""
+        if self._on_heartbeat is not None and line.address == self.client.home(self.worker_id):
+            self._on_heartbeat(reply, took_s)
+        if self._tasks:  # before, all of them are asked first
+            self._hear_drain(asked=self._drain_asked)
 
-    async def _tell_blocks(self, scheduler: str) -> None:
-        log_of_it = self.blocks.to(scheduler) if self.blocks is not None else None
-        silent_s = time.monotonic() - self._told_at.get(scheduler, -BLOCKS_S)
-        if log_of_it is None or not (log_of_it.news or silent_s >= BLOCKS_S):
-            return
-        try:
-            known = await self._client.tell_blocks(self.worker_id, log_of_it.message(), scheduler)
-        except (SchedulerUnavailable, Refused) as error:
-            log.debug("not told what the cache holds: %s", error)
-            return
-        self._told_at[scheduler] = time.monotonic()
-        log_of_it.heard(known)
+    @property
+    def _drain_asked(self) -> bool:
+        return any(line.drain_asked for line in self._lines)
 
     async def _register_anew(self) -> None:
-        self._registered = False
+        self.revision += 1
         try:
             await self._register()
         except SchedulerUnavailable as error:
             log.warning("not registered yet as it is now: %s", error)
-        self._wake.set()
+        self.wake()
 
     async def _register(self) -> None:
-        for _ in range(EPOCH_TRIES):
-            epoch = self._identity.epoch = self._identity.epoch + 1
-            try:
-                reply = await self._client.register(self._identity, self._state)
-            except StaleWorker as error:  # of an earlier process with this id: go on above it
-                self._identity.epoch = error.last
-                continue
-            self._heartbeat_s = reply.heartbeat_s
-            # A later one, with a capacity, may be under way: a heartbeat before it would say ready without.
-            self._registered = epoch == self._identity.epoch
-            return
-        raise Refused(
-            f"another process registers as worker {self.worker_id} at the same time: name it otherwise"
-        )
-
-    async def _heartbeat(self) -> None:
-        epoch, began = self._identity.epoch, time.monotonic()
-        scheduler = self._client.home(self.worker_id)
-        known = self.blocks.to(scheduler) if self.blocks is not None else None
-        blocks = known.message() if known is not None else None
-        reply = await self._client.heartbeat(
-            self.worker_id, self._state, self._load(), epoch, blocks, scheduler=scheduler
-        )
-        if known is not None and reply.HasField("blocks"):
-            known.heard(reply.blocks)
-        if epoch != self._identity.epoch:
-            return  # a registration overtook it: the answer is out of date
-        if not reply.known:
-            log.warning("the scheduler has forgotten this worker: registering again")
-            self._registered = False
-            await self._register()
-            return
-        if self._on_heartbeat is not None:
-            self._on_heartbeat(reply, time.monotonic() - began)
-        self._hear_drain(asked=reply.drain)
+        """Register with all side by side. Raises Refused, and SchedulerUnavailable where none answers."""
+        outcomes = await asyncio.gather(*(line.register() for line in self._lines), return_exceptions=True)
+        problems = [one for one in outcomes if isinstance(one, BaseException)]
+        for problem in problems:
+            if not isinstance(problem, SchedulerUnavailable):
+                raise problem
+        if len(problems) == len(outcomes):
+            raise problems[0]
 
     def _hear_drain(self, *, asked: bool) -> None:
         if self.held is None and asked:
@@ -236,3 +191,109 @@ class WorkerSession:
             log.info("asked to drain")
             self.drain()
         self.held = asked and self.held is not False
+
+
+class _Line:
+    """A worker's registration with one scheduler, and its heartbeats."""
+
+    def __init__(self, session: WorkerSession, address: str) -> None:
+        self._session = session
+        self.address = address
+        self.wake = asyncio.Event()
+        self._accepted = 0  # the session's revision that the scheduler has; 0: it does not know the worker
+        self._registrations = 0  # begun
+        self._drain_asked = False
+        self._heard_at: float | None = None  # time.monotonic()
+
+    @property
+    def registered(self) -> bool:
+        """Whether the scheduler has the worker as it is now."""
+        return self._accepted == self._session.revision
+
+    @property
+    def drain_asked(self) -> bool | None:
+        """Whether the scheduler asks for a drain; None: not known, or said too long ago."""
+        if self._heard_at is None or time.monotonic() - self._heard_at > WORD_S:
+            return None
+        return self._drain_asked
+
+    async def run(self) -> None:
+        """Send heartbeats, and register first where need be, for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s):
+                    await self.wake.wait()
+            self.wake.clear()
+            try:
+                if not self.registered:
+                    await self.register()
+                if self.registered:  # else a later registration is under way, and wakes this
+                    await self.heartbeat()
+            except Refused as error:
+                log.warning("scheduler %s refuses this worker: %s", self.address, error)
+            except SchedulerUnavailable as error:
+                log.debug("no heartbeat: %s", error)
+
+    async def register(self) -> None:
+        """Register the worker as it is now. Raises Refused, SchedulerUnavailable."""
+        session = self._session
+        for _ in range(EPOCH_TRIES):
+            revision = session.revision
+            self._registrations += 1
+            session.identity.epoch += 1
+            try:
+                reply = await session.client.register(session.identity, session.state, scheduler=self.address)
+            except StaleWorker as error:  # of an earlier process with this id: go on above it
+                session.raise_epoch(error.last)
+                continue
+            session.heartbeat_s = reply.heartbeat_s
+            # A later one, with a capacity, may be under way: a heartbeat before it would say ready without.
+            self._accepted = max(self._accepted, revision)
+            return
+        raise Refused(
+            f"another process registers as worker {session.worker_id} at the same time: name it otherwise"
+        )
+
+    async def heartbeat(self) -> None:
+        """Send one heartbeat; register again with a scheduler that has forgotten the worker."""
+        session, registrations, began = self._session, self._registrations, time.monotonic()
+        known = session.blocks.to(self.address) if session.blocks is not None else None
+        blocks = known.message() if known is not None else None
+        reply = await session.client.heartbeat(
+            session.worker_id,
+            session.state,
+            session.load(),
+            session.identity.epoch,
+            blocks,
+            scheduler=self.address,
+        )
+        if known is not None and reply.HasField("blocks"):
+            known.heard(reply.blocks)
+        if registrations != self._registrations:
+            return  # a registration overtook it: the answer is out of date
+        if not reply.known:
+            log.warning("scheduler %s has forgotten this worker: registering again", self.address)
+            self._accepted = 0
+            await self.register()
+            return
+        self._heard_at, self._drain_asked = time.monotonic(), reply.drain
+        session.heard(self, reply, time.monotonic() - began)
+
+    async def leave(self) -> None:
+        """Deregister the worker where it was registered, if the scheduler answers in time."""
+        if not self._accepted:
+            return
+        self._accepted = 0
+        session = self._session
+        with contextlib.suppress(SchedulerError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await session.client.deregister(
+                    session.worker_id, session.identity.epoch, scheduler=self.address
+                )
+
+    @property
+    def _pause_s(self) -> float:
+        """The seconds until the next heartbeat."""
+        session = self._session
+        behind = session.blocks is not None and session.blocks.to(self.address).behind
+        return min(HURRY_S, session.heartbeat_s) if behind else session.heartbeat_s

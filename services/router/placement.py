@@ -98,13 +98,9 @@ class Placements:
     async def _place_by_scheduler(
         self, state: RequestState, exclude: set[str], service: ServiceClass
     ) -> Placement:
-        """Try each scheduler once, and of several one again: where none has its store, it places without.
-
-        Raises NoCapacity, Refused, SchedulerUnavailable.
-        """
+        """Try each scheduler once. Raises NoCapacity, Refused, SchedulerUnavailable."""
         client = self._client
-        tries = client.schedulers + (client.schedulers > 1)
-        for others in reversed(range(tries)):
+        for others in reversed(range(client.schedulers)):
             if not client.answering and client.standby.workers:
                 raise SchedulerUnavailable("no scheduler answers")  # its return is not waited for here
             state.epoch += 1  # each epoch is used once, even without a reply: it may have been booked
