@@ -1,0 +1,137 @@
+"""What a router holds of workers, and the events of its attempts: told to every scheduler.
+
+Each scheduler keeps all bookings in its own memory. The one that placed an attempt has booked it; the others
+hear of it here, and all of them hear what becomes of it. Each has a `Reporter` of its own, so one that is
+away holds up no other. With S schedulers S reports are sent in place of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from baton.attempts import Attempt
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.reporter import Event, Reporter, Send
+from baton.scheduler.types import Known, attempt_to_wire, known_to_wire
+
+log = logging.getLogger(__name__)
+
+
+class Reports:
+    """The reports of one router's client. Not shared between event loops."""
+
+    def __init__(self, sends: Mapping[str, Send], home: Callable[[], str]) -> None:
+        """Report by each of `sends`, by the scheduler's address.
+
+        `home` returns the address of the one that this router would ask for a placement now.
+        """
+        self._held: dict[str, Known] = {}  # by request id; renewed while they are here
+        self._lease_s = 0.0
+        self._home = home
+        self._reporters = {
+            address: Reporter(send, self._held, self._fenced, partial(self._released, address))
+            for address, send in sends.items()
+        }
+        self.on_released: Callable[[], None] = lambda: None  # the scheduler knows that reservations ended
+
+    @property
+    def held(self) -> int:
+        """The number of attempts being renewed."""
+        return len(self._held)
+
+    @property
+    def holding(self) -> Iterable[Known]:
+        """The attempts being renewed, with what they hold of workers."""
+        return self._held.values()
+
+    @property
+    def dropped(self) -> int:
+        """The number of events that no scheduler was told."""
+        return min(one.dropped for one in self._reporters.values())
+
+    def hold(self, known: Known, lease_s: float, *, booked_by: str = "") -> None:
+        """Renew a live attempt from now on, and no longer an earlier one at the same request.
+
+        What it holds is reported to all schedulers but the one at the address `booked_by`, which placed it.
+        """
+        first = not self._held
+        self._held[known.attempt.request_id] = known
+        self._lease_s = lease_s
+        for reporter in self._reporters.values():
+            reporter.renew(lease_s, first=first)
+        if len(self._reporters) > 1 or not booked_by:
+            self._add(known_to_wire(known), but=booked_by)
+
+    def hold_on(self, attempt: Attempt, epoch: int) -> Attempt:
+        """Hold under `epoch` what an attempt holds, and report it. Return the attempt of that epoch.
+
+        A later epoch that was refused, or got no reply, may have ended the attempt for a scheduler.
+        """
+        held = Attempt(attempt.request_id, epoch)
+        known = self._held.get(attempt.request_id)
+        if known and known.attempt == attempt and known.booking:
+            booking = replace(known.booking, attempt=held)
+            self.hold(replace(known, attempt=held, booking=booking), self._lease_s)
+        return held
+
+    def prefilled(self, attempt: Attempt) -> None:
+        """Report that the prompt is prefilled."""
+        known = self._held.get(attempt.request_id)
+        if known and known.attempt == attempt:
+            self._held[attempt.request_id] = replace(known, prefilled=True)
+        self._add(attempt_to_wire(attempt))
+
+    def shared(self, attempt: Attempt, blocks: int) -> None:
+        """Report that other requests hold so many KV blocks of the decode worker as well."""
+        known = self._held.get(attempt.request_id)
+        if known and known.attempt == attempt and known.booking:
+            booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
+            self._held[attempt.request_id] = replace(known, booking=booking)
+            self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
+
+    def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
+        """Report that the attempt is over: stop, length, abort, error, or retried. Twice does no harm."""
+        self._drop(attempt)
+        if not self._reporters[self._home()].answered:
+            self.on_released()  # for placements that are made without it
+        self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
+
+    def saw_generation(self, generation: str, scheduler: str) -> None:
+        """Note the generation that answers at an address; a new one is told again all that is held."""
+        self._reporters[scheduler].saw_generation(generation)
+
+    async def close(self) -> None:
+        """Send what is queued, within `CLOSE_S`, and stop renewing."""
+        self._held.clear()
+        await asyncio.gather(*(one.close() for one in self._reporters.values()))
+
+    def _add(self, event: Event, but: str = "") -> None:
+        for address, reporter in self._reporters.items():
+            if address != but:
+                reporter.add(event)
+
+    def _released(self, address: str) -> None:
+        """Pass on that a scheduler knows of ends, or has stopped answering, where placements depend on it."""
+        if len(self._reporters) == 1 or address == self._home() or not self._reporters[address].answered:
+            self.on_released()
+
+    def _fenced(self, attempt: Attempt) -> None:
+        if self._drop(attempt):
+            log.warning(
+                "%s, epoch %d, is over for a scheduler",
+                attempt.request_id,
+                attempt.epoch,
+                extra={"request_id": attempt.request_id},
+            )
+
+    def _drop(self, attempt: Attempt) -> bool:
+        """Renew it no longer; return False when it is not held, or another attempt at the request is."""
+        known = self._held.get(attempt.request_id)
+        if known is None or known.attempt != attempt:
+            return False
+        del self._held[attempt.request_id]
+        return True
