@@ -24,7 +24,6 @@ OTHERS = {
     "scheduler/client.py": "ends by itself within a second",
     "scheduler/endpoints.py": "one check, made again within a second",
     "scheduler/place_calls.py": "one call; its callers are told",
-    "scheduler/store/redis_calls.py": "ends by itself; its callers are told, and the next call makes another",
     "services/engine/grammars/house.py": "a helper's: what ends it ends the helper, and another one starts",
     "services/engine/host.py": "the engine: what ends it ends the process",
     "services/offline/client.py": "awaited together",

@@ -6,6 +6,7 @@ live stand in `baton.scheduler.keys`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +28,10 @@ from baton.redis_user import explained, refuses_the_user
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store.base import TOLD_KINDS, Store
-from baton.scheduler.store.redis_calls import ScriptCalls
 from baton.scheduler.types import Told
+from baton.tasks import patiently
 
-CALL_TIMEOUT_S = 0.9  # of a batch of calls: connecting, the scripts
+CALL_TIMEOUT_S = 0.9  # of a call: connecting, the script
 SCRIPTS = ("drains", "take_turn", "tell", "lead", "told", "order")
 AWAY = "the store is away"  # logged once each time
 
@@ -49,7 +50,7 @@ class RedisStore(Store):
         self._host = self.name.partition("://")[2].partition("/")[0]  # for messages
         self._keys = topic_keys(topic)
         try:
-            # `ScriptCalls` ends calls that wait too long for a connection or a reply.
+            # `_run` ends calls that take too long.
             self._client = redis_link.connect(url, self._keys[0], password=password, max_connections=1)
         except ValueError:  # its words may quote a password
             raise StoreRefuses(
@@ -57,8 +58,10 @@ class RedisStore(Store):
                 "with the password percent-encoded or in a file (scheduler.store_password_file)"
             ) from None
         self._password: str = self._client.connection_pool.connection_kwargs.get("password") or ""
-        sources = {name: _source(name) for name in SCRIPTS}
-        self._calls = ScriptCalls(self._client, sources, self._keys, CALL_TIMEOUT_S)
+        self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
+        self._calling = (
+            asyncio.Lock()
+        )  # a second connection would win nothing: Redis runs one script at a time
 
     async def open(self) -> None:
         try:
@@ -108,24 +111,26 @@ class RedisStore(Store):
         await self._learn_drains()
 
     async def close(self) -> None:
-        await self._calls.close()
         await redis_link.hang_up(self._client)
 
     async def _learn_drains(self) -> None:
         """Tell the store which names are drained here, and learn which others are."""
         mine = [part for name, count in self._drains.items() for part in (name, count)]
-        for name, count in _pairs(await self._run("drains", *mine)):
+        async with self._calling:
+            known = await self._run("drains", *mine)
+        for name, count in _pairs(known):
             self._drains[name] = max(int(count), self._drains.get(name, 0))
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
         """Return one script's reply; None while the store is away."""
-        if self.problem:
-            return None
-        try:
-            return await self._run(name, *arguments)
-        except StoreUnavailable as error:
-            self._lose(error)
-            return None
+        async with self._calling:
+            if self.problem:  # perhaps since a call that this one waited for
+                return None
+            try:
+                return await self._run(name, *arguments)
+            except StoreUnavailable as error:
+                self._lose(error)
+                return None
 
     def _lose(self, error: StoreUnavailable) -> None:
         if not self.problem:
@@ -135,8 +140,10 @@ class RedisStore(Store):
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
         """Return one script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""
         try:
-            return await self._calls.call(name, arguments)
+            script = self._scripts[name](self._keys, arguments)
+            return await patiently(script, CALL_TIMEOUT_S)
         except (RedisError, OSError, TimeoutError) as error:
+            redis_link.renew(self._client)  # this may be the wrong server by now
             kind = StoreRefuses if _for_good(error) or leads_elsewhere(error, self.name) else StoreUnavailable
             text = elsewhere(error, self.name, "scheduler.store") or _explain(error)
             if self._password:  # a server that does not know a command repeats its arguments
