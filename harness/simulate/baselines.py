@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Picker, Scorer, Side
-from baton.scheduler.policy.pickers import PowerOfFour
 from baton.scheduler.types import PlacementLimits, WorkerRecord
 from baton.services.config import PolicySettings
 
@@ -32,12 +31,6 @@ class RoundRobin(Picker):
         role = scored[0][0].role
         turn = self._turns[role] = self._turns.get(role, -1) + 1
         return scored[turn % len(scored)][0]
-
-
-class PowerOfEight(PowerOfFour):
-    """Picks the best of eight drawn at random and of those that hold most of the prompt."""
-
-    draws: ClassVar[int] = 8
 
 
 class LongestPrefix(Scorer):

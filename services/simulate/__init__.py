@@ -4,10 +4,8 @@
     profile     pace and size of the workers: measured curves, in a JSON file
     traces      requests drawn at random;  mooncake  recorded ones
     cache, engine, worker      a simulated worker, from its KV blocks to its heartbeats
-    deployment  the scheduler's store, placer, policy and index of prefixes, and the workers
-    router      the router's waiting room and recovery, on these
-    booked      placements as they are made today;  chosen  by routers, on workers that admit or refuse
-    admission   such a worker's count
+    deployment  the scheduler's roster, ledger, placer, policy and index of prefixes, and the workers
+    router      the router's waiting room and recovery, on these;  placements  its calls of the scheduler
     simulation  one run;  figures  its outcome
     tune        the split into prefill and decode workers that serves a trace best
 

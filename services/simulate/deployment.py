@@ -1,7 +1,7 @@
 """The scheduler's side of a simulated deployment, which is the product's code, and the workers.
 
-The store, the placer with its policy, the index of prefixes and its upkeep are those of a scheduler's
-process; what reaches them by gRPC there is a call here.
+The roster, the ledger, the placer with its policy, the index of prefixes and its upkeep are those of a
+scheduler's process; what reaches them by gRPC there is a call here.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.knowledge import Knowledge
+from baton.scheduler.ledger import Ledger
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
-from baton.scheduler.store.memory import MemoryStore
-from baton.scheduler.types import Reserved, RouterReport
+from baton.scheduler.roster import Roster
+from baton.scheduler.types import RouterReport
 from baton.services import roles
 from baton.services.config import SchedulerSettings
 from baton.services.simulate.engine import Machine, SimulatedEngine
 from baton.services.simulate.figures import Gaps
-from baton.services.simulate.loop import at_once
 from baton.services.simulate.profile import Profile
 from baton.services.simulate.worker import Fault, SimulatedWorker
 
@@ -66,14 +66,6 @@ class Split:
         ]
 
 
-@dataclass
-class Desk:
-    """One scheduler's notes of what its routers sent on its advice and no worker has taken yet."""
-
-    routers: set[str] = field(default_factory=set)
-    sent: dict[str, Reserved] = field(default_factory=dict)  # by worker
-
-
 class SimulatedDeployment:
     """A scheduler and its workers, on the loop's time."""
 
@@ -101,28 +93,17 @@ class SimulatedDeployment:
         self._retired: dict[str, float] = {}  # by name: seconds in steps of its lives that are over
         self._machine = Machine(profile.engine.cores)
         self.lost = 0
-        self.desks: list[Desk] = []  # of schedulers that keep what they advised
-        self.questions = 0  # asked of workers for their room
-        self.roster = 0  # how often a worker came or went
-        self.fullest = 0.0  # the highest share of a bound that any worker has reached
         self.workers: dict[str, SimulatedWorker] = {}  # by id: those that live
-        self.store = MemoryStore("simulated", loop.time)
-        self.ledger: PrefixLedger | None = None
+        self.ledger = Ledger(settings.placement_lease_s, loop.time)
+        self.roster = Roster("simulated", settings.worker_lease_s, self.ledger, loop.time)
+        self._prefixes: PrefixLedger | None = None
         self._knowledge: Knowledge | None = None
         if events:
             index = PrefixIndex(settings.prefix_blocks)
-            self.ledger = PrefixLedger(index, loop.time, heartbeat_s=settings.heartbeat_s)
-            self._knowledge = Knowledge(self.ledger, PrefixMetrics(CollectorRegistry()), loop.time)
+            self._prefixes = PrefixLedger(index, loop.time, heartbeat_s=settings.heartbeat_s)
+            self._knowledge = Knowledge(self._prefixes, PrefixMetrics(CollectorRegistry()), loop.time)
         policy = Policy(settings, settings.policy, random.Random(seed))  # noqa: S311
-        self.placer = Placer(
-            self.store,
-            policy,
-            settings,
-            settings.placement_lease_s,
-            lambda _: None,
-            prefixes=self.ledger,
-            clock=loop.time,
-        )
+        self.placer = Placer(self.roster, self.ledger, policy, prefixes=self._prefixes, clock=loop.time)
 
     def begin(self, faults: Sequence[Fault]) -> None:
         """Start the workers, and have the faults happen."""
@@ -134,13 +115,13 @@ class SimulatedDeployment:
     async def watch(self) -> None:
         """Keep what is known of caches up to date, as a scheduler's process does."""
         while self._knowledge is not None:
-            self._knowledge.look(await self.placer.view(self._loop.time()))
+            self._knowledge.look(self.roster.view())
             await self._knowledge.tend()
             await asyncio.sleep(LOOK_S)
 
     def report(self, report: RouterReport) -> None:
         """Take a router's report."""
-        at_once(self.store.report(report, self._settings.placement_lease_s))
+        self.ledger.report(report)
 
     @property
     def gaps(self) -> Gaps:
@@ -161,16 +142,12 @@ class SimulatedDeployment:
         worker = SimulatedWorker(
             name, life, role, profile=self._profile, block_tokens=self._block_tokens, engine=engine
         )
-        worker.admits(self._settings, self._loop.time)
         self.workers[worker.worker_id] = worker
-        self.roster += 1
         self._register(worker)
         self._loop.call_later(self._draw.random() * self._settings.heartbeat_s, self._beat, worker)
 
     def _register(self, worker: SimulatedWorker) -> None:
-        lease_s = self._settings.worker_lease_s
-        refusal = at_once(self.store.register(worker.identity, pb.WORKER_STATE_READY, lease_s))
-        if refusal:
+        if refusal := self.roster.register(worker.identity, pb.WORKER_STATE_READY):
             raise RuntimeError(refusal)
 
     def _beat(self, worker: SimulatedWorker) -> None:
@@ -180,12 +157,10 @@ class SimulatedDeployment:
         self._loop.call_later(self._settings.heartbeat_s, self._beat, worker)
         if now < worker.silent_until:
             return
-        state, lease_s = pb.WORKER_STATE_READY, self._settings.worker_lease_s
-        heard = at_once(self.store.heartbeat(worker.worker_id, state, worker.beat(now), lease_s))
-        if not heard.known:
+        if not self.roster.heartbeat(worker.worker_id, pb.WORKER_STATE_READY, worker.load()).known:
             self._register(worker)
-        if self.ledger is not None:
-            worker.tell(now, self.ledger.hear)
+        if self._prefixes is not None:
+            worker.tell(now, self._prefixes.hear)
 
     def _strike(self, fault: Fault) -> None:
         worker = next((one for one in self.workers.values() if one.name == fault.worker), None)
@@ -197,7 +172,6 @@ class SimulatedDeployment:
         self.lost += 1
         worker.alive = False
         del self.workers[worker.worker_id]
-        self.roster += 1
         self._retired[worker.name] = self._retired.get(worker.name, 0.0) + worker.engine.busy_s
         worker.engine.kill()
         self._loop.call_later(fault.seconds, self._start, worker.name, worker.identity.role)

@@ -41,7 +41,6 @@ class Job:
     output: int  # tokens to generate here
     given: bool
     over: asyncio.Future[None]  # raises EngineLost and TooLarge
-    waited_s: float = 0.0  # before it came here, as far as it counts for its place in the queue
     patience_ms: int = 0  # of its class
     order: int = 0  # in the queue: the lowest goes first
     hit: int = 0  # tokens found in the prefix cache, of a prompt that is computed here
@@ -122,17 +121,10 @@ class SimulatedEngine:
         """Requests in the queue."""
         return len(self._waiting)
 
-    def stepped_at(self, before: float) -> float:
-        """Return the end of the last step that ended by `before`, a moment of late."""
-        if self._timer is None:
-            return before  # nothing has happened since
-        steps = math.floor((before - self._began) / self._step_s + 1e-9)
-        return self._began + max(-1, steps) * self._step_s
-
     def submit(self, job: Job) -> None:
         """Queue a request; `job.over` ends with it."""
-        since, tokens = self._loop.time() - job.waited_s, 0 if job.given else job.prompt
-        job.order = priority(since, tokens, handed_over=job.given, patience_ms=job.patience_ms)
+        now, tokens = self._loop.time(), 0 if job.given else job.prompt
+        job.order = priority(now, tokens, handed_over=job.given, patience_ms=job.patience_ms)
         heapq.heappush(self._waiting, (job.order, next(self._number), job))
         if self._timer is None:
             self._begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _FINENESS = 50  # buckets of gaps for each factor of e: 2 % wide
@@ -25,7 +25,6 @@ class Outcome:
     hit: int = 0  # prompt tokens found in a cache at its first try
     known: int = 0  # what the scheduler believed of that
     tries: int = 0
-    refused: int = 0  # by workers that were asked to take it
     service: str = ""  # the name of its class
     problem: str = ""  # why it failed
 
@@ -88,8 +87,6 @@ class Run:
     requests: int  # all, those before the count began included
     wall_s: float = 0.0  # the simulation itself
     lost: int = 0  # workers that died
-    fullest: float = 0.0  # the highest share of a bound that any worker has reached
-    questions: int = 0  # asked of workers for their room
     _done: list[Outcome] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,10 +117,6 @@ class Run:
             "known_share": round(sum(one.known for one in done) / prompts, 4),
             "within_goals": round(self.within, 4),
             "goodput_per_s": round(self.within * rate, 3),
-            "refused_once": round(_share(one.refused >= 1 for one in self.outcomes), 4),
-            "refused_twice": round(_share(one.refused >= 2 for one in self.outcomes), 4),
-            "questions": round(self.questions / max(1, self.requests), 2),
-            "fullest": round(self.fullest, 3),
             "longest_wait_s": round(max((one.waited_s for one in self.outcomes), default=0.0), 3),
             "waited": sum(one.waited_s > 0 for one in self.outcomes),
             "tried_again": sum(max(0, one.tries - 1) for one in self.outcomes),
@@ -150,11 +143,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def _percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_{one}_ms": _ms(percentile(values, share)) for one, share in SHARES.items()}
-
-
-def _share(values: Iterable[bool]) -> float:
-    counted = list(values)
-    return sum(counted) / max(1, len(counted))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -54,16 +54,3 @@ def run(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
         return loop.run_until_complete(main)
     finally:
         loop.close()
-
-
-def at_once(call: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits, as those of the memory store.
-
-    Raises RuntimeError if it does.
-    """
-    try:
-        call.send(None)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    call.close()
-    raise RuntimeError(f"{call} waited")

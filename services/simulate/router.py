@@ -2,7 +2,7 @@
 
     relay.py of the router, over HTTP and gRPC     here
     WaitingRoom, next_step, backoff_s              the same objects
-    Placements and Reporter                        booked.py; or chosen.py, where the router chooses
+    Placements and Reporter                        placements.py
     Leg, over a worker's stream                    a job in a simulated engine
 
 No placement is made without a scheduler here: the simulated one never fails.
@@ -38,11 +38,10 @@ from baton.services.router.recovery import (
 from baton.services.router.relay import EXCLUDED_S
 from baton.services.router.state import NOBODY
 from baton.services.router.waiting import Place, WaitingRoom
-from baton.services.simulate.booked import Booked, Wire
-from baton.services.simulate.chosen import Choosing, Chosen
 from baton.services.simulate.deployment import SimulatedDeployment
 from baton.services.simulate.engine import EngineLost, Job, TooLarge
 from baton.services.simulate.figures import Outcome
+from baton.services.simulate.placements import SimulatedPlacements, Wire
 from baton.services.simulate.profile import Profile
 from baton.services.simulate.traces import Ask
 from baton.services.simulate.worker import SimulatedWorker
@@ -95,9 +94,7 @@ class SimulatedRouter:
         block_tokens: int,
         seed: int,
         wire: Wire,
-        choosing: Choosing | None = None,
     ) -> None:
-        """Make a router, which chooses workers itself by `choosing`; else the scheduler does."""
         self._loop = loop
         self._name = name
         self._deployment = deployment
@@ -107,11 +104,8 @@ class SimulatedRouter:
         self._draw = random.Random(seed)  # noqa: S311 (no secret)
         metrics = RouterMetrics(CollectorRegistry())
         self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, clock=loop.time)
-        freed = self._waiting.freed
-        self._placements = (
-            Chosen(loop, name, deployment, scheduler, wire=wire, choosing=choosing, seed=seed, freed=freed)
-            if choosing
-            else Booked(loop, deployment, scheduler, wire, freed)
+        self._placements = SimulatedPlacements(
+            loop, deployment, scheduler.placement_lease_s, wire, self._waiting.freed
         )
 
     async def serve(self, name: str, ask: Ask, outcome: Outcome) -> None:
@@ -133,7 +127,6 @@ class SimulatedRouter:
             outcome.problem = "router.request_timeout_s"
         finally:
             self._end(life, "error" if outcome.problem else "length")
-            outcome.refused = self._placements.take_refusals(name)
 
     async def _run_through(self, life: _Life) -> None:
         """Run an admitted request to its end, on as many workers as it takes."""
@@ -253,10 +246,9 @@ class SimulatedRouter:
         return ended
 
     def _job(self, life: _Life, prompt: int, output: int, *, given: bool) -> Job:
-        waited_s = self._loop.time() - life.outcome.arrived if self._placements.tells_waits else 0.0
         patience_ms = round(1e3 * life.ask.service.patience_s)
         over = self._loop.create_future()
-        return Job(life.ask.hashes, prompt, output, given, over, waited_s=waited_s, patience_ms=patience_ms)
+        return Job(life.ask.hashes, prompt, output, given, over, patience_ms=patience_ms)
 
     async def _in_engine(self, life: _Life, worker: SimulatedWorker, job: Job) -> Failure | None:
         """Run a job to its end."""

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.services.config import RouterSettings, SchedulerSettings
-from baton.services.simulate.booked import Wire
-from baton.services.simulate.chosen import Choosing
 from baton.services.simulate.deployment import SimulatedDeployment, Split
 from baton.services.simulate.figures import Goals, Outcome, Run
 from baton.services.simulate.loop import VirtualLoop, run
+from baton.services.simulate.placements import Wire
 from baton.services.simulate.profile import Profile
 from baton.services.simulate.router import SimulatedRouter
 from baton.services.simulate.traces import Ask, Trace
@@ -40,7 +39,6 @@ class Setup:
     warm_share: float = WARM_SHARE
     seed: int = 0
     wire: Wire = Wire()  # noqa: RUF009 (frozen)
-    choosing: Choosing | None = None  # None: the scheduler chooses and books
 
 
 def simulate(setup: Setup, trace: Trace, progress: Progress | None = None) -> Run:
@@ -79,7 +77,6 @@ class _Simulation:
                 block_tokens=block,
                 seed=seed + number,
                 wire=setup.wire,
-                choosing=setup.choosing,
             )
             for number in range(setup.routers)
         ]
@@ -110,8 +107,6 @@ class _Simulation:
             len(self._outcomes),
             time.perf_counter() - began,
             self._deployment.lost,
-            self._deployment.fullest,
-            self._deployment.questions,
         )
 
     async def _converse(self, first: Ask) -> None:

@@ -6,21 +6,15 @@ while.
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.block_log import BlockLog
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Reserved, WorkerRecord
-from baton.services.config import SchedulerSettings
-from baton.services.simulate.admission import Admission
 from baton.services.simulate.engine import SimulatedEngine
 from baton.services.simulate.profile import Profile
 
 MODEL = "simulated"
-HEARTBEATS_KEPT = 8  # no router's knowledge of a worker is older
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,6 @@ class SimulatedWorker:
         self.link_free_at = 0.0  # KV comes one after another
         self.pinned = 0.0  # bytes of KV that wait to be pulled
         self.pinned_handoffs = 0
-        self._told: deque[tuple[float, pb.WorkerLoad]] = deque(maxlen=HEARTBEATS_KEPT)
         self._now = 0.0
         self.log = BlockLog(lambda: round(1e9 * self._now) + life)
         self._handoff = profile.handoff
@@ -80,22 +73,6 @@ class SimulatedWorker:
             capacity=capacity,
         )
 
-    def admits(self, limits: SchedulerSettings, clock: Callable[[], float]) -> None:
-        """Count what is promised here from now on."""
-        record = WorkerRecord(self.identity, pb.WORKER_STATE_READY, None, Reserved(), False, 1.0)
-        kept_s = HEARTBEATS_KEPT * limits.heartbeat_s
-        self.admission = Admission(record, limits, clock, kept_s, self._can_save)
-
-    def told(self, by: float) -> tuple[float, pb.WorkerLoad | None]:
-        """Return the last heartbeat by a moment, or nothing from before all."""
-        return next((one for one in reversed(self._told) if one[0] <= by), (-math.inf, None))
-
-    def _can_save(self, tokens: int) -> bool:
-        """Return whether there is room in staging for the KV of a prompt, beside those that are queued."""
-        queued = self.admission.record.reserved.prompt_tokens
-        size = (queued + tokens) * self._handoff.token_bytes
-        return not self.pinned or self.pinned + size <= self._handoff.staging_bytes
-
     def load(self) -> pb.WorkerLoad:
         """Return what it tells of itself."""
         engine = self.engine
@@ -108,12 +85,6 @@ class SimulatedWorker:
             staging_bytes=self._handoff.staging_bytes,
             counts=engine.counts,
         )
-
-    def beat(self, now: float) -> pb.WorkerLoad:
-        """Return the load for a heartbeat."""
-        load = self.load()
-        self._told.append((now, load))
-        return load
 
     def tell(self, now: float, hear: Callable[[str, pb.BlockOperations], pb.BlocksKnown]) -> None:
         """Tell what its cache gained and lost."""

@@ -10,7 +10,7 @@ import pytest
 from baton.prefix_keys import REMOVED
 from baton.services.simulate.cache import Cache
 from baton.services.simulate.engine import EngineLost, Job, Machine, SimulatedEngine
-from baton.services.simulate.loop import Stalled, VirtualLoop, at_once, run
+from baton.services.simulate.loop import Stalled, VirtualLoop, run
 from baton.services.simulate.profile import Engine, Pace, Profile
 
 BLOCK = 10
@@ -43,8 +43,6 @@ def test_virtual_time_takes_none_and_what_never_comes_is_told() -> None:
     assert run(wait(), VirtualLoop()) == pytest.approx(1e6)
     with pytest.raises(Stalled):
         run(asyncio.Event().wait(), VirtualLoop())  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="waited"):
-        at_once(asyncio.sleep(0))
 
 
 def test_a_request_takes_its_steps() -> None:

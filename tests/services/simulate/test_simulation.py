@@ -6,12 +6,15 @@ import asyncio
 
 import pytest
 
+from baton.services.classes import Classes
 from baton.services.config import RouterSettings, SchedulerSettings
+from baton.services.router.errors import Why
 from baton.services.simulate import tune
 from baton.services.simulate.deployment import Split
 from baton.services.simulate.figures import Goals, Run
 from baton.services.simulate.loop import VirtualLoop, run
 from baton.services.simulate.mooncake import MooncakeTrace
+from baton.services.simulate.placements import Wire
 from baton.services.simulate.profile import Engine, Handoff, Pace, Profile
 from baton.services.simulate.simulation import Setup, _Simulation, simulate
 from baton.services.simulate.traces import KINDS, Ask, Conversations, Kind, Trace
@@ -86,8 +89,9 @@ def test_every_request_ends_and_nothing_stays_booked() -> None:
     async def whole() -> tuple[Run, int, dict[str, int]]:
         found = await simulation.run()
         await asyncio.sleep(1.0)  # the last reports
-        view = await deployment.placer.view(loop.time())
-        return found, view.live_attempts, {key: w.reserved.requests for key, w in view.workers.items()}
+        view = deployment.roster.view()
+        booked = {key: one_.reserved.requests for key, one_ in view.workers.items()}
+        return found, len(deployment.ledger.live), booked
 
     found, live, booked = run(whole(), loop)
     assert found.lost == 2
@@ -179,6 +183,28 @@ def test_full_workers_make_requests_wait() -> None:
     assert [out.problem for out in found.outcomes] == [""] * 6
     assert found.figures()["waited"] >= 4
     assert max(out.first_s for out in found.outcomes) == pytest.approx(6 * 0.11, abs=0.1)
+
+
+def test_a_request_is_refused_where_the_queue_is_full() -> None:
+    tight = SchedulerSettings(max_queued_prompt_tokens=150, idle_decode_tokens=0)
+    asks = [Ask(0.05 * number, 800, 2, []) for number in range(4)]
+    found = one(recorded(*asks), scheduler=tight, router=RouterSettings(max_waiting=1))
+    assert [out.problem for out in found.outcomes] == ["", "", Why.QUEUE, Why.QUEUE]
+
+
+def test_a_class_that_goes_first_goes_first_at_the_worker_too() -> None:
+    interactive, batch = Classes()
+    asks = [Ask(0.001 * number, 100, 2, [], service=batch) for number in range(12)]
+    late = Ask(0.02, 100, 2, [], service=interactive)
+    found = one(recorded(*asks, late), routers=5)
+    order = [out.service for out in sorted(found.outcomes, key=lambda out: out.first)]
+    assert order.index("interactive") <= 4  # beside those whose prompts were under way, at most four
+
+
+def test_a_request_takes_its_messages_time() -> None:
+    wire = Wire(message_s=0.003, place_s=0.004)
+    (outcome,) = one(recorded(Ask(0.0, 150, 5, [])), wire=wire).outcomes
+    assert outcome.first == pytest.approx(0.004 + 0.003 + 0.17 + 0.005)
 
 
 def test_tune_gives_more_workers_to_the_longer_work() -> None:

@@ -1,4 +1,4 @@
-"""Placements of a simulated router as they are made today: the scheduler chooses and books.
+"""Placements of a simulated router: the scheduler chooses and books.
 
 The placer is the product's; a router's events reach it in batches, as often as those of a real one.
 """
@@ -6,18 +6,16 @@ The placer is the product's; a router's events reach it in batches, as often as 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Assignment, max_requests, usable_blocks
+from baton.scheduler.booking import Assignment
 from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.reporter import FLUSH_S, RENEWALS_PER_LEASE
-from baton.scheduler.types import PlacementLimits, Reserved, RouterReport
-from baton.services.config import SchedulerSettings
+from baton.scheduler.types import RouterReport
 from baton.services.simulate.deployment import SimulatedDeployment
 
 
@@ -27,72 +25,47 @@ class Wire:
 
     message_s: float = 0.0  # between a router and a worker, one way
     place_s: float = 0.0  # a call of the scheduler that places and books, both ways
-    look_up_s: float = 0.0  # one that only looks up, both ways
 
 
-class SimulatedPlacements(ABC):
-    """The placements of one simulated router."""
-
-    tells_waits = False  # whether workers know for how long a request has waited elsewhere
-
-    @abstractmethod
-    async def place(self, need: Need) -> Assignment | NoChoice:
-        """Return the workers of an attempt, which begins at once, or why there are none."""
-
-    @abstractmethod
-    def prefilled(self, attempt: Attempt) -> None:
-        """Note that the prompt is prefilled."""
-
-    @abstractmethod
-    def end(self, attempt: Attempt, outcome: str) -> None:
-        """Note that the attempt is over. One that was not placed does no harm."""
-
-    def take_refusals(self, request_id: str) -> int:
-        """Return how often workers refused a request, once."""
-        del request_id
-        return 0
-
-
-class Booked(SimulatedPlacements):
-    """The scheduler's placements, and the reports of how they ended."""
+class SimulatedPlacements:
+    """The placements of one simulated router, and the reports of how they ended."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         deployment: SimulatedDeployment,
-        settings: SchedulerSettings,
+        lease_s: float,
         wire: Wire,
         freed: Callable[[], None],
     ) -> None:
         """Place by the scheduler of `deployment`. `freed` is called when bookings ended."""
         self._loop = loop
         self._deployment = deployment
-        self._settings = settings
         self._wire = wire
         self._freed = freed
         self._held: dict[str, Attempt] = {}
         self._prefilled: list[Attempt] = []
         self._finished: list[tuple[Attempt, pb.Finished]] = []
-        self._renew_s = settings.placement_lease_s / RENEWALS_PER_LEASE
+        self._renew_s = lease_s / RENEWALS_PER_LEASE
         loop.call_later(self._renew_s, self._renew)
 
     async def place(self, need: Need) -> Assignment | NoChoice:
-        await pause(self._wire.place_s / 2)
-        found = await self._deployment.placer.place(need)
+        """Return the workers of an attempt, which begins at once, or why there are none."""
+        await _pause(self._wire.place_s / 2)
+        found = self._deployment.placer.place(need)
         if isinstance(found, Assignment):
             self._held[need.attempt.request_id] = need.attempt
-            for worker in filter(None, (found.prefill, found.decode)):
-                full = fullness(worker.reserved, worker.capacity, self._settings)
-                self._deployment.fullest = max(self._deployment.fullest, full)
         start_s = self._wire.message_s if isinstance(found, Assignment) else 0.0
-        await pause(self._wire.place_s / 2 + start_s)
+        await _pause(self._wire.place_s / 2 + start_s)
         return found
 
     def prefilled(self, attempt: Attempt) -> None:
+        """Note that the prompt is prefilled."""
         self._prefilled.append(attempt)
         self._report_soon()
 
     def end(self, attempt: Attempt, outcome: str) -> None:
+        """Note that the attempt is over. One that was not placed does no harm."""
         held = self._held.pop(attempt.request_id, None)
         if held is not None:
             self._finished.append((held, pb.Finished(outcome=outcome)))
@@ -114,16 +87,7 @@ class Booked(SimulatedPlacements):
         self._loop.call_later(self._renew_s, self._renew)
 
 
-async def pause(seconds: float) -> None:
+async def _pause(seconds: float) -> None:
     """Wait, without giving up the loop where there is nothing to wait for."""
     if seconds > 0:
         await asyncio.sleep(seconds)
-
-
-def fullness(reserved: Reserved, capacity: pb.Capacity, limits: PlacementLimits) -> float:
-    """Return how full a worker is: the highest share of a bound."""
-    return max(
-        reserved.prompt_tokens / limits.max_queued_prompt_tokens,
-        reserved.requests / max_requests(capacity, limits) if reserved.blocks else 0.0,
-        reserved.blocks / max(1, usable_blocks(capacity)),
-    )
