@@ -151,6 +151,16 @@ async def until(condition: Callable[[], Awaitable[object]], within_s: float = 5.
         await asyncio.sleep(0.005)
 
 
+class Clock:
+    """A clock that the test turns, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

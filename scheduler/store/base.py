@@ -49,11 +49,13 @@ class Store(ABC):
 
         Return False if it was so already.
         """
-        await self.tend()
+        if not self.problem:
+            await self.tend()
         if (name in self.drained) is not undo:
             return False
         self._drains[name] = self._drains.get(name, 0) + 1
-        await self.tend()
+        if not self.problem:
+            await self.tend()
         return True
 
     @abstractmethod

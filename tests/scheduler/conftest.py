@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from baton.scheduler.ledger import Ledger
+from baton.scheduler.roster import Roster
 from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
-from harness.scheduling import RedisServer
+from harness.scheduling import Clock, RedisServer
+
+WORKER_LEASE_S = 5.0
+BOOKING_LEASE_S = 15.0
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +44,23 @@ async def store(request: pytest.FixtureRequest, topic: str) -> AsyncIterator[Sto
     """Give an empty store of each kind."""
     made: Store
     if request.param == "memory":
-        made = MemoryStore(topic)
+        made = MemoryStore()
     else:
         made = RedisStore(request.getfixturevalue("redis_server").url, topic)
     yield made
     await made.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(clock: Clock) -> Ledger:
+    return Ledger(BOOKING_LEASE_S, clock)
+
+
+@pytest.fixture
+def roster(ledger: Ledger, clock: Clock) -> Roster:
+    return Roster("topic", WORKER_LEASE_S, ledger, clock)

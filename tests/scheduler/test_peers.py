@@ -5,8 +5,7 @@ from __future__ import annotations
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.peers import PEERS_AGE_S, Peers
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
-from harness.scheduling import identity
-from tests.scheduler.test_memory import Clock
+from harness.scheduling import Clock, identity
 
 
 def drafting(name: str, method: str, reference: float) -> WorkerRecord:

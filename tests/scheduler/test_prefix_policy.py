@@ -28,8 +28,7 @@ from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
-from harness.scheduling import LIMITS, need
-from tests.scheduler.test_memory import Clock
+from harness.scheduling import LIMITS, Clock, need
 from tests.scheduler.test_policy import D, M, P, worker
 
 BLOCK = 16

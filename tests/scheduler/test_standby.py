@@ -11,8 +11,7 @@ from baton.scheduler.settling import HELD_UP_S, Settling
 from baton.scheduler.standby import KEPT_S, Standby
 from baton.scheduler.types import Known
 from baton.services.config import PolicySettings
-from harness.scheduling import identity, need
-from tests.scheduler.test_memory import Clock
+from harness.scheduling import Clock, identity, need
 
 LEASE_S = 15.0
 

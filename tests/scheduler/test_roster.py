@@ -1,0 +1,195 @@
+"""The workers that a scheduler knows: who comes, stays, goes, and what is late."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.attempts import EPOCH_KEEP_S, Attempt
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.errors import StaleWorker
+from baton.scheduler.ledger import Ledger
+from baton.scheduler.roster import Roster
+from baton.scheduler.types import Heard, Reserved
+from harness.scheduling import Clock, book, identity, need, register, report
+from tests.scheduler.conftest import BOOKING_LEASE_S, WORKER_LEASE_S
+
+READY, STARTING, DRAINING = pb.WORKER_STATE_READY, pb.WORKER_STATE_STARTING, pb.WORKER_STATE_DRAINING
+STALE, UNKNOWN = Heard(known=False, drain=False, stale=True), Heard(known=False, drain=False)
+
+
+def of_epoch(epoch: int, worker_id: str = "w", *, model: str = "tiny", name: str = "") -> pb.WorkerIdentity:
+    one = identity(worker_id)
+    one.epoch, one.model, one.name = epoch, model, name
+    return one
+
+
+def beat(roster: Roster, worker_id: str = "w", epoch: int = 0) -> Heard:
+    return roster.heartbeat(worker_id, READY, pb.WorkerLoad(), epoch)
+
+
+def test_a_worker_is_seen_as_it_said(roster: Roster, clock: Clock) -> None:
+    register(roster, "p", pb.ROLE_PREFILL)
+    worker = roster.view().workers["p"]
+    assert (worker.identity, worker.load) == (identity("p", pb.ROLE_PREFILL), None)
+    assert (worker.placeable, worker.reserved, worker.heard_at) == (True, Reserved(), clock.now)
+    clock.now += 1
+    load = pb.WorkerLoad(running=3, counts=pb.EngineCounts(prefix_queries=2**40))
+    assert roster.heartbeat("p", DRAINING, load) == Heard(known=True, drain=False)
+    worker = roster.view().workers["p"]
+    assert (worker.load, worker.placeable, worker.heard_at) == (load, False, clock.now)
+
+
+def test_registering_again_replaces_the_identity_and_keeps_the_load(roster: Roster) -> None:
+    bare = identity("w", pb.ROLE_PREFILL)
+    bare.ClearField("capacity")
+    assert roster.register(bare, STARTING) == ""
+    assert not roster.view().workers["w"].placeable
+    roster.heartbeat("w", READY, pb.WorkerLoad(running=2))
+    assert not roster.view().workers["w"].placeable  # nobody knows its capacity
+    register(roster, "w", pb.ROLE_DECODE)
+    view = roster.view()
+    assert view.workers["w"].placeable
+    assert view.workers["w"].load == pb.WorkerLoad(running=2)
+    assert (len(view.of(pb.ROLE_DECODE)), view.of(pb.ROLE_PREFILL)) == (1, [])
+
+
+def test_a_view_is_replaced_when_somebody_comes_or_goes_and_only_then(roster: Roster, clock: Clock) -> None:
+    register(roster, "a")
+    first = roster.view()
+    beat(roster, "a")
+    roster.drain(["a"])
+    assert roster.view() is first
+    assert first.workers["a"].drain_asked  # its records follow what happens
+    register(roster, "b")
+    second = roster.view()
+    roster.deregister("a")
+    third = roster.view()
+    clock.now += WORKER_LEASE_S
+    seen = [set(one.workers) for one in (first, second, third, roster.view())]
+    assert seen == [{"a"}, {"a", "b"}, {"b"}, set()]
+
+
+def test_who_serves_another_model_is_refused_by_name(roster: Roster) -> None:
+    register(roster, "first")
+    refusal = roster.register(of_epoch(0, "other", model="large"), READY)
+    assert refusal == "model 'large' here, 'tiny' in topic 'topic' (worker first): serve one model a topic"
+    register(roster, "weights", fingerprint="f2")  # another revision may come, and another vLLM
+    register(roster, "vllm", vllm="0.33.0")
+    assert set(roster.view().workers) == {"first", "weights", "vllm"}
+
+
+def test_another_model_may_come_when_nobody_serves_the_first(roster: Roster, clock: Clock) -> None:
+    register(roster, "a")
+    assert roster.register(of_epoch(0, "a", model="second"), READY) == ""  # the only one, as another
+    roster.deregister("a")
+    assert roster.register(of_epoch(0, "b", model="third"), READY) == ""
+    assert "'second' here, 'third'" in roster.register(of_epoch(0, "c", model="second"), READY)
+    clock.now += WORKER_LEASE_S
+    assert roster.register(of_epoch(0, "c", model="second"), READY) == ""
+
+
+def test_a_lease_ends_on_time_unless_a_heartbeat_comes(roster: Roster, clock: Clock) -> None:
+    for name in ("silent", "heard"):
+        register(roster, name)
+    clock.now += WORKER_LEASE_S - 0.001
+    assert beat(roster, "heard").known
+    assert set(roster.view().workers) == {"silent", "heard"}
+    clock.now += 0.001
+    assert set(roster.view().workers) == {"heard"}
+    assert beat(roster, "silent") == UNKNOWN
+    assert roster.left() == ()  # it said no goodbye
+    clock.now += WORKER_LEASE_S
+    assert not roster.view().workers
+
+
+def test_late_messages_of_a_worker_change_nothing(roster: Roster, clock: Clock) -> None:
+    assert roster.register(of_epoch(2), READY) == ""
+    with pytest.raises(StaleWorker) as caught:
+        roster.register(of_epoch(1), STARTING)
+    assert caught.value.last == 2
+    clock.now += 1
+    assert beat(roster, epoch=1) == STALE
+    assert not roster.deregister("w", 1)
+    worker = roster.view().workers["w"]
+    assert (worker.placeable, worker.heard_at) == (True, clock.now - 1)
+    assert roster.heartbeat("w", DRAINING, pb.WorkerLoad(), 3).known
+    assert beat(roster, epoch=2) == STALE  # it would be placed on again
+    assert not roster.view().workers["w"].placeable
+
+
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_a_gone_workers_epoch_is_remembered_for_a_while(
+    roster: Roster, clock: Clock, *, goodbye: bool
+) -> None:
+    roster.register(of_epoch(2), READY)
+    if goodbye:
+        assert roster.deregister("w", 4)
+    else:
+        beat(roster, epoch=4)
+        clock.now += WORKER_LEASE_S
+        assert not roster.view().workers
+    clock.now += EPOCH_KEEP_S - 0.001
+    for late in (1, 3):
+        with pytest.raises(StaleWorker):
+            roster.register(of_epoch(late), READY)
+        assert beat(roster, epoch=late) == STALE
+        assert not roster.deregister("w", late)
+    assert roster.left() == (("w",) if goodbye else ())
+    clock.now += 0.001
+    assert roster.register(of_epoch(1), READY) == ""
+    assert roster.left() == ()
+
+
+def test_who_left_and_comes_back_has_not_left(roster: Roster) -> None:
+    assert roster.deregister("w")  # nobody knows it
+    assert roster.left() == ()
+    for epoch in (1, 2):
+        assert roster.register(of_epoch(epoch), READY) == ""
+        assert roster.left() == ()
+        assert roster.deregister("w", epoch)
+        assert roster.left() == ("w",)
+
+
+def test_a_drain_is_of_a_name_over_all_its_workers_lives(roster: Roster) -> None:
+    def comes(worker_id: str) -> bool:
+        assert roster.register(of_epoch(0, worker_id, name="w"), READY) == ""
+        drain = beat(roster, worker_id).drain
+        assert roster.view().workers[worker_id].placeable is not drain
+        return drain
+
+    register(roster, "nameless")
+    assert not comes("w.1")
+    roster.drain({"w", "nameless", "nobody"})
+    assert beat(roster, "w.1").drain
+    assert beat(roster, "nameless").drain
+    roster.deregister("w.1")
+    assert comes("w.2")
+    roster.drain({"nameless"})
+    assert not beat(roster, "w.2").drain
+    assert beat(roster, "nameless").drain
+    assert not comes("w.3")
+
+
+def test_what_is_booked_is_the_ledgers_own_sum_over_all_lives(
+    roster: Roster, ledger: Ledger, clock: Clock
+) -> None:
+    register(roster, "d")
+    book(roster, ledger, need(prompt=100, new=10), "d")
+    booked = Reserved(100, 1, 8, 0)
+    before = roster.view().workers["d"]
+    assert before.reserved == booked
+    register(roster, "d")
+    assert roster.view().workers["d"].reserved is before.reserved
+    for goes in (lambda: roster.deregister("d"), lambda: setattr(clock, "now", clock.now + WORKER_LEASE_S)):
+        goes()
+        assert not roster.view().workers
+        register(roster, "d")
+        assert roster.view().workers["d"].reserved == booked  # its requests may still run
+    roster.deregister("d")
+    ledger.report(report(finished=[Attempt("r", 1)]))
+    register(roster, "d")
+    book(roster, ledger, need("s", prompt=100, new=10), "d")
+    clock.now += BOOKING_LEASE_S
+    ledger.sweep()
+    register(roster, "d")
+    assert roster.view().workers["d"].reserved == Reserved()
