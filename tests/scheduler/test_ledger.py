@@ -1,0 +1,337 @@
+"""Attempts and their bookings: what each event of a router does, early, late or twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sized
+from dataclasses import replace
+
+import pytest
+
+from baton.attempts import EPOCH_KEEP_S, Attempt
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.ledger import HANDOFFS_KEPT, Ledger, Sums
+from baton.scheduler.roster import Roster
+from baton.scheduler.types import Booking, Known, ReportResult, Reserved, RouterReport
+from harness.scheduling import Clock, identity, report
+from tests.scheduler.conftest import BOOKING_LEASE_S, WORKER_LEASE_S
+
+ONE = Attempt("r", 1)
+PAIR = {"p": Reserved(100, 1, 0, 0), "d": Reserved(0, 1, 8, 0)}
+READ = {"d": Reserved(0, 1, 8, 1)}
+Event = Callable[[Ledger], ReportResult | None]
+
+
+def known(
+    request_id: str = "r",
+    epoch: int = 1,
+    *,
+    prefilled: bool = False,
+    prefill: str = "p",
+    decode: str = "d",
+    blocks: int = 8,
+    router: str = "router",
+) -> Known:
+    attempt = Attempt(request_id, epoch)
+    return Known(attempt, Booking(attempt, router, prefill, decode, 100, blocks), prefilled)
+
+
+def tells(*placed: Known) -> RouterReport:
+    return RouterReport(placed=placed)
+
+
+def booked(ledger: Ledger) -> Sums:
+    """Return what is booked on workers; as all is of one router, the router's sums are the same."""
+    found = {name: replace(ledger.join(name)) for name in ("p", "d", "d2", "m")}
+    found = {name: one for name, one in found.items() if not one.empty}
+    assert ledger.booked_by("router") == found
+    return found
+
+
+def test_a_pair_is_booked_and_released_side_by_side(ledger: Ledger) -> None:
+    ledger.place(known("other").booking)
+    ledger.place(known().booking)
+    assert booked(ledger) == {"p": Reserved(200, 2, 0, 0), "d": Reserved(0, 2, 16, 0)}
+    for _ in range(2):  # told twice, counted once
+        ledger.report(report(prefilled=[ONE]))
+        assert booked(ledger) == {"p": PAIR["p"], "d": Reserved(0, 2, 16, 1)}
+    for _ in range(2):
+        ledger.report(report(finished=[ONE]))
+        assert booked(ledger) == PAIR
+    ledger.report(report(finished=[Attempt("other", 1)]))  # before it was prefilled
+    assert booked(ledger) == {}
+    assert not ledger.live
+
+
+def test_a_worker_alone_reads_and_writes(ledger: Ledger) -> None:
+    ledger.place(known(prefill="", decode="m").booking)
+    assert booked(ledger) == {"m": Reserved(100, 1, 8, 0)}
+    ledger.report(report(prefilled=[ONE]))
+    assert booked(ledger) == {"m": Reserved(0, 1, 8, 1)}
+    ledger.report(report(finished=[ONE]))
+    assert booked(ledger) == {}
+
+
+def test_blocks_that_others_hold_are_not_booked_twice(ledger: Ledger) -> None:
+    for name in ("first", "r"):
+        ledger.place(known(name).booking)
+    for blocks in (3, 3, 5):  # that are left of 8; a later word never books more
+        ledger.report(report(shared=[(ONE, blocks)]))
+        assert booked(ledger)["d"] == Reserved(0, 2, 8 + 3, 0)
+    ledger.report(tells(known(blocks=2)))  # told again by its router
+    assert booked(ledger)["d"] == Reserved(0, 2, 8 + 2, 0)
+    ledger.report(report(finished=[ONE], shared=[(ONE, 0)]))
+    assert booked(ledger) == PAIR
+
+
+def test_what_runs_elsewhere_is_booked_once_however_often_it_is_told(ledger: Ledger) -> None:
+    twenty = [known(f"r{number}") for number in range(20)]
+    for _ in range(3):
+        assert ledger.report(tells(*twenty)).fenced == []
+        assert booked(ledger) == {"p": Reserved(2_000, 20, 0, 0), "d": Reserved(0, 20, 160, 0)}
+    ledger.report(tells(*(replace(one, prefilled=True) for one in twenty)))
+    ledger.report(tells(*twenty))  # it was sent before the prompt was read
+    assert booked(ledger) == {"d": Reserved(0, 20, 160, 20)}
+    ledger.report(report(finished=[one.attempt for one in twenty]))
+    assert booked(ledger) == {}
+
+
+def placed(what: Known) -> Event:
+    return lambda ledger: ledger.report(tells(what))
+
+
+def over(epoch: int) -> Event:
+    return lambda ledger: ledger.report(report(finished=[Attempt("r", epoch)]))
+
+
+def expired(ledger: Ledger) -> None:
+    clock = ledger._clock
+    assert isinstance(clock, Clock)
+    clock.now += BOOKING_LEASE_S
+    ledger.sweep()
+
+
+LATER = known(epoch=2, decode="d2")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "last", "held"),
+    [
+        (placed(known()), placed(known(prefilled=True)), (1, False), READ),
+        (placed(known()), over(1), (1, True), {}),
+        (placed(known()), placed(LATER), (2, False), {"p": PAIR["p"], "d2": PAIR["d"]}),
+        (placed(known()), over(2), (2, True), {}),
+        (over(1), placed(LATER), (2, False), {"p": PAIR["p"], "d2": PAIR["d"]}),
+        (over(2), placed(LATER), (2, True), {}),
+        (over(1), over(2), (2, True), {}),
+    ],
+)
+def test_the_later_wins_whoever_was_heard_first(
+    clock: Clock, first: Event, second: Event, last: tuple[int, bool], held: Sums
+) -> None:
+    for order in ((first, second), (second, first), (first, second, first)):
+        ledger = Ledger(BOOKING_LEASE_S, clock)
+        for event in order:
+            event(ledger)
+        assert ledger.last("r") == last
+        assert booked(ledger) == held
+
+
+def test_a_later_epoch_takes_the_earlier_ones_place(ledger: Ledger) -> None:
+    ledger.place(known().booking)
+    ledger.place(LATER.booking)
+    assert booked(ledger) == {"p": PAIR["p"], "d2": PAIR["d"]}
+    result = ledger.report(
+        RouterReport((known(),), (ONE,), report(finished=[ONE]).finished, (ONE,), ((ONE, 0),))
+    )
+    assert (result.stale, result.lost, result.fenced) == (5, [], [ONE, ONE])
+    assert booked(ledger) == {"p": PAIR["p"], "d2": PAIR["d"]}
+    assert ledger.last("r") == (2, False)
+
+
+def test_what_is_over_stays_over(ledger: Ledger) -> None:
+    ledger.place(known().booking)
+    ledger.report(report(finished=[ONE]))
+    result = ledger.report(RouterReport(placed=(known(),), renewed=(ONE,)))
+    assert (result.stale, result.lost, result.fenced) == (0, [], [ONE, ONE])
+    assert (booked(ledger), ledger.last("r")) == ({}, (1, True))
+
+
+def test_an_end_that_comes_before_its_booking_is_remembered(ledger: Ledger) -> None:
+    """A router gave up waiting for its placement; or another scheduler placed it, and it was short."""
+    result = ledger.report(report(finished=[ONE], renewed=[ONE]))
+    assert (result.stale, result.lost, result.fenced) == (0, [], [ONE])
+    assert ledger.report(tells(known())).fenced == [ONE]
+    assert booked(ledger) == {}
+    ledger.place(LATER.booking)
+    assert ledger.last("r") == (2, False)
+
+
+def test_events_of_the_unknown_change_nothing(ledger: Ledger) -> None:
+    result = ledger.report(report(prefilled=[ONE], renewed=[ONE], shared=[(ONE, 1)]))
+    assert (result.stale, result.lost, result.fenced) == (0, [ONE], [])
+    assert (booked(ledger), ledger.last("r")) == ({}, (0, False))
+
+
+def test_a_booking_that_is_not_renewed_runs_out_on_time(ledger: Ledger, clock: Clock) -> None:
+    renewed = Attempt("renewed", 1)
+    for name in ("r", "renewed"):
+        ledger.place(known(name).booking)
+    clock.now += BOOKING_LEASE_S - 0.001
+    assert not ledger.report(report(renewed=[renewed])).lost
+    assert len(ledger.live) == 2
+    clock.now += 0.001
+    ledger.sweep()
+    assert (ledger.expired, set(ledger.live)) == (1, {"renewed"})
+    assert booked(ledger) == PAIR
+    for _ in range(3):
+        clock.now += BOOKING_LEASE_S - 0.002
+        assert not ledger.report(report(renewed=[renewed])).lost
+    clock.now += BOOKING_LEASE_S
+    assert ledger.report(report(renewed=[renewed])).lost == [renewed]
+    assert (ledger.expired, booked(ledger)) == (2, {})
+
+
+def test_a_lease_that_ran_out_is_no_proof_of_the_end(ledger: Ledger) -> None:
+    ledger.place(known().booking)
+    expired(ledger)
+    assert ledger.last("r") == (1, False)
+    result = ledger.report(report(renewed=[ONE]))
+    assert (result.lost, result.fenced) == ([ONE], [])
+    assert ledger.report(tells(known(prefilled=True))).fenced == []
+    assert booked(ledger) == READ
+    expired(ledger)
+    ledger.report(report(finished=[ONE]))  # without having told it again
+    assert ledger.last("r") == (1, True)
+
+
+def test_one_told_again_has_another_lease(ledger: Ledger, clock: Clock) -> None:
+    ledger.place(known().booking)
+    clock.now += BOOKING_LEASE_S - 1
+    ledger.report(tells(known()))
+    clock.now += BOOKING_LEASE_S - 1
+    ledger.sweep()
+    assert (set(ledger.live), ledger.expired) == ({"r"}, 0)
+
+
+def test_routers_hear_of_their_own_bookings(ledger: Ledger) -> None:
+    ledger.place(known().booking)
+    ledger.report(tells(known("other", router="another", prefilled=True)))
+    mine = ledger.booked_by("router")
+    assert (mine, ledger.booked_by("another"), ledger.booked_by("nobody")) == (PAIR, READ, {})
+    mine["d"].requests = 99
+    assert ledger.booked_by("router") == PAIR
+
+
+def test_a_workers_sum_outlives_it_as_long_as_its_bookings(ledger: Ledger) -> None:
+    ledger.place(known().booking)
+    sums = ledger.join("d")
+    ledger.leave("d")
+    assert ledger.join("d") is sums
+    assert sums == PAIR["d"]
+    ledger.leave("d")
+    ledger.report(report(finished=[ONE]))
+    assert sums.empty
+    assert ledger.join("d") == Reserved()
+    ledger.report(tells(LATER, known("other")))
+    assert ledger.join("d") == PAIR["d"]
+
+
+def test_each_life_of_a_scheduler_has_a_generation() -> None:
+    assert Ledger(1.0).generation != Ledger(1.0).generation
+
+
+def test_history_is_newest_first_and_bounded(ledger: Ledger, clock: Clock) -> None:
+    names = [f"r{number}" for number in range(HANDOFFS_KEPT + 5)]
+    for name in names:
+        ledger.place(known(name).booking)
+        ledger.report(report(finished=[Attempt(name, 1)]))
+    for name in ("earlier", "later"):
+        clock.now += 1
+        ledger.report(tells(known(name, prefilled=name == "later")))
+    history = ledger.history(100)
+    assert [one.attempt.request_id for one in history.handoffs] == names[: -HANDOFFS_KEPT - 1 : -1]
+    last = history.handoffs[0]
+    assert (last.prefill_worker_id, last.decode_worker_id, last.outcome) == ("p", "d", "stop")
+    assert (last.cost.output_tokens, last.age_s) == (7, 2.0)
+    live = [(one.attempt.request_id, one.prefilled, one.lease_left_s) for one in history.attempts]
+    assert live == [("later", True, BOOKING_LEASE_S), ("earlier", False, BOOKING_LEASE_S - 1)]
+    few = ledger.history(1)
+    assert (len(few.attempts), len(few.handoffs)) == (1, 1)
+
+
+def held(*objects: object) -> dict[str, int]:
+    """Return how much each container of these objects holds, if it holds anything."""
+    sizes = {
+        name: len(value)
+        for one in objects
+        for name, value in vars(one).items()
+        if isinstance(value, Sized) and not isinstance(value, str)
+    }
+    return {name: size for name, size in sizes.items() if size}
+
+
+def test_requests_and_workers_that_come_and_go_leave_nothing(
+    ledger: Ledger, roster: Roster, clock: Clock
+) -> None:
+    """Some end as they should, some are replaced, and some are never heard of again; so do workers."""
+    for number in range(50_000):
+        worker, name = f"w{number % 100}.{number // 1_000}", f"r{number}"
+        if number % 1_000 < 100:
+            roster.register(identity(worker), pb.WORKER_STATE_READY)
+        ledger.place(known(name, prefill=f"p{number % 7}", decode=worker, router=f"at-{number % 3}").booking)
+        if number % 10 == 0:
+            ledger.place(known(name, epoch=2, prefill="", decode=worker).booking)
+        if number % 5:
+            ledger.report(report(prefilled=[Attempt(name, 1)], finished=[Attempt(name, 1)]))
+        if number % 1_000 >= 900 and number % 2:
+            roster.deregister(worker)
+        clock.now += 0.002
+    assert len(held(ledger)) > 4
+    clock.now += max(BOOKING_LEASE_S, WORKER_LEASE_S)
+    roster.view()
+    ledger.sweep()
+    assert (ledger.expired, ledger.live, ledger._reserved, ledger._routers) == (10_000, {}, {}, {})
+    assert ledger.last("r49999") == (1, True)
+    clock.now += EPOCH_KEEP_S
+    roster.view()
+    ledger.sweep()
+    assert held(ledger) == {"_handoffs": HANDOFFS_KEPT}
+    assert held(roster) == {}
+
+
+def test_an_epoch_is_remembered_while_it_is_of_use(ledger: Ledger, clock: Clock) -> None:
+    ledger.place(known().booking)
+    ledger.report(report(finished=[ONE]))
+    clock.now += EPOCH_KEEP_S - 0.001
+    ledger.sweep()
+    assert ledger.last("r") == (1, True)
+    ledger.place(LATER.booking)
+    for _ in range(2 * EPOCH_KEEP_S):
+        clock.now += 1
+        assert not ledger.report(report(renewed=[LATER.attempt])).lost
+    ledger.report(report(finished=[LATER.attempt]))
+    clock.now += EPOCH_KEEP_S - 0.001
+    ledger.sweep()
+    assert ledger.last("r") == (2, True)
+    clock.now += 0.001
+    ledger.sweep()
+    assert ledger.last("r") == (0, False)
+
+
+def test_forgetting_takes_as_long_however_many_were_forgotten_before(clock: Clock) -> None:
+    """Where requests come and go all the time: a plain dict passes over all that were deleted before."""
+
+    def seconds_each(kept: int) -> float:
+        ledger, took = Ledger(1.0, clock), 0.0
+        for number in range(kept + 5_000):
+            clock.now += EPOCH_KEEP_S / kept
+            ended = RouterReport(finished=((Attempt(f"{number}", 1), pb.Finished()),))
+            began = time.thread_time()
+            ledger.report(ended)
+            took += (time.thread_time() - began) * (number >= kept)
+        assert ledger.last(f"{number - kept - 1}") == (0, False)
+        return took / 5_000
+
+    few, many = (min(seconds_each(kept) for _ in range(3)) for kept in (100, 50_000))
+    assert many < 1.6 * few  # 1.2 times; with a dict 2.1
