@@ -1,4 +1,4 @@
-"""The choice among several schedulers, of which real ones stand still, and lose Redis."""
+"""The choice among several schedulers, of which real ones stand still, die and come back."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import sys
 from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.rpc import aio_channel
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.endpoints import Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from baton.security.names import Role
 from harness.scheduling import Options, RedisServer, free_port, until
 from harness.support import PATIENCE
 
-PROCESS, SERVICE = "", "baton.scheduler.v1.Scheduler"
 PROGRAM = """
 import asyncio, sys
 from baton.scheduler.service import serve
@@ -117,13 +112,6 @@ async def test_one_that_is_gone_is_dead_at_once(elsewhere: Elsewhere, router: Sc
     assert not router.answering
 
 
-async def health(address: str, service: str) -> str:
-    async with aio_channel(address, Role.SCHEDULER) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
-        reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
-
-
 NAMES = [f"request-{number}" for number in range(40)]
 
 
@@ -139,96 +127,76 @@ async def all_at(client: SchedulerClient, *wanted: str) -> None:
     await until(there, 15)
 
 
-@pytest.fixture
-def checks_s(monkeypatch: pytest.MonkeyPatch) -> float:
-    """Have a client check its schedulers twice as often, and these look for their stores at once."""
+async def test_one_that_was_dead_gets_its_keys_back_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have begun anew: workers and routers tell it first what they know."""
+    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.1)
+    monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 1.0)
+    loop = asyncio.get_running_loop()
+    options = Options(f"127.0.0.1:{free_port()}")
+    async with (
+        SchedulerServer(Options()) as other,
+        SchedulerClient(f"{options.address},{other.address}", router_id="router") as client,
+    ):
+        async with SchedulerServer(options):
+            await all_at(client, options.address, other.address)
+        await all_at(client, other.address)
+        async with SchedulerServer(options):
+            first = client._schedulers.at(options.address)
+
+            async def answers() -> bool:
+                homes(client)
+                return first.answering
+
+            await until(answers)
+            answered = loop.time()
+            while not first.settled:
+                assert homes(client) == {other.address}
+                assert client.home("") == other.address
+                await asyncio.sleep(0.01)
+            assert loop.time() - answered > 0.5
+            await all_at(client, options.address, other.address)
+    async with SchedulerClient(options.address) as alone:
+        with pytest.raises(SchedulerUnavailable):
+            await alone.describe()
+        assert alone.home("") == options.address  # there is no other
+
+
+async def test_keys_go_to_one_without_its_store_as_before(own_redis: RedisServer, topic: str) -> None:
+    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
+    async with (
+        SchedulerServer(first) as lost,
+        SchedulerServer(Options()) as other,
+        SchedulerClient(f"{first.address},{other.address}", router_id="router") as client,
+    ):
+        own_redis.stop()
+
+        async def away() -> bool:
+            return bool(lost._store.problem)
+
+        await until(away)
+        await asyncio.gather(*(one._ask_health() for one in client._schedulers))
+        assert homes(client) == {first.address, other.address}
+        assert client.home("") == first.address
+
+
+async def test_who_answers_calls_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.5)
-    monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
-    return 0.5
-
-
-@pytest.mark.usefixtures("checks_s")
-async def test_the_requests_of_one_without_its_store_go_to_one_with(
-    own_redis: RedisServer, redis_server: RedisServer, topic: str
-) -> None:
-    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    second = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
+    loop = asyncio.get_running_loop()
     async with (
-        SchedulerServer(first),
-        SchedulerServer(second) as other,
-        SchedulerClient(f"{first.address},{second.address}", router_id="router") as client,
+        SchedulerServer(Options()) as server,
+        SchedulerServer(Options()) as other,
+        SchedulerClient(f"{server.address},{other.address}", router_id="router") as client,
     ):
-        assert homes(client) == {first.address, second.address}
-        own_redis.stop()
-
-        async def says_so() -> bool:
-            return await health(first.address, SERVICE) == "NOT_SERVING"
-
-        await until(says_so)
-        assert await health(first.address, PROCESS) == "SERVING"  # nobody shall restart it
-        await all_at(client, second.address)
-        assert client.home("") == second.address  # operators' calls, too
-        assert (await client.describe()).store == other.store_name
-        own_redis.start()
-        await all_at(client, first.address, second.address)
-
-
-async def test_where_all_lost_their_store_the_first_gets_all(
-    own_redis: RedisServer, topic: str, checks_s: float
-) -> None:
-    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    second = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    async with (
-        SchedulerServer(first),
-        SchedulerServer(second),
-        SchedulerClient(f"{first.address},{second.address}", router_id="router") as client,
-    ):
-        own_redis.stop()
-        await all_at(client, first.address)
-        loop = asyncio.get_running_loop()
+        await client.describe()  # a check begins with the first call
+        checked = [one._checked_at for one in client._schedulers]
         began = loop.time()
-
-        async def long_after() -> bool:
-            """Ask all the while, until every check that could move a request was made."""
-            assert homes(client) == {first.address}
-            return loop.time() - began > 4 * checks_s
-
-        await until(long_after, 30)
-
-
-async def test_who_is_back_with_its_store_first_is_not_run_to_at_once(
-    own_redis: RedisServer, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bookings of the time without it are known to the one that was asked, which has it back soon."""
-    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
-    monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
-    others_redis = RedisServer(tmp_path)
-    others_redis.start()
-    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    second = Options(f"127.0.0.1:{free_port()}", others_redis.url, topic)
-    async with (
-        SchedulerServer(first),
-        SchedulerServer(second),
-        SchedulerClient(f"{first.address},{second.address}", router_id="router") as client,
-    ):
-        loop = asyncio.get_running_loop()
-
-        async def serves(address: str) -> bool:
-            return await health(address, SERVICE) == "SERVING"
-
-        own_redis.stop()
-        others_redis.stop()
-        await all_at(client, first.address)
-        assert not await serves(first.address)
-        others_redis.start()
-        await until(lambda: serves(second.address))
-        until_s = loop.time() + 0.4  # a check has told that the second one serves
-        while loop.time() < until_s:
-            assert homes(client) == {first.address}
+        while loop.time() - began < 1.2:
+            await client.describe()
             await asyncio.sleep(0.01)
-        own_redis.start()
-        await all_at(client, first.address, second.address)
-    others_redis.stop()
+        assert [one._checked_at for one in client._schedulers] == checked
+        await asyncio.sleep(0.6)
+        homes(client)
+        assert min(one._checked_at for one in client._schedulers) > max(checked)
 
 
 async def test_keys_spread_evenly_and_only_those_of_one_that_is_gone_move() -> None:
@@ -256,6 +224,7 @@ async def test_the_requests_of_one_that_hangs_move_and_come_back(
     elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
+    monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.3)
     async with (
         SchedulerServer(Options()) as server,
         SchedulerClient(f"{elsewhere.address},{server.address}", router_id="router") as client,

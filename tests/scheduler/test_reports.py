@@ -1,0 +1,468 @@
+"""A router's reports, to real stubs of the schedulers' calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from baton.attempts import Attempt
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler import reporter as reporter_module
+from baton.scheduler.errors import Refused, SchedulerUnavailable
+from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS
+from baton.scheduler.reports import Reports
+from baton.scheduler.types import Booking, Known
+from harness.scheduling import until
+from harness.support import PATIENCE
+
+HERE, THERE = "here:1", "there:1"
+
+
+class Wire:
+    """Takes what a reporter sends; `failures` of the first calls find nobody."""
+
+    def __init__(
+        self, failures: int = 0, error: type[SchedulerUnavailable | Refused] = SchedulerUnavailable
+    ) -> None:
+        self.sent: list[pb.ReportRequest] = []
+        self.calls = 0
+        self.lost: list[pb.Attempt] = []
+        self.fenced: list[pb.Attempt] = []
+        self.generation = ""
+        self._failures = failures
+        self._error = error
+
+    async def __call__(self, request: pb.ReportRequest) -> pb.ReportReply:
+        self.calls += 1
+        if self.calls <= self._failures:
+            raise self._error("nobody there")
+        self.sent.append(request)
+        return pb.ReportReply(
+            lost=[one for one in self.lost if one in request.renewed],
+            fenced=[one for one in self.fenced if one in request.renewed],
+            generation=self.generation,
+        )
+
+
+def reports(wire: Wire) -> Reports:
+    """Make the reports to a single scheduler."""
+    return Reports({HERE: wire}, lambda: HERE)
+
+
+def live(request_id: str, epoch: int = 1) -> Known:
+    attempt = Attempt(request_id, epoch)
+    return Known(attempt, Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7))
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "RETRY_S", 0.01)
+
+
+async def test_events_go_out_together() -> None:
+    wire = Wire()
+    reporter = reports(wire)
+    for number in range(100):
+        reporter.prefilled(Attempt(f"r{number}", 1))
+        reporter.finished(Attempt(f"r{number}", 1), "stop", pb.Cost(output_tokens=number))
+
+    async def sent() -> bool:
+        return bool(wire.sent)
+
+    await until(sent)
+    assert len(wire.sent) == 1
+    assert len(wire.sent[0].prefilled) == len(wire.sent[0].finished) == 100
+    assert wire.sent[0].finished[99].cost.output_tokens == 99
+    await reporter.close()
+
+
+async def test_batches_and_queue_are_bounded() -> None:
+    wire = Wire()
+    reporter = reports(wire)
+    for _ in range(QUEUED_EVENTS + 3):
+        reporter.prefilled(Attempt("r", 1))
+    assert reporter.dropped == 3
+    await reporter.close()  # sends what is left
+    assert sum(len(one.prefilled) for one in wire.sent) == QUEUED_EVENTS
+    assert max(len(one.prefilled) for one in wire.sent) == BATCH_EVENTS
+
+
+async def test_a_batch_is_tried_again() -> None:
+    wire = Wire(failures=3)
+    reporter = reports(wire)
+    reporter.finished(Attempt("r", 1), "stop")
+
+    async def sent() -> bool:
+        return bool(wire.sent)
+
+    await until(sent)
+    assert (wire.calls, reporter.dropped) == (4, 0)
+    await reporter.close()
+
+
+async def test_a_refused_batch_is_dropped() -> None:
+    wire = Wire(failures=1, error=Refused)
+    reporter = reports(wire)
+    reporter.finished(Attempt("r", 1), "stop")
+
+    async def dropped() -> bool:
+        return reporter.dropped == 1
+
+    await until(dropped)
+    assert wire.calls == 1
+    reporter.finished(Attempt("next", 1), "stop")
+
+    async def sent() -> bool:
+        return [one.finished[0].attempt.request_id for one in wire.sent] == ["next"]
+
+    await until(sent)
+    await reporter.close()
+
+
+async def test_events_are_kept_while_nobody_answers_and_told_in_order() -> None:
+    wire = Wire(failures=10)
+    reporter = reports(wire)
+    for number in range(3):
+        reporter.hold(live(f"r{number}"), 30.0)
+        reporter.finished(Attempt(f"r{number}", 1), "stop")
+
+    async def sent() -> bool:
+        return bool(wire.sent)
+
+    await until(sent)
+    assert reporter.dropped == 0
+    names = ["r0", "r1", "r2"]
+    assert [one.attempt.request_id for one in wire.sent[0].placed] == names
+    assert [one.attempt.request_id for one in wire.sent[0].finished] == names
+    await reporter.close()
+
+
+async def test_old_events_are_dropped_while_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
+    wire = Wire(failures=1_000_000)
+    reporter = reports(wire)
+    reporter.finished(Attempt("r", 1), "stop")
+
+    async def dropped() -> bool:
+        return reporter.dropped == 1
+
+    await until(dropped)
+    await reporter.close()
+
+
+async def test_renewals_go_on_as_soon_as_somebody_answers() -> None:
+    wire = Wire(failures=5)
+    reporter = reports(wire)
+    reporter.hold(live("held"), 0.03, booked_by=HERE)
+    reporter.prefilled(Attempt("r", 1))
+
+    async def renewed() -> bool:
+        return any(one.renewed for one in wire.sent)
+
+    await until(renewed)
+    await reporter.close()
+
+
+async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "CLOSE_S", 0.05)
+
+    async def never(request: pb.ReportRequest) -> pb.ReportReply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    reporter = Reports({HERE: never}, lambda: HERE)
+    reporter.finished(Attempt("r", 1), "stop")
+    began = time.monotonic()
+    await reporter.close()
+    assert time.monotonic() - began < PATIENCE
+
+
+async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> None:
+    wire = Wire()
+    reporter = reports(wire)
+    began = time.monotonic()
+    reporter.hold(live("a"), 0.3, booked_by=HERE)
+    reporter.hold(live("b"), 0.3, booked_by=HERE)
+    reporter.hold(live("a", 2), 0.3, booked_by=HERE)  # takes the first one's place
+
+    async def renewed() -> bool:
+        return sum(bool(one.renewed) for one in wire.sent) >= 3
+
+    await until(renewed)
+    assert 0.28 <= time.monotonic() - began < PATIENCE
+    renewals = [[(one.request_id, one.epoch) for one in sent.renewed] for sent in wire.sent]
+    assert renewals[0] == [("a", 2), ("b", 1)]
+    reporter.finished(Attempt("a", 1), "retried")  # the old one: the new one stays held
+    assert reporter.held == 2
+    reporter.finished(Attempt("a", 2), "stop")
+    reporter.finished(Attempt("b", 1), "stop")
+    assert reporter.held == 0
+    await reporter.close()
+
+
+async def test_a_lost_booking_is_told_again_and_a_fenced_one_dropped() -> None:
+    wire = Wire()
+    wire.lost = [pb.Attempt(request_id="a", epoch=1)]
+    wire.fenced = [pb.Attempt(request_id="b", epoch=1)]
+    reporter = reports(wire)
+    reporter.hold(live("a"), 0.03, booked_by=HERE)
+    reporter.hold(live("b"), 0.03, booked_by=HERE)
+    reporter.prefilled(Attempt("a", 1))
+
+    async def told() -> bool:
+        return any(one.placed for one in wire.sent)
+
+    await until(told)
+    again = next(one.placed for one in wire.sent if one.placed)
+    assert [(one.attempt.request_id, one.read, one.blocks) for one in again] == [("a", True, 7)]
+    assert reporter.held == 1
+    await reporter.close()
+
+
+async def test_another_generation_is_told_all_that_is_held() -> None:
+    wire = Wire()
+    wire.generation = "one"
+    reporter = reports(wire)
+    reporter.hold(live("a"), 30.0)
+    reporter.hold(live("b"), 30.0, booked_by=HERE)
+
+    async def placed() -> list[list[str]]:
+        return [[one.attempt.request_id for one in sent.placed] for sent in wire.sent if sent.placed]
+
+    async def first() -> bool:
+        return await placed() == [["a"]]
+
+    await until(first)
+    wire.generation = "two"
+    reporter.finished(Attempt("other", 1), "stop")
+
+    async def all_told() -> bool:
+        return await placed() == [["a"], ["a", "b"]]
+
+    await until(all_told)
+    reporter.saw_generation("", HERE)  # of one that knows none
+    reporter.saw_generation("two", HERE)
+    reporter.finished(Attempt("other", 1), "stop")
+    await reporter.close()
+    assert await all_told()
+
+
+class Pair:
+    """The reports to two schedulers, of which HERE is the router's home unless `home` says otherwise."""
+
+    def __init__(self, *, there_fails: int = 0) -> None:
+        self.here, self.there = Wire(), Wire(failures=there_fails)
+        self.home = HERE
+        self.released = 0
+        self.reports = Reports({HERE: self.here, THERE: self.there}, lambda: self.home)
+        self.reports.on_released = self._release
+
+    def _release(self) -> None:
+        self.released += 1
+
+
+def heard(wire: Wire, kind: str) -> list[str]:
+    """Return the requests of all events of a kind, in their order."""
+    events = (event for sent in wire.sent for event in getattr(sent, kind))
+    return [getattr(event, "attempt", event).request_id for event in events]
+
+
+async def test_the_others_hear_what_one_booked_and_all_hear_what_becomes_of_it() -> None:
+    pair = Pair()
+    pair.reports.hold(live("by-here"), 30.0, booked_by=HERE)
+    pair.reports.hold(live("alone"), 30.0)
+    pair.reports.shared(Attempt("by-here", 1), 3)
+    pair.reports.prefilled(Attempt("by-here", 1))
+    pair.reports.finished(Attempt("by-here", 1), "stop", pb.Cost(output_tokens=9))
+
+    async def told() -> bool:
+        return all(heard(wire, "finished") == ["by-here"] for wire in (pair.here, pair.there))
+
+    await until(told)
+    assert heard(pair.here, "placed") == ["alone"]
+    assert heard(pair.there, "placed") == ["by-here", "alone"]
+    for wire in (pair.here, pair.there):
+        assert heard(wire, "prefilled") == heard(wire, "shared") == ["by-here"]
+        assert wire.sent[0].shared[0].blocks == 4
+        assert wire.sent[0].finished[0].cost.output_tokens == 9
+    await pair.reports.close()
+
+
+async def test_a_single_scheduler_is_not_told_what_it_booked() -> None:
+    wire = Wire()
+    reporter = reports(wire)
+    reporter.hold(live("r"), 0.3, booked_by=HERE)
+
+    async def renewed() -> bool:
+        return bool(wire.sent)
+
+    await until(renewed)
+    assert wire.sent[0] == pb.ReportRequest(renewed=[pb.Attempt(request_id="r", epoch=1)])
+    await reporter.close()
+
+
+async def test_one_that_is_away_holds_up_no_other_and_hears_all_when_it_is_back() -> None:
+    pair = Pair(there_fails=10)
+    for number in range(3):
+        pair.reports.hold(live(f"r{number}"), 30.0, booked_by=HERE)
+        pair.reports.finished(Attempt(f"r{number}", 1), "stop")
+
+    async def told() -> bool:
+        return len(heard(pair.here, "finished")) == 3
+
+    await until(told)
+    assert not pair.there.sent
+
+    async def back() -> bool:
+        return heard(pair.there, "placed") == heard(pair.there, "finished") == ["r0", "r1", "r2"]
+
+    await until(back)
+    assert pair.reports.dropped == 0
+    await pair.reports.close()
+
+
+async def test_one_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "CLOSE_S", 0.05)
+    wire = Wire()
+
+    async def never(request: pb.ReportRequest) -> pb.ReportReply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    reporter = Reports({HERE: wire, THERE: never}, lambda: HERE)
+    for number in range(20):
+        reporter.finished(Attempt(f"r{number}", 1), "stop")
+        await asyncio.sleep(0)
+
+    async def told() -> bool:
+        return len(heard(wire, "finished")) == 20
+
+    await until(told)
+    await reporter.close()
+
+
+async def test_what_no_scheduler_heard_counts_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
+    pair = Pair(there_fails=1_000_000)
+    pair.reports.finished(Attempt("r", 1), "stop")
+    there = pair.reports._reporters[THERE]
+
+    async def dropped() -> bool:
+        return there.dropped == 1
+
+    await until(dropped)
+    assert heard(pair.here, "finished") == ["r"]
+    assert pair.reports.dropped == 0
+    await pair.reports.close()
+
+
+async def test_who_begins_anew_is_told_what_is_held_in_place_of_what_was_queued() -> None:
+    pair = Pair()
+    pair.here.generation = pair.there.generation = "one"
+    for number in range(3):
+        pair.reports.hold(live(f"r{number}"), 30.0, booked_by=HERE)
+    pair.reports.finished(Attempt("r0", 1), "stop")
+
+    async def told() -> bool:
+        return heard(pair.there, "finished") == heard(pair.here, "finished") == ["r0"]
+
+    await until(told)
+    before = len(pair.there.sent)
+    pair.there.generation = "two"
+    pair.reports.prefilled(Attempt("r1", 1))
+    pair.reports.saw_generation("two", THERE)  # by a snapshot, before the report goes
+    pair.reports.finished(Attempt("r2", 1), "stop")
+
+    async def again() -> bool:
+        return "r2" in heard(pair.there, "finished")
+
+    await until(again)
+    sent = pair.there.sent[before:]
+    assert [(one.attempt.request_id, one.read) for part in sent for one in part.placed] == [("r1", True)]
+    assert not any(part.prefilled for part in sent)
+    assert heard(pair.here, "placed") == []  # it has lost nothing
+    await pair.reports.close()
+
+
+async def test_a_lost_booking_is_told_to_the_one_that_lost_it() -> None:
+    pair = Pair()
+    pair.there.lost = [pb.Attempt(request_id="a", epoch=1)]
+    pair.reports.hold(live("a"), 0.03, booked_by=HERE)
+
+    async def twice() -> bool:
+        return heard(pair.there, "placed")[:2] == ["a", "a"]
+
+    await until(twice)
+    assert heard(pair.here, "placed") == []
+    await pair.reports.close()
+
+
+async def test_what_is_over_for_one_is_renewed_with_none() -> None:
+    pair = Pair()
+    pair.there.fenced = [pb.Attempt(request_id="a", epoch=1)]
+    pair.reports.hold(live("a"), 0.03, booked_by=HERE)
+
+    async def over() -> bool:
+        return pair.reports.held == 0
+
+    await until(over)
+    await pair.reports.close()
+
+
+async def test_nothing_is_renewed_before_it_was_told() -> None:
+    """Else it would count as lost, and be told twice."""
+    pair = Pair()
+    for number in range(300):
+        pair.reports.hold(live(f"r{number}"), 0.01, booked_by=HERE)
+        await asyncio.sleep(0.0007)
+    known: set[str] = set()
+    renewals = 0
+    for sent in pair.there.sent:
+        known.update(one.attempt.request_id for one in sent.placed)
+        assert known.issuperset(one.request_id for one in sent.renewed)
+        renewals += len(sent.renewed)
+    assert renewals > 300
+    await pair.reports.close()
+
+
+async def test_room_is_free_when_the_routers_home_knows_of_it() -> None:
+    pair = Pair()
+    gate = asyncio.Event()
+    answer = pair.here.__call__
+
+    async def slow(request: pb.ReportRequest) -> pb.ReportReply:
+        await gate.wait()
+        return await answer(request)
+
+    pair.reports._reporters[HERE]._send = slow
+    pair.reports.finished(Attempt("r", 1), "stop")
+
+    async def there_knows() -> bool:
+        return heard(pair.there, "finished") == ["r"]
+
+    await until(there_knows)
+    assert pair.released == 0
+    gate.set()
+
+    async def freed() -> bool:
+        return pair.released == 1
+
+    await until(freed)
+    await pair.reports.close()
+
+
+async def test_nobody_waits_for_a_home_that_does_not_answer() -> None:
+    pair = Pair(there_fails=1_000_000)
+    pair.home = THERE
+    pair.reports.finished(Attempt("r", 1), "stop")
+
+    async def freed() -> bool:
+        return pair.released > 0
+
+    await until(freed)
+    before = pair.released
+    pair.reports.finished(Attempt("next", 1), "stop")
+    assert pair.released == before + 1
+    await pair.reports.close()
