@@ -123,8 +123,10 @@ class RedisStore(Store):
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
         """Return one script's reply; None while the store is away."""
+        if self.problem:  # the look that is under way may take until its deadline
+            return None
         async with self._calling:
-            if self.problem:  # perhaps since a call that this one waited for
+            if self.problem:  # since a call that this one waited for
                 return None
             try:
                 return await self._run(name, *arguments)

@@ -1,72 +1,331 @@
-"""Failures of the Redis store alone: passwords, TLS, a server that dies, keys that stay."""
+"""The store in Redis: shared by two schedulers, and while its server dies, hangs, is full or refuses us."""
 
 from __future__ import annotations
 
 import asyncio
-import random
+import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from baton.attempts import EPOCH_KEEP_S, Attempt
-from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import DRAINS_TTL_MS, TOPIC_TTL_MS, topic_keys
-from baton.scheduler.store import open_store, redis_fleet
-from baton.scheduler.store import redis as redis_module
-from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
-from baton.scheduler.store.redis_calls import ScriptCalls, _Call
-from baton.scheduler.types import FleetView, Reserved, ReserveOutcome, State
-from harness.scheduling import LEASE_S, RedisServer, claim_on, free_port, need, register, report, until
+from baton.scheduler.store import open_store
+from baton.scheduler.store.redis import AWAY, CALL_TIMEOUT_S, RedisStore
+from baton.scheduler.types import Told
+from harness.scheduling import LEASE_S, RedisServer, free_port, until
+from harness.support import PATIENCE
+
+NAMES = [f"{ours}{theirs}" for ours in range(4) for theirs in range(4)]
+
+
+@pytest.fixture
+async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
+    """The stores of two schedulers over one Redis, which the test may harm."""
+    made = [RedisStore(own_redis.url, "t") for _ in range(2)]
+    for store in made:
+        await store.open()
+        assert not store.problem
+    yield made
+    for store in made:
+        await store.close()
+
+
+async def back(*stores: RedisStore) -> None:
+    async def answers() -> bool:
+        for store in stores:
+            await store.tend()
+        return not any(store.problem for store in stores)
+
+    await until(answers)
 
 
 async def problem(url: str) -> str:
+    """Return what a store says of this server when it is checked, as the doctor does."""
     store = RedisStore(url, "t")
     try:
         with pytest.raises(StoreUnavailable) as caught:
-            await store.view()
+            await store.check()
         return str(caught.value)
     finally:
         await store.close()
 
 
+# -- shared
+
+
+async def test_a_drain_is_known_to_all_schedulers(own_redis: RedisServer, stores: list[RedisStore]) -> None:
+    one, other = stores
+    assert await one.drain("w")
+    assert not await other.drain("w")  # known before it was told
+    assert other.drained == {"w"}
+    assert await other.drain("w", undo=True)
+    await one.tend()
+    assert one.drained == frozenset()
+    assert await one.drain("kept")
+    late = RedisStore(own_redis.url, "t")
+    await late.open()
+    assert late.drained == {"kept"}
+    await late.close()
+
+
+async def test_whoever_drained_or_undid_it_last_is_believed_by_all(
+    own_redis: RedisServer, stores: list[RedisStore]
+) -> None:
+    """Each of two said so many words while Redis was away, which then knows nothing."""
+    one, other = stores
+    own_redis.stop()
+    for name in NAMES:
+        for store, words in ((one, int(name[0])), (other, int(name[1]))):
+            for word in range(words):
+                assert await store.drain(name, undo=bool(word % 2))
+    own_redis.start()
+    await back(one, other, one)
+    drained = {name for name in NAMES if max(int(name[0]), int(name[1])) % 2}
+    assert one.drained == other.drained == drained
+
+
+async def test_what_happened_meanwhile_is_told_to_a_redis_that_only_stood_still(
+    own_redis: RedisServer, stores: list[RedisStore]
+) -> None:
+    one, other = stores
+    for name in ("stays", "undone"):
+        assert await one.drain(name)
+    await other.tend()
+    own_redis.hang()
+    assert await other.drain("undone", undo=True)
+    assert other.drained == {"stays"}
+    own_redis.wake()
+    await back(other, one)
+    assert one.drained == other.drained == {"stays"}
+
+
+async def test_topics_do_not_see_each_other(own_redis: RedisServer) -> None:
+    one, two = RedisStore(own_redis.url, "one"), RedisStore(own_redis.url, "two")
+    await one.drain("w")
+    await one.tell("router", "r", b"here", LEASE_S)
+    assert await one.lead("me", LEASE_S)
+    await two.open()
+    assert (two.drained, await two.told()) == (frozenset(), Told())
+    assert await two.lead("you", LEASE_S)
+    await one.close()
+    await two.close()
+
+
+async def test_every_key_has_the_prefix_and_a_time_to_live(
+    own_redis: RedisServer, stores: list[RedisStore]
+) -> None:
+    store = stores[0]
+    await use(store)
+    admin = Redis.from_url(own_redis.url, decode_responses=True)
+    keys = [key async for key in admin.scan_iter()]
+    assert sorted(keys) == sorted(topic_keys("t"))
+    assert all(key.startswith("baton:{t}:") for key in keys)
+    for key in keys:
+        longest = DRAINS_TTL_MS if key.endswith(":drains") else TOPIC_TTL_MS
+        assert longest / 2 < await admin.pttl(key) <= longest, key
+    await admin.aclose()
+
+
+async def test_calls_made_side_by_side_each_have_their_own_reply(
+    own_redis: RedisServer, stores: list[RedisStore]
+) -> None:
+    store = stores[0]
+    async with Redis.from_url(own_redis.url) as admin:
+        await admin.script_flush()  # as after a restart: the scripts are loaded again, and no call runs twice
+    left = asyncio.create_task(store.take_turn("left", LEASE_S))
+    asking = [asyncio.create_task(store.take_turn(f"{number % 25}", LEASE_S)) for number in range(50)]
+    left.cancel()
+    assert await asyncio.gather(*asking) == [True] * 25 + [False] * 25
+    assert await store.take_turn("left", LEASE_S)  # its caller left before it was sent
+    assert not store.problem
+
+
+# -- away
+
+
+async def use(store: RedisStore) -> list[object]:
+    """Make every call that a scheduler makes."""
+    await store.drain("d")
+    fence = await store.lead("me", LEASE_S)
+    return [
+        bool(fence),
+        await store.take_turn("balance", 0.001),
+        await store.order(fence, {"f": b"orders"}),
+        await store.tell("fleet", "f", b"here", LEASE_S),
+        dict((await store.told()).fleets),
+    ]
+
+
+WELL = [True, True, True, b"orders", {"f": b"here"}]
+NOTHING = [False, False, False, b"", {}]
+
+
+@asynccontextmanager
+async def dead(server: RedisServer) -> AsyncIterator[str]:
+    server.stop()
+    yield "does not answer"
+    server.start()  # empty
+
+
+@asynccontextmanager
+async def hung(server: RedisServer) -> AsyncIterator[str]:
+    server.hang()
+    yield "does not answer in time"
+    server.wake()
+
+
+@asynccontextmanager
+async def full(server: RedisServer) -> AsyncIterator[str]:
+    """It reads on, but takes no writes."""
+    async with Redis.from_url(server.url) as admin:
+        await admin.config_set("maxmemory", "1")
+        yield "is full"
+        await admin.config_set("maxmemory", "0")
+
+
+@asynccontextmanager
+async def with_another_password(server: RedisServer) -> AsyncIterator[str]:
+    async with Redis.from_url(server.url) as admin:
+        await admin.config_set("requirepass", "changed")
+        await admin.client_kill_filter(_type="normal", skipme=True)
+        yield "refused the password"
+        await admin.config_set("requirepass", "")
+
+
+@asynccontextmanager
+async def without_a_command(server: RedisServer) -> AsyncIterator[str]:
+    async with Redis.from_url(server.url) as admin:
+        await admin.execute_command("ACL", "SETUSER", "default", "-hset")  # type: ignore[no-untyped-call]
+        yield "does not allow this user enough"
+        await admin.execute_command("ACL", "SETUSER", "default", "+hset")  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("failure", [dead, hung, full, with_another_password, without_a_command])
+async def test_no_call_raises_and_none_waits_once_the_store_is_known_to_be_away(
+    own_redis: RedisServer,
+    stores: list[RedisStore],
+    failure: Callable[[RedisServer], AbstractAsyncContextManager[str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, other = stores
+    assert await use(one) == WELL
+    async with failure(own_redis) as text:
+        began = time.monotonic()
+        await asyncio.gather(*(one.take_turn(f"{number}", LEASE_S) for number in range(20)))
+        assert time.monotonic() - began < CALL_TIMEOUT_S + 1.0 * PATIENCE  # 18 s, if each waited for its own
+        assert text in one.problem
+        looks = asyncio.create_task(one.tend())
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        for _ in range(20):
+            assert await use(one) == NOTHING
+        assert await one.drain("during")
+        assert time.monotonic() - began < CALL_TIMEOUT_S / 2
+        await looks
+        for store in stores:
+            await store.tend()
+            assert text in store.problem
+        assert one.drained == {"d", "during"}
+    await back(one, other)
+    assert other.drained == {"d", "during"}
+    await until(lambda: leads(one))
+    assert (await use(one))[1:] == WELL[1:]
+    said = [record.getMessage() for record in caplog.records if own_redis.url[8:-2] in record.getMessage()]
+    assert [one.startswith(AWAY) for one in said] == [True, True, False, False]
+    assert all(one.endswith("is back") for one in said[2:])
+
+
+async def leads(store: RedisStore) -> int:
+    return await store.lead("me", LEASE_S)
+
+
+async def test_fences_rise_though_redis_has_lost_all(
+    own_redis: RedisServer, stores: list[RedisStore]
+) -> None:
+    before = await stores[0].lead("one", LEASE_S)
+    own_redis.stop()
+    own_redis.start()
+    await stores[1].tend()
+    await back(*stores)
+    assert await stores[1].lead("other", LEASE_S) > before
+    assert not await stores[0].order(before, {})
+
+
+@pytest.mark.parametrize("failure", [dead, hung])
+async def test_it_begins_without_its_server(
+    own_redis: RedisServer, failure: Callable[[RedisServer], AbstractAsyncContextManager[str]]
+) -> None:
+    store = RedisStore(own_redis.url, "t")
+    async with failure(own_redis) as text:
+        await store.open()
+        assert text in store.problem
+        assert await store.drain("w")
+        assert await store.lead("me", LEASE_S) == 0
+    await back(store)
+    assert await store.lead("me", LEASE_S)
+    assert store.drained == {"w"}
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis://:wr0ng@127.0.0.1:{port}/0", "redis at 127.0.0.1:{port} refused the password"),
+        ("redis://127.0.0.1:{port}/0", "refused the password"),
+        ("redis://:s3cret@127.0.0.1:{port}/99", "DB index"),
+    ],
+    ids=["wrong password", "no password", "no such database"],
+)
+async def test_it_does_not_begin_where_waiting_is_no_help(
+    redis_server: RedisServer, url: str, text: str
+) -> None:
+    port = redis_server.port
+    store = open_store(url.format(port=port), "t")
+    with pytest.raises(StoreRefuses, match=f"(?i){text.format(port=port)}") as caught:
+        await store.open()
+    assert not any(secret in str(caught.value) for secret in ("wr0ng", "s3cret"))
+    await store.close()
+
+
+@pytest.mark.parametrize(("number", "refuses"), [(socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)])
+async def test_a_name_that_is_nobodys_stops_the_start_and_one_unknown_for_now_does_not(
+    monkeypatch: pytest.MonkeyPatch, number: int, *, refuses: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(number, "it is not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    store = open_store("redis://a-host:6379/0", "t")
+    if refuses:
+        with pytest.raises(StoreRefuses, match=r"a-host:6379 does not answer .*not known"):
+            await store.open()
+    else:
+        await store.open()
+        assert "not known" in store.problem
+    await store.close()
+
+
+# -- addresses and passwords
+
+
 @pytest.mark.parametrize(
     "url",
     [
-        *(
-            "postgres://:s3cret@host",
-            "redis://host:port/0",
-            "nowhere",
-            ":s3cret@host:6379",
-            "redis:/:s3cret@h",
-        ),
-        *(
-            "redis://:s3cret/x@host:6379/0",
-            "redis://:s3cret:6379/0",
-            "redis://:[s3cret@host",
-            "redis://[s3cret",
-        ),
+        *("postgres://:s3cret@host", "redis://host:port/0", "nowhere", ":s3cret@host:6379"),
+        *("redis:/:s3cret@h", "redis://:s3cret/x@host:6379/0", "redis://:s3cret:6379/0"),
+        *("redis://:[s3cret@host", "redis://[s3cret"),
     ],
 )
 async def test_a_wrong_url_is_named(url: str) -> None:
-    with pytest.raises(StoreUnavailable, match=r"scheduler\.store") as caught:
+    with pytest.raises(StoreRefuses, match=r"scheduler\.store") as caught:
         open_store(url, "t")
     assert "s3cret" not in str(caught.value)
-
-
-async def test_a_wrong_password_is_said(redis_server: RedisServer) -> None:
-    for url in (
-        f"redis://:wr0ng@127.0.0.1:{redis_server.port}/0",
-        f"redis://127.0.0.1:{redis_server.port}/0",
-    ):
-        text = await problem(url)
-        assert text.startswith(f"redis at 127.0.0.1:{redis_server.port} refused the password")
-        assert "wr0ng" not in text
 
 
 async def test_a_server_that_quotes_the_password_is_not(tmp_path: Path) -> None:
@@ -85,18 +344,15 @@ async def test_a_server_that_quotes_the_password_is_not(tmp_path: Path) -> None:
 async def test_a_password_of_its_own_is_used(redis_server: RedisServer) -> None:
     """The password may come from a file, beside a URL without one."""
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
-    try:
-        assert (await store.view()).workers == {}
-    finally:
-        await store.close()
+    await store.check()
+    await store.close()
 
 
 async def test_nobody_there_is_said() -> None:
-    text = await problem(f"redis://127.0.0.1:{free_port()}/0")
-    assert "does not answer" in text
+    assert "does not answer" in await problem(f"redis://127.0.0.1:{free_port()}/0")
 
 
-async def test_a_silent_server_is_given_up_within_a_second() -> None:
+async def test_a_server_that_accepts_and_is_silent_is_given_up_within_a_second() -> None:
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()  # until the client hangs up
         writer.close()
@@ -105,313 +361,19 @@ async def test_a_silent_server_is_given_up_within_a_second() -> None:
     port = server.sockets[0].getsockname()[1]
     began = time.monotonic()
     assert "does not answer in time" in await problem(f"redis://127.0.0.1:{port}/0")
-    assert time.monotonic() - began < CALL_TIMEOUT_S + 0.2
+    assert time.monotonic() - began < CALL_TIMEOUT_S + 0.2 * PATIENCE
     server.close()
     await server.wait_closed()
-
-
-async def test_a_paused_server_is_given_up_and_comes_back(own_redis: RedisServer) -> None:
-    store = RedisStore(own_redis.url, "t")
-    await register(store, "m")
-    admin = Redis.from_url(own_redis.url)
-    await admin.client_pause(1_600)
-    began = time.monotonic()
-    calls = await asyncio.gather(*(store.view() for _ in range(40)), return_exceptions=True)
-    assert time.monotonic() - began < CALL_TIMEOUT_S + 0.3
-    assert all(isinstance(one, StoreUnavailable) for one in calls)
-    await admin.ping()  # answers when the pause is over
-    assert set((await store.view()).workers) == {"m"}
-    await admin.aclose()
-    await store.close()
-
-
-async def test_calls_made_side_by_side_share_round_trips_and_none_of_their_errors(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = RedisStore(own_redis.url, "t")
-    await register(store, "m", num_blocks=10_000, max_num_seqs=100)
-    batches: list[list[str]] = []
-    run = ScriptCalls._run
-
-    async def counted(calls: ScriptCalls, batch: Sequence[_Call]) -> list[Any]:
-        batches.append([call.script for call in batch])
-        return await run(calls, batch)
-
-    monkeypatch.setattr(ScriptCalls, "_run", counted)
-    admin = Redis.from_url(own_redis.url)
-    await admin.script_flush()  # as after a restart: the scripts are loaded again, and no call runs twice
-    view = await store.view()
-    claims = [claim_on(view, need(f"r{number}", prompt=1, new=1), "m") for number in range(50)]
-    wrong = asyncio.create_task(store._run("reserve", "r", "no epoch"))
-    left = asyncio.create_task(store.reserve(claim_on(view, need("left", prompt=1, new=1), "m"), LEASE_S))
-    await asyncio.sleep(0)
-    left.cancel()
-    batches.clear()
-    made = await asyncio.gather(*(store.reserve(one, LEASE_S) for one in claims))
-    assert {one.outcome for one in made} == {ReserveOutcome.BOOKED}
-    assert len(batches) <= 3
-    with pytest.raises(StoreUnavailable, match="refused a command"):
-        await wrong
-    assert {one.attempt.request_id for one in (await store.history(100)).attempts} == {
-        f"r{number}" for number in range(50)
-    }
-    await admin.aclose()
-    await store.close()
-
-
-async def test_a_server_that_was_killed_comes_back_empty(own_redis: RedisServer) -> None:
-    store = RedisStore(own_redis.url, "t")
-    await register(store, "m", num_blocks=100)
-    claim = claim_on(await store.view(), need(), "m")
-    assert (await store.reserve(claim, LEASE_S)).outcome is ReserveOutcome.BOOKED
-    own_redis.stop()
-    with pytest.raises(StoreUnavailable, match="does not answer"):
-        await store.view()
-    own_redis.start()
-    assert not (await store.view()).workers  # the scripts are loaded again as well
-    assert not (await store.heartbeat("m", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)).known
-    assert (await store.report(report(renewed=[claim.attempt]), LEASE_S)).lost == [claim.attempt]
-    # The identities that were read before the crash are not believed.
-    await register(store, "m", num_blocks=50)
-    worker = (await store.view()).workers["m"]
-    assert worker.capacity.num_blocks == 50
-    assert worker.reserved == Reserved()
-    await store.close()
-
-
-async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis: RedisServer) -> None:
-    store = RedisStore(own_redis.url, "t")
-    await register(store, "p", pb.ROLE_PREFILL)
-    await register(store, "d", pb.ROLE_DECODE)
-    await store.heartbeat("d", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)
-    view = await store.view()
-    for name in ("one", "two", "three"):
-        await store.reserve(claim_on(view, need(name), "d", "p"), LEASE_S)
-    await store.report(report(finished=[Attempt("one", 1)], prefilled=[Attempt("two", 1)]), LEASE_S)
-    await store.drain("d")
-    await store.take_turn("balance", LEASE_S)
-    await store.tell("fleet", "f", b"here", LEASE_S)
-    await store.order(await store.lead("me", LEASE_S), {"f": b"orders"})
-    await store.deregister("p")
-    await store.merge(State())
-    admin = Redis.from_url(own_redis.url)
-    keys = {key.decode() for key in await admin.keys("*")}
-    assert keys == set(topic_keys("t"))
-    assert all(key.startswith("baton:{t}:") for key in keys)
-    for key in keys:
-        longest = DRAINS_TTL_MS if key.endswith(":drains") else TOPIC_TTL_MS
-        assert longest / 2 < await admin.pttl(key) <= longest, key
-    await admin.aclose()
-    await store.close()
-
-
-async def test_epochs_are_forgotten_in_time_but_not_those_of_live_attempts(own_redis: RedisServer) -> None:
-    store = RedisStore(own_redis.url, "t")
-    admin = Redis.from_url(own_redis.url)
-    await register(store, "m")
-    view = await store.view()
-    await store.reserve(claim_on(view, need(epoch=1), "m"), LEASE_S)
-    await store.report(report(finished=[Attempt("r", 1)]), LEASE_S)
-    seconds, _ = await admin.time()
-    forget_at = await admin.zscore("baton:{t}:epoch:leases", "r")
-    assert seconds * 1_000 < forget_at <= seconds * 1_000 + 1_000 * (1 + EPOCH_KEEP_S)
-    await store.reserve(claim_on(view, need(epoch=2), "m"), LEASE_S)
-    assert await admin.zscore("baton:{t}:epoch:leases", "r") is None
-    await store.report(report(finished=[Attempt("r", 2)]), LEASE_S)
-    await admin.zadd("baton:{t}:epoch:leases", {"r": 1})  # as if the time had passed
-    await store.view()
-    assert not await admin.hgetall("baton:{t}:epochs")
-    await admin.aclose()
-    await store.close()
-
-
-async def test_topics_do_not_see_each_other(own_redis: RedisServer) -> None:
-    one, two = RedisStore(own_redis.url, "one"), RedisStore(own_redis.url, "two")
-    await register(one, "m", fingerprint="f1")
-    await register(two, "m", fingerprint="f2")
-    await one.reserve(claim_on(await one.view(), need(), "m"), LEASE_S)
-    assert (await two.view()).workers["m"].reserved == Reserved()
-    await one.close()
-    await two.close()
-
-
-def shown(view: FleetView) -> dict[str, tuple[object, ...]]:
-    """Return all of a view but the times that are left."""
-    return {
-        key: (one.identity, one.state, one.load, one.reserved, one.drain_asked, one.placeable)
-        for key, one in view.workers.items()
-    }
-
-
-async def test_views_of_what_changed_are_as_those_of_all(own_redis: RedisServer) -> None:
-    draw = random.Random(7)
-    store = RedisStore(own_redis.url, "t")
-    names = [f"w{number}" for number in range(5)]
-    booked: list[Attempt] = []
-    changes = 0
-    for step in range(400):
-        name, what = draw.choice(names), draw.random()
-        if what < 0.08:
-            await register(store, name, draw.choice((pb.ROLE_MIXED, pb.ROLE_DECODE)))
-        elif what < 0.3:
-            load, state = pb.WorkerLoad(running=step), draw.choice(pb.WorkerState.values()[1:])
-            await store.heartbeat(name, state, load, draw.choice((LEASE_S, 0.005)))
-        elif what < 0.34:
-            await store.deregister(name)
-        elif what < 0.38:
-            await store.drain(name, undo=draw.random() < 0.7)
-        elif what < 0.75:
-            view = await store.view()
-            if name in view.workers:
-                wanted = claim_on(view, need(f"r{step}"), name)
-                lease_s = draw.choice((LEASE_S, LEASE_S, 0.005))
-                if (await store.reserve(wanted, lease_s)).outcome is ReserveOutcome.BOOKED:
-                    booked.append(wanted.attempt)
-        elif booked:
-            attempt = booked.pop(draw.randrange(len(booked)))
-            await store.report(report(prefilled=[attempt]), LEASE_S)
-            if draw.random() < 0.8:
-                await store.report(report(finished=[attempt]), LEASE_S)
-        other = RedisStore(own_redis.url, "t")  # it has seen nothing, and reads all
-
-        async def equal(other: RedisStore = other) -> bool:  # a lease may end between the two views
-            mine = await store.view()
-            theirs = await other.view()
-            same = shown(mine) == shown(theirs)
-            return same and mine.of(pb.ROLE_MIXED) == [
-                one for one in mine.workers.values() if one.role == pb.ROLE_MIXED
-            ]
-
-        await until(equal)
-        await other.close()
-        changes += store._fleet.since > 0
-    assert changes > 390  # but for the first one, none was due to read all
-    await store.close()
-
-
-async def test_a_view_carries_what_changed_alone(own_redis: RedisServer) -> None:
-    store = RedisStore(own_redis.url, "t")
-    for number in range(20):
-        await register(store, f"w{number}")
-        await store.heartbeat(f"w{number}", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)
-    await store.view()
-    told: list[list[bytes]] = []
-    run = store._run
-
-    async def noting(name: str, *arguments: str | int | bytes) -> Any:
-        reply = await run(name, *arguments)
-        if name == "view":
-            told.append(reply[8])
-        return reply
-
-    store._run = noting  # type: ignore[method-assign]
-    view = await store.view()
-    assert len(view.workers) == 20
-    await store.heartbeat("w3", pb.WORKER_STATE_READY, pb.WorkerLoad(running=7), LEASE_S)
-    told.clear()
-    running = {key: one.load.running for key, one in (await store.view()).workers.items() if one.load}
-    assert running == dict.fromkeys(running, 0) | {"w3": 7}
-    assert told == [[b"w3"]]
-    await store.close()
-
-
-async def test_a_server_that_lost_all_is_read_whole(own_redis: RedisServer) -> None:
-    store = RedisStore(own_redis.url, "t")
-    await register(store, "before")
-    assert set((await store.view()).workers) == {"before"}
-    admin = Redis.from_url(own_redis.url)
-    await admin.flushall()
-    await admin.aclose()
-    assert not (await store.view()).workers
-    await register(store, "after")
-    assert set((await store.view()).workers) == {"after"}
-    await store.close()
-
-
-async def test_evicted_keys_do_no_lasting_harm(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_fleet, "WHOLE_S", 0.0)  # what an eviction took shows in a view of all
-    store = RedisStore(own_redis.url, "t")
-    await register(store, "m")
-    await store.reserve(claim_on(await store.view(), need("a"), "m"), LEASE_S)
-    await store.reserve(claim_on(await store.view(), need("b"), "m"), 0.001)
-    admin = Redis.from_url(own_redis.url)
-    await admin.delete(*(key for key in topic_keys("t") if "reserved" in key))
-    await store.report(report(finished=[Attempt("a", 1)]), LEASE_S)
-    assert (await store.view()).workers["m"].reserved == Reserved()
-    await store.reserve(claim_on(await store.view(), need("c"), "m"), 0.001)
-    await admin.delete("baton:{t}:attempts")
-
-    async def swept() -> bool:
-        return bool((await store.view()).expired)
-
-    await until(swept)
-    assert (await store.view()).expired == 0  # once is enough, though the attempt itself was gone
-    await admin.delete("baton:{t}:worker:states")
-    assert not (await store.view()).workers
-    assert (await store.heartbeat("m", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)).known
-    assert (await store.view()).workers["m"].placeable
-    await admin.delete("baton:{t}:worker:identities")
-    assert not (await store.heartbeat("m", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)).known
-    await register(store, "m")
-    assert set((await store.view()).workers) == {"m"}
-    await admin.aclose()
-    await store.close()
-
-
-async def test_what_changed_since_is_told_in_pieces_and_all_where_a_part_is_lost(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_module, "EXPORT_REQUESTS", 3)
-    store = RedisStore(own_redis.url, "t")
-    await register(store, "m")
-    names = [f"r{number}" for number in range(8)]
-    for name in names:
-        assert (await reserve(store, name)) is ReserveOutcome.BOOKED
-    everything = await store.export()
-    assert [known.attempt.request_id for known in everything.requests] == names
-
-    async def changed(since: int) -> set[str]:
-        return {known.attempt.request_id for known in (await store.export(since)).requests}
-
-    assert await changed(everything.revision) == set()
-    one = Attempt("r1", 1)
-    for told in (report(prefilled=[one]), report(renewed=[one]), report(finished=[one])):
-        revision = (await store.export()).revision
-        await store.report(told, LEASE_S)
-        assert await changed(revision) == {"r1"}
-    assert await changed(everything.revision + 1_000) == set(names)  # more than it has seen itself
-    admin = Redis.from_url(own_redis.url)
-    await admin.zadd("baton:{t}:epoch:leases", {"r1": 1})  # as if its time had passed
-    await store.view()
-    assert await admin.zscore("baton:{t}:changes", "r1") is None
-    await admin.aclose()
-    await store.close()
-
-
-async def reserve(store: RedisStore, name: str) -> ReserveOutcome:
-    view = await store.view()
-    return (await store.reserve(claim_on(view, need(name, prompt=1, new=1), "m"), LEASE_S)).outcome
 
 
 @pytest.fixture
 def tls_redis(tmp_path: Path) -> Iterator[RedisServer]:
     certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=30
-    )
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    subject = ("-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", str(key), "-out", str(certificate))
+    command = ["openssl", "req", "-x509", *curve, *subject, *files]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
     extra = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no")
     server = RedisServer(tmp_path, extra=extra, tls=True)
     server.start()
@@ -421,7 +383,6 @@ def tls_redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 async def test_tls(tls_redis: RedisServer, tmp_path: Path) -> None:
     store = RedisStore(f"{tls_redis.url}?ssl_ca_certs={tmp_path / 'server.crt'}", "t")
-    await register(store, "m")
-    assert set((await store.view()).workers) == {"m"}
+    assert await use(store) == WELL
     await store.close()
     assert "certificate" in await problem(tls_redis.url)  # not signed by anyone we trust
