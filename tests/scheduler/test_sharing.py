@@ -1,4 +1,4 @@
-"""Several schedulers over one Redis: they share the requests, and what each decides stays fenced."""
+"""Several schedulers over one Redis: each knows all, whichever is asked, and goes on without the others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import uuid
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from baton.attempts import Attempt
 from baton.block_log import BlockLogs, Change
 from baton.prefix_keys import key_of
 from baton.protos import scheduler_pb2 as pb
@@ -23,8 +21,8 @@ from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.store.redis import RedisStore
-from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, register, until
+from baton.scheduler.types import Reserved, held
+from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, until
 from harness.support import PATIENCE
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -38,32 +36,75 @@ asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True
 """
 
 
-@dataclass
 class Pair:
-    """Two schedulers of this process over one Redis."""
+    """Two schedulers of this process over one Redis, with the workers and routers of a test."""
 
-    servers: list[SchedulerServer]
-    address: str
+    def __init__(self, store: str, topic: str) -> None:
+        self.options = [Options(f"127.0.0.1:{free_port()}", store, topic, heartbeat_s=0.1) for _ in range(2)]
+        self.address = ",".join(one.address for one in self.options)
+        self.servers: dict[int, SchedulerServer] = {}
+        self._stack = AsyncExitStack()
 
-    def placed(self) -> list[float]:
-        """Return the number of placements that each was asked for."""
-        name = "baton_scheduler_place_seconds_count"
-        return [one.metrics.registry.get_sample_value(name) or 0.0 for one in self.servers]
+    async def begin(self, number: int) -> SchedulerServer:
+        server = await SchedulerServer(self.options[number]).__aenter__()
+        server.members.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="h:1"))
+        self.servers[number] = server
+        return server
+
+    async def end(self, number: int) -> None:
+        """Stop one: all that it knows is gone."""
+        await self.servers.pop(number).__aexit__(None, None, None)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+        for number in list(self.servers):
+            await self.end(number)
+
+    async def work(self, worker_id: str, role: pb.Role = M) -> WorkerSession:
+        """Start a worker that is ready."""
+        client = await self._stack.enter_async_context(SchedulerClient(self.address))
+        session = WorkerSession(client, identity(worker_id, role), pb.WorkerLoad)
+        self._stack.push_async_callback(session.close)
+        await session.start(5)
+        await session.ready(capacity())
+        return session
+
+    async def route(self, number: int) -> SchedulerClient:
+        """Start a router whose home is that scheduler."""
+        async with SchedulerClient(self.address) as anybody:
+            name = self.named(anybody, number)
+        return await self._stack.enter_async_context(SchedulerClient(self.address, router_id=name))
 
     def named(self, client: SchedulerClient, number: int) -> str:
-        """Return a request that belongs to one of them."""
-        address = self.address.split(",")[number]
+        """Return an id that belongs to one of them."""
+        address = self.options[number].address
         return next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == address)
+
+    def booked(self, number: int) -> dict[str, Reserved]:
+        """Return what one of them has booked, by worker."""
+        workers = self.servers[number]._roster.view().workers.values()
+        return {one.worker_id: one.reserved for one in workers if not one.reserved.empty}
+
+    async def agree_with(self, *routers: SchedulerClient) -> None:
+        """Wait until each scheduler has booked exactly what these routers hold."""
+
+        async def so() -> bool:
+            total = held(known for router in routers for known in router.reporter.holding)
+            holding = {worker_id: one for worker_id, one in total.items() if not one.empty}
+            return all(self.booked(number) == holding for number in self.servers)
+
+        await until(so)
 
 
 @asynccontextmanager
 async def pair(store: str, topic: str) -> AsyncIterator[Pair]:
-    options = [Options(f"127.0.0.1:{free_port()}", store, topic) for _ in range(2)]
-    async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(SchedulerServer(one)) for one in options]
-        for server in servers:
-            server.members.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="h:1"))
-        yield Pair(servers, ",".join(one.address for one in options))
+    made = Pair(store, topic)
+    try:
+        await made.begin(0)
+        await made.begin(1)
+        yield made
+    finally:
+        await made.close()
 
 
 @pytest.fixture
@@ -72,115 +113,156 @@ async def two(redis_server: RedisServer, topic: str) -> AsyncIterator[Pair]:
         yield made
 
 
-@pytest.fixture
-async def store(redis_server: RedisServer, topic: str) -> AsyncIterator[RedisStore]:
-    """Open the store that the two schedulers share."""
-    made = RedisStore(redis_server.url, topic)
-    yield made
-    await made.close()
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes back gets keys half a second later."""
+    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.2)
+    monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.5)
 
 
 async def place(client: SchedulerClient, request_id: str, epoch: int = 1, **more: Any) -> Placement:
     return await client.place(need(request_id, epoch, 20, 10, router_id=client.router_id, **more))
 
 
-async def test_both_decide_and_nothing_is_overbooked(two: Pair, store: RedisStore) -> None:
-    """Rounds of more requests than there is room for, by three routers, of which some end meanwhile."""
+async def test_what_one_has_booked_the_other_knows_a_moment_later(two: Pair) -> None:
+    await two.work("p", P)
+    await two.work("d", D)
+    router = await two.route(0)
+    placed = await place(router, "r")
+    assert (placed.scheduler, placed.moved) == (two.options[0].address, False)
+    assert two.booked(0).keys() == {"p", "d"}  # at once
+    await two.agree_with(router)
+    router.reporter.prefilled(placed.attempt)
+    assert router.reporter.held
+    await two.agree_with(router)
+    assert two.booked(1).keys() == {"d"}
+    router.reporter.shared(placed.attempt, 1)
+    await two.agree_with(router)
+    router.reporter.finished(placed.attempt, "stop")
+    await two.agree_with(router)
+    assert two.booked(1) == {}
+
+
+async def test_a_router_has_all_its_placements_from_its_home(two: Pair) -> None:
+    await two.work("m")
+    routers = [await two.route(number) for number in range(2)]
+    for number, router in enumerate(routers):
+        placed = [await place(router, uuid.uuid4().hex) for _ in range(3)]
+        assert {one.scheduler for one in placed} == {two.options[number].address}
+        assert {one.moved for one in placed} == {False}
+    await two.agree_with(*routers)
+
+
+async def test_both_count_the_same_whatever_happens(two: Pair) -> None:
+    """Rounds of more requests than there is room for, by routers of both, of which some end meanwhile."""
     draw = random.Random(1)
     for name, role in (("p1", P), ("p2", P), ("d1", D), ("d2", D), ("m", M)):
-        await register(store, name, role)
-    most = {"d1": 8, "d2": 8, "m": 8}
-    async with AsyncExitStack() as stack:
-        routers = [
-            await stack.enter_async_context(SchedulerClient(two.address, router_id=f"router-{number}"))
-            for number in range(3)
-        ]
-        running: list[tuple[SchedulerClient, Placement]] = []
-        for _ in range(4):
-            asking = [draw.choice(routers) for _ in range(60)]
-            outcomes = await asyncio.gather(
-                *(place(one, uuid.uuid4().hex) for one in asking), return_exceptions=True
-            )
-            for client, outcome in zip(asking, outcomes, strict=True):
-                if isinstance(outcome, Placement):
-                    running.append((client, outcome))
-                else:
-                    assert isinstance(outcome, NoCapacity)
-                    assert outcome.code == pb.Rejection.CODE_FULL
-            view = await store.view()
-            for name, limit in most.items():
-                booked = view.workers[name].reserved
-                held = sum(name == one.decode.worker_id for _, one in running)
-                assert booked.requests == held <= limit
-                assert booked.blocks <= view.workers[name].capacity.num_blocks - 1
-            assert len(running) == sum(most.values())  # and none stands empty
-            draw.shuffle(running)
-            ended, running = running[:10], running[10:]
-            for client, one in ended:
-                client.reporter.prefilled(one.attempt)
-                client.reporter.finished(one.attempt, "stop")
-
-            async def over(left: int = len(running)) -> bool:
-                return (await store.view()).live_attempts == left
-
-            await until(over)
-    assert min(two.placed()) > 30
+        await two.work(name, role)
+    routers = [await two.route(number % 2) for number in range(3)]
+    running: list[tuple[SchedulerClient, Placement]] = []
+    for _ in range(4):
+        asking = [draw.choice(routers) for _ in range(60)]
+        outcomes = await asyncio.gather(
+            *(place(one, uuid.uuid4().hex) for one in asking), return_exceptions=True
+        )
+        for client, outcome in zip(asking, outcomes, strict=True):
+            if isinstance(outcome, Placement):
+                running.append((client, outcome))
+            else:
+                assert isinstance(outcome, NoCapacity)
+                assert outcome.code == pb.Rejection.CODE_FULL
+        assert len(running) >= 24  # none stands empty
+        await two.agree_with(*routers)
+        draw.shuffle(running)
+        ended, running = running[:10], running[10:]
+        for client, one in ended:
+            client.reporter.prefilled(one.attempt)
+            client.reporter.finished(one.attempt, "stop")
+        await two.agree_with(*routers)
 
 
-async def test_who_lost_the_store_decides_nothing_while_another_has_it(
-    own_redis: RedisServer, redis_server: RedisServer, topic: str
-) -> None:
-    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    second = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    both = f"{first.address},{second.address}"
-    async with (
-        SchedulerServer(first) as cut_off,
-        SchedulerServer(second) as serving,
-        SchedulerClient(both, router_id="router") as client,
-    ):
-        for address in both.split(","):
-            async with SchedulerClient(address) as worker:
-                await worker.register(identity("m"), pb.WORKER_STATE_READY)
-        name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == first.address)
+async def test_the_other_places_beside_the_bookings_of_one_that_died(two: Pair) -> None:
+    """It comes back empty, and is told of the worker and of all bookings before it is asked again."""
+    await two.work("m")
+    router = await two.route(0)
+    running = [await place(router, f"r{number}") for number in range(6)]
+    await two.agree_with(router)
+    await two.end(0)
+    epochs = iter(range(1, 100))
+
+    async def moved(request_id: str) -> Placement | None:
+        with suppress(SchedulerUnavailable):
+            return await place(router, request_id, next(epochs))
+        return None
+
+    found = await moved("seventh") or await moved("seventh")
+    assert found
+    assert (found.scheduler, found.moved) == (two.options[1].address, True)
+    await place(router, "eighth")
+    with pytest.raises(NoCapacity, match="8 of 8 requests"):
+        await place(router, "ninth")
+    router.reporter.finished(running[0].attempt, "stop")
+    again = await two.begin(0)
+    await two.agree_with(router)
+    assert again._roster.view().workers.keys() == {"m"}
+    assert again._ledger.live.keys() == {"seventh", "eighth", *(f"r{number}" for number in range(1, 6))}
+
+    async def at_home_again() -> bool:
+        return router.home(router.router_id) == two.options[0].address
+
+    await until(at_home_again, 10)
+    assert not (await place(router, "tenth")).moved
+    with pytest.raises(NoCapacity):
+        await place(router, "eleventh")
+
+
+async def test_both_go_on_without_redis(own_redis: RedisServer, topic: str) -> None:
+    async with pair(own_redis.url, topic) as two:
+        await two.work("m")
+        routers = [await two.route(number) for number in range(2)]
+        before = [await place(router, uuid.uuid4().hex) for router in routers]
         own_redis.stop()
-        with pytest.raises(SchedulerUnavailable, match="lost its store"):
-            await place(client, name)
-        assert client.home(name) == second.address  # at once: no check had to tell
-        placed = await place(client, name, 2)
-        assert (placed.scheduler, placed.moved) == (second.address, True)
-        assert (await cut_off._store.view()).live_attempts == 0
-        assert (await serving._store.view()).live_attempts == 1
+
+        async def away() -> bool:
+            return all(server._store.problem for server in two.servers.values())
+
+        await until(away)
+        for number, router in enumerate(routers):
+            placed = await place(router, uuid.uuid4().hex)
+            assert (placed.scheduler, placed.moved) == (two.options[number].address, False)
+            router.reporter.finished(before[number].attempt, "stop")
+        await two.agree_with(*routers)
+        assert len(two.servers[0]._ledger.live) == 2
+        await two.work("late", D)  # workers come
+        assert all("late" in server._roster.view().workers for server in two.servers.values())
+        own_redis.start()
+
+        async def back() -> bool:
+            return not any(server._store.problem for server in two.servers.values())
+
+        await until(back, 10)
+        await two.agree_with(*routers)
 
 
-async def test_where_nobody_has_the_store_the_first_knows_what_the_second_booked(
-    own_redis: RedisServer, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The room for eight is filled by both, and nobody gets a ninth when memory decides."""
-    monkeypatch.setattr("baton.scheduler.service.WATCH_S", 60.0)  # memory follows nothing by itself
-    async with pair(own_redis.url, topic) as two, SchedulerClient(two.address, router_id="router") as client:
-        for server in two.servers:  # their memories know the worker
-            async with SchedulerClient(server.address) as worker:
-                await worker.register(identity("m"), pb.WORKER_STATE_READY)
-        for number in range(8):
-            await place(client, two.named(client, number % 2))
-        own_redis.stop()
-        name = two.named(client, 1)
-        for epoch in (1, 2):  # each says that it has lost it
-            with pytest.raises(SchedulerUnavailable):
-                await place(client, name, epoch)
-        epochs = iter(range(3, 100))
+async def test_a_drain_is_known_to_both(two: Pair) -> None:
+    session = await two.work("m")
+    router = await two.route(1)
+    assert (await router.drain("m")).worker_id == "m"
+    async with asyncio.timeout(5 * PATIENCE):
+        await session.draining.wait()
 
-        async def refused_as_full() -> bool:
-            """A report that is under way may come after the first question, and never after the next ones."""
-            try:
-                extra = await place(client, name, next(epochs))
-            except NoCapacity as no:
-                return no.code == pb.Rejection.CODE_FULL
-            client.reporter.finished(extra.attempt, "stop")
-            return False
+    async def known() -> bool:
+        return all(set(server._store.drained) == {"m"} for server in two.servers.values())
 
-        await until(refused_as_full)
-        assert client.home(name) == two.servers[0].address
+    await until(known)
+    with pytest.raises(NoCapacity, match="none is ready"):
+        await place(router, "r")
+    assert (await router.undrain("m")).name == "m"
+
+    async def forgotten() -> bool:
+        return not any(server._store.drained for server in two.servers.values())
+
+    await until(forgotten)
 
 
 @pytest.fixture
@@ -195,110 +277,82 @@ async def paused_one(redis_server: RedisServer, topic: str) -> AsyncIterator[tup
     await process.wait()
 
 
-async def test_what_one_that_stood_still_decides_late_is_refused(
-    paused_one: tuple[Process, str], redis_server: RedisServer, topic: str, store: RedisStore
+async def test_what_one_that_stood_still_places_late_gives_way(
+    paused_one: tuple[Process, str], redis_server: RedisServer, topic: str
 ) -> None:
     """It goes on while its callers still wait: their requests were placed elsewhere meanwhile."""
     process, address = paused_one
     options = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    await register(store, "m", M)
+    both = f"{address},{options.address}"
     async with (
-        SchedulerServer(options),
+        SchedulerServer(options) as server,
+        SchedulerClient(both) as anybody,
         SchedulerClient(address, router_id="router") as late,
-        SchedulerClient(f"{address},{options.address}", router_id="router") as client,
     ):
-        await late.describe()
-        process.send_signal(signal.SIGSTOP)
-        asked = [asyncio.create_task(place(late, f"r{number}")) for number in range(4)]
-        for number in range(4):
-            for epoch in (2, 3, 4):  # as a router does; the first may be asked of the one that stands still
-                with suppress(SchedulerUnavailable):
-                    placed = await place(client, f"r{number}", epoch)
-                    break
-            assert placed.scheduler == options.address
-        process.send_signal(signal.SIGCONT)
-        for one in await asyncio.gather(*asked, return_exceptions=True):
-            # Too late for its caller's patience, for the store, or for the room that was left to it.
-            assert isinstance(one, SchedulerUnavailable) or (
-                isinstance(one, NoCapacity)
-                and one.code in {pb.Rejection.CODE_STALE_EPOCH, pb.Rejection.CODE_FULL}
-            )
-        view = await store.view()
-        assert (view.live_attempts, view.workers["m"].reserved.requests) == (4, 4)
+        session = WorkerSession(anybody, identity("m"), pb.WorkerLoad)
+        await session.start(5)
+        await session.ready(capacity())
+        name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if anybody.home(name) == address)
+        async with SchedulerClient(both, router_id=name) as client:
+            await late.describe()
+            process.send_signal(signal.SIGSTOP)
+            asked = [asyncio.create_task(place(late, f"r{number}")) for number in range(4)]
+            for number in range(4):
+                for epoch in (2, 3):  # as a router does; the first is asked of the one that stands still
+                    with suppress(SchedulerUnavailable):
+                        placed = await place(client, f"r{number}", epoch)
+                        break
+                assert placed.scheduler == options.address
+            process.send_signal(signal.SIGCONT)
+            for one in await asyncio.gather(*asked, return_exceptions=True):
+                # Too late for its caller's patience, or for the scheduler, which has heard of the later ones.
+                assert isinstance(one, Placement | SchedulerUnavailable) or (
+                    isinstance(one, NoCapacity) and one.code == pb.Rejection.CODE_STALE_EPOCH
+                )
+            holding = {known.attempt for known in client.reporter.holding}
+            assert len(holding) == 4
 
+            async def the_later_ones_alone() -> bool:
+                elsewhere = {
+                    (one.attempt.request_id, one.attempt.epoch) for one in (await late.describe()).attempts
+                }
+                return elsewhere == {(one.request_id, one.epoch) for one in holding}
 
-async def test_one_goes_and_comes_back_while_requests_run(redis_server: RedisServer, topic: str) -> None:
-    first = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    second = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    both = f"{first.address},{second.address}"
-    async with SchedulerServer(second), SchedulerClient(both, router_id="router") as client:
-        session = WorkerSession(client, identity("m"), pb.WorkerLoad)
-        async with SchedulerServer(first):
-            await session.start(2)
-            await session.ready(capacity())
-            name = next(
-                name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == first.address
-            )
-            running = await place(client, name)
-            assert running.scheduler == first.address
-        with suppress(SchedulerUnavailable):  # nobody is there: the next one is asked
-            await place(client, f"{name}-", 1)
-        again = await place(client, f"{name}-", 2)
-        assert again.scheduler == second.address
-        assert {one.attempt.request_id for one in (await client.describe()).attempts} >= {name, f"{name}-"}
-        client.reporter.finished(running.attempt, "stop")  # to whoever is there
-
-        async def over() -> bool:
-            return name not in {one.attempt.request_id for one in (await client.describe()).attempts}
-
-        await until(over)
-        async with SchedulerServer(first):
-
-            async def at_the_first_again() -> bool:
-                return client.home(name) == first.address
-
-            await until(at_the_first_again, 10)
-            assert not (await place(client, f"{name}--")).moved
+            await until(the_later_ones_alone, 10)
+            assert {one.booking.attempt for one in server._ledger.live.values()} == holding
             await session.close()
 
 
-async def test_the_eldest_of_all_routers_comes_first_whoever_is_asked(two: Pair, store: RedisStore) -> None:
-    await register(store, "m", M)
-    async with (
-        SchedulerClient(two.address, router_id="mine") as mine,
-        SchedulerClient(two.address, router_id="other") as other,
-    ):
-        running = [await place(mine, two.named(mine, number % 2)) for number in range(8)]
-        theirs, ours = two.named(other, 0), two.named(mine, 1)
-        epochs = iter(range(1, 1_000))
+async def test_the_eldest_of_all_routers_comes_first_whoever_is_asked(two: Pair) -> None:
+    await two.work("m")
+    other, mine = await two.route(0), await two.route(1)
+    running = [await place(mine, uuid.uuid4().hex) for _ in range(8)]
+    await two.agree_with(mine)
+    epochs = iter(range(1, 1_000))
 
-        async def known() -> bool:
-            """The elder goes on asking, and is refused; the other scheduler has heard of it."""
-            with pytest.raises(NoCapacity):
-                await place(other, theirs, next(epochs), waited_s=5.0)
-            return bool(two.servers[1]._placer.turns._elsewhere)
+    async def known() -> bool:
+        """The elder goes on asking, and is refused; the other scheduler has heard of it."""
+        with pytest.raises(NoCapacity):
+            await place(other, "theirs", next(epochs), waited_s=5.0)
+        return bool(two.servers[1]._placer.turns._elsewhere)
 
-        await until(known)
-        mine.reporter.finished(running[0].attempt, "stop")
+    await until(known)
+    mine.reporter.finished(running[0].attempt, "stop")
+    await two.agree_with(mine)
+    with pytest.raises(NoCapacity, match=f"a request of router {other.router_id} goes first"):
+        await place(mine, "ours")
+    await place(other, "theirs", next(epochs), waited_s=5.0)
+    mine.reporter.finished(running[1].attempt, "stop")
+    await two.agree_with(mine, other)
+    later = iter(range(2, 1_000))
 
-        async def room() -> bool:
-            return (await store.view()).live_attempts == 7
+    async def placed() -> bool:
+        with suppress(NoCapacity):
+            await place(mine, "ours", next(later))
+            return True
+        return False
 
-        await until(room)
-        with pytest.raises(NoCapacity, match="a request of router other goes first"):
-            await place(mine, ours)
-        await place(other, theirs, next(epochs), waited_s=5.0)
-        mine.reporter.finished(running[1].attempt, "stop")
-        await until(room)
-        later = iter(range(2, 1_000))
-
-        async def placed() -> bool:
-            with suppress(NoCapacity):
-                await place(mine, ours, next(later))
-                return True
-            return False
-
-        await until(placed)
+    await until(placed)
 
 
 async def test_every_scheduler_hears_what_caches_hold(redis_server: RedisServer, topic: str) -> None:
@@ -336,42 +390,29 @@ async def test_every_scheduler_hears_what_caches_hold(redis_server: RedisServer,
             await session.close()
 
 
-async def test_operators_hear_of_all_of_them(two: Pair, store: RedisStore) -> None:
-    await register(store, "m", M)
-    async with AsyncExitStack() as stack:
-        operator = await stack.enter_async_context(SchedulerClient(two.address))
-        routers = []
-        for number in range(2):
-            name = two.named(operator, number)
-            client = await stack.enter_async_context(SchedulerClient(two.address, router_id=name))
-            await client.refresh()
-            await place(client, two.named(client, number))
-            routers.append(client)
-        told = await operator.describe()
-        assert {one.router_id for one in told.routers} == {one.router_id for one in routers}
-        assert [(one.address, one.placements) for one in told.schedulers] == [
-            (address, 1) for address in two.address.split(",")
-        ]
-        said = await operator.set_log_level("routers", "debug")
-        assert set(said.processes) == {one.router_id for one in routers}
-        assert [await one.refresh() for one in routers] == ["debug", "debug"]
-        assert "is no process here" in (await operator.set_log_level("nobody", "debug")).problem
+async def test_operators_hear_of_all_of_them(two: Pair) -> None:
+    await two.work("m")
+    routers = [await two.route(number) for number in range(2)]
+    operator = routers[0]
+    for router in routers:
+        await router.refresh()
+        await place(router, uuid.uuid4().hex)
+    await two.agree_with(*routers)
+    told = await operator.describe()
+    assert {one.router_id for one in told.routers} == {one.router_id for one in routers}
+    assert [(one.address, one.placements) for one in told.schedulers] == [
+        (one.address, 1) for one in two.options
+    ]
+    assert (len(told.workers), len(told.attempts)) == (1, 2)
+    said = await operator.set_log_level("routers", "debug")
+    assert set(said.processes) == {one.router_id for one in routers}
+    assert [await one.refresh() for one in routers] == ["debug", "debug"]
+    assert "is no process here" in (await operator.set_log_level("nobody", "debug")).problem
 
 
-async def test_a_goodbye_and_a_report_reach_the_store_by_any_of_them(two: Pair, store: RedisStore) -> None:
-    await register(store, "m", M)
-    async with SchedulerClient(two.address, router_id="router") as client:
-        for number in range(2):
-            placed = await place(client, two.named(client, number))
-            client.reporter.prefilled(placed.attempt)
-            client.reporter.finished(placed.attempt, "stop")
-
-        async def released() -> bool:
-            view = await store.view()
-            return not view.live_attempts and view.workers["m"].reserved.empty
-
-        await until(released)
-        state = await store.export()
-        over = {replace(one, lease_s=0.0).attempt: one.over for one in state.requests}
-        assert set(over.values()) == {True}
-        assert all(isinstance(one, Attempt) for one in over)
+async def test_operators_hear_nothing_of_an_ignorance(two: Pair) -> None:
+    """One that has just begun knows nobody yet."""
+    async with SchedulerClient(two.options[1].address) as client:
+        await client.register(identity("m"), pb.WORKER_STATE_READY)
+    async with SchedulerClient(two.address) as operator:
+        assert [one.identity.worker_id for one in (await operator.describe()).workers] == ["m"]
