@@ -37,6 +37,7 @@ class Scheduler:
         self._last: dict[str, tuple[tuple[int, bool], float]] = {}  # since when
 
     def check(self) -> None:
+        assert not self.ledger.live.keys() & self.ledger._past.keys()
         live = [Known(one.booking.attempt, one.booking, one.prefilled) for one in self.ledger.live.values()]
         sums = held(live)
         booked = {name: one for name, one in self.ledger._reserved.items() if not one.empty}
@@ -53,31 +54,36 @@ class Scheduler:
                 assert forgotten or now > last  # a later epoch, or the same one is over
                 self._last[request_id] = now, self._clock.now
 
-    def within_limits(self, worker_id: str) -> None:
+    def within_limits(self, worker_id: str, *, prompts: bool = True, decodes: bool = True) -> None:
         worker = self.roster.view().workers[worker_id]
-        reserved = worker.reserved
-        assert reserved.blocks <= usable_blocks(worker.capacity)
-        assert reserved.prompt_tokens <= LIMITS.max_queued_prompt_tokens
-        if worker.role != pb.ROLE_PREFILL:
-            assert reserved.requests <= max_requests(worker.capacity, LIMITS)
+        assert not prompts or worker.reserved.prompt_tokens <= LIMITS.max_queued_prompt_tokens
+        assert not decodes or worker.reserved.blocks <= usable_blocks(worker.capacity)
+        assert not decodes or worker.reserved.requests <= max_requests(worker.capacity, LIMITS)
 
     def place(self, request_id: str, epoch: int, router: str, prompt: int) -> Known | None:
         outcome = self.placer.place(need(request_id, epoch, prompt, 100, router_id=router))
         if not isinstance(outcome, Assignment):
             return None
-        for worker_id in outcome.booking.worker_ids:
-            self.within_limits(worker_id)
+        booking = outcome.booking
+        self.within_limits(booking.decode_id, prompts=booking.prompt_worker_id == booking.decode_id)
+        self.within_limits(booking.prompt_worker_id, decodes=booking.prompt_worker_id == booking.decode_id)
         self._last[request_id] = (epoch, False), self._clock.now
-        return Known(outcome.booking.attempt, outcome.booking)
+        return Known(booking.attempt, booking)
 
 
 @dataclass
 class Link:
     """The way from a router to a scheduler."""
 
-    waiting: deque[RouterReport] = field(default_factory=lambda: deque(maxlen=QUEUED))
+    waiting: deque[RouterReport] = field(default_factory=deque)
     cut: bool = False
     generation: str = ""  # of the scheduler, as last heard
+
+    def add(self, what: RouterReport) -> None:
+        if len(self.waiting) == QUEUED:
+            self.waiting.popleft()
+            self.generation = ""  # it is told all again
+        self.waiting.append(what)
 
 
 @dataclass
@@ -92,10 +98,10 @@ class Router:
 
     def tell(self, what: RouterReport) -> None:
         for link in self.links:
-            link.waiting.append(what)
+            link.add(what)
 
     def tell_again(self, link: Link) -> None:
-        link.waiting.append(RouterReport(placed=tuple(self.held.values())))
+        link.add(RouterReport(placed=tuple(self.held.values())))
 
     def deliver(self, at: int, scheduler: Scheduler, *, reply_lost: bool = False) -> None:
         """Let the next report arrive; without a reply it is sent again."""
@@ -107,7 +113,7 @@ class Router:
             return
         link.waiting.popleft()
         if lost := tuple(live[one] for one in result.lost if one in live):
-            link.waiting.append(RouterReport(placed=lost))
+            link.add(RouterReport(placed=lost))
         if scheduler.ledger.generation != link.generation:
             link.generation = scheduler.ledger.generation
             self.tell_again(link)
@@ -155,7 +161,7 @@ class World:
             router.tell(report(finished=[placed.attempt]))
             return
         router.held[request_id] = placed
-        router.links[1 - self.routers.index(router)].waiting.append(RouterReport(placed=(placed,)))
+        router.links[1 - self.routers.index(router)].add(RouterReport(placed=(placed,)))
 
     def step(self) -> None:
         draw = self.draw
@@ -258,6 +264,6 @@ def test_what_one_scheduler_books_never_passes_a_limit(seed: int) -> None:
         finished = draw.sample(live, draw.randrange(2)) if live else []
         scheduler.ledger.report(report(prefilled=prefilled, finished=finished))
         scheduler.check()
-        for name in WORKERS:
-            scheduler.within_limits(name)
+        for name, role in WORKERS.items():
+            scheduler.within_limits(name, decodes=role != pb.ROLE_PREFILL)
     assert full > STEPS / 10

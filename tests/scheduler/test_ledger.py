@@ -319,6 +319,27 @@ def test_an_epoch_is_remembered_while_it_is_of_use(ledger: Ledger, clock: Clock)
     assert ledger.last("r") == (0, False)
 
 
+def test_an_epoch_that_is_noted_twice_keeps_no_other_from_being_forgotten(
+    ledger: Ledger, clock: Clock
+) -> None:
+    for name in ("r", "other"):
+        ledger.report(report(finished=[Attempt(name, 1)]))
+    clock.now += 1
+    ledger.report(report(finished=[Attempt("r", 2)]))
+    clock.now += EPOCH_KEEP_S - 1
+    ledger.sweep()
+    assert (ledger.last("r"), ledger.last("other")) == ((2, True), (0, False))
+
+
+def test_many_tries_of_a_request_leave_one_lease_to_look_at(ledger: Ledger, clock: Clock) -> None:
+    for epoch in range(1, 100):
+        ledger.place(known(epoch=epoch).booking)
+    for _ in range(2):
+        clock.now += BOOKING_LEASE_S - 1
+        ledger.report(report(renewed=[Attempt("r", 99)]))
+    assert (len(ledger.live), len(ledger._looks)) == (1, 1)
+
+
 def test_forgetting_takes_as_long_however_many_were_forgotten_before(clock: Clock) -> None:
     """Where requests come and go all the time: a plain dict passes over all that were deleted before."""
 
