@@ -35,7 +35,7 @@ class Cluster:
         self.balance = Balance(AFTER_S, lambda: self.now)
 
     def look(self) -> Flip | None:
-        return self.balance.look(FleetView(self.workers, 0, 0))
+        return self.balance.look(FleetView(self.workers))
 
     def first_flip(self, seconds: float) -> Flip | None:
         """Within the time, looked for as often as the scheduler does; `now` is then its time."""

@@ -9,7 +9,6 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import (
     OUTPUT_TOKENS_BOOKED,
     blocks_for,
-    claim,
     could_decode,
     could_prefill,
     max_requests,
@@ -17,7 +16,7 @@ from baton.scheduler.booking import (
     may_prefill,
     usable_blocks,
 )
-from baton.scheduler.types import Booking, Claim, Reserved, WorkerRecord
+from baton.scheduler.types import Booking, Reserved, WorkerRecord
 from harness.scheduling import LIMITS, Options, capacity, identity, need
 
 
@@ -77,7 +76,6 @@ def test_at_least_one_request_is_always_allowed() -> None:
     [
         lambda: Booking(Attempt("r", 1), "", "w", "w", 1, 1),
         lambda: Booking(Attempt("r", 1), "", "p", "", 1, 1),
-        lambda: Claim(Booking(Attempt("r", 1), "", "p", "d", 1, 2), 1, 1, 1),
     ],
 )
 def test_impossible_objects_cannot_be_made(make: object) -> None:
@@ -99,4 +97,3 @@ def test_a_class_that_gives_way_leaves_room() -> None:
     large = replace(need(prompt=900), room=0.01)
     assert may_decode(large, worker(), LIMITS)  # nothing is booked
     assert not may_decode(large, worker(Reserved(blocks=1)), LIMITS)
-    assert claim(half, None, worker(), LIMITS).max_requests == slots

@@ -14,20 +14,21 @@ from baton.scheduler import fleet_feed
 from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.fleet_feed import FleetFeed
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord, booked_to_wire
-from harness.scheduling import identity
+from harness.scheduling import Clock, identity
 
 LEASE_S = 5.0
+NOW = Clock().now
 
 
 def record(name: str, **changes: Any) -> WorkerRecord:
-    one = WorkerRecord(identity(name), pb.WORKER_STATE_READY, None, Reserved(), False, LEASE_S)
+    one = WorkerRecord(identity(name), pb.WORKER_STATE_READY, None, Reserved(), False, NOW)
     for key, value in changes.items():
         setattr(one, key, value)
     return one
 
 
 def view(workers: dict[str, WorkerRecord]) -> FleetView:
-    return FleetView(dict(workers), 0, 0)
+    return FleetView(dict(workers))
 
 
 def reply(feed: FleetFeed, copy: FleetCopy, mine: dict[str, Reserved] | None = None) -> pb.SnapshotReply:
@@ -52,7 +53,7 @@ def change(draw: random.Random, workers: dict[str, WorkerRecord]) -> None:
     elif what == 3:
         workers[name].reserved = Reserved(draw.randrange(3), draw.randrange(3), draw.randrange(3), 0)
     elif what == 4:
-        workers[name].lease_left_s = draw.choice([LEASE_S, 1.0, 0.5])
+        workers[name].heard_at = NOW - draw.choice([0.0, 1.0, LEASE_S - 0.5])
     else:
         workers[name].drain_asked = not workers[name].drain_asked
 
@@ -62,7 +63,7 @@ def change(draw: random.Random, workers: dict[str, WorkerRecord]) -> None:
 def test_a_copy_by_changes_is_as_one_of_all(seed: int) -> None:
     """Also where replies are lost, routers come late, and another scheduler answers."""
     draw = random.Random(seed)
-    feed, workers = FleetFeed(LEASE_S), {"a": record("a")}
+    feed, workers = FleetFeed(LEASE_S, Clock()), {"a": record("a")}
     copies = [FleetCopy() for _ in range(3)]
     processes = [pb.Process(id="r", kind="router")]
     for _ in range(40):
@@ -71,7 +72,7 @@ def test_a_copy_by_changes_is_as_one_of_all(seed: int) -> None:
         if draw.random() < 0.1:
             processes = [pb.Process(id=f"r{draw.randrange(3)}", kind="router")]
         if draw.random() < 0.05:
-            feed = FleetFeed(LEASE_S)
+            feed = FleetFeed(LEASE_S, Clock())
         feed.refresh(view(workers), processes)
         mine = {name: Reserved(1, 1, 0, 0) for name in workers if draw.random() < 0.3}
         for copy in copies:
@@ -91,14 +92,14 @@ def test_a_copy_by_changes_is_as_one_of_all(seed: int) -> None:
 
 
 def test_what_has_not_changed_is_not_sent_and_bytes_are_shared() -> None:
-    feed, workers = FleetFeed(LEASE_S), {f"w{number}": record(f"w{number}") for number in range(50)}
+    feed, workers = FleetFeed(LEASE_S, Clock()), {f"w{number}": record(f"w{number}") for number in range(50)}
     first, second = FleetCopy(), FleetCopy()
     feed.refresh(view(workers), [])
     whole = reply(feed, first)
     first.learn(whole)
     second.learn(whole)
     for one in workers.values():
-        one.lease_left_s = LEASE_S - 1.0  # heard a second ago: no change
+        one.heard_at = NOW - 1.0  # heard a second ago: no change
     workers["w7"].load = pb.WorkerLoad(running=3)
     feed.refresh(view(workers), [])
     update = feed.since(first.feed, first.revision)
@@ -112,7 +113,7 @@ def test_what_has_not_changed_is_not_sent_and_bytes_are_shared() -> None:
 
 
 def test_a_silent_worker_is_told_with_its_age_until_it_is_heard_again() -> None:
-    feed, copy, workers = FleetFeed(LEASE_S), FleetCopy(), {"a": record("a"), "b": record("b")}
+    feed, copy, workers = FleetFeed(LEASE_S, Clock()), FleetCopy(), {"a": record("a"), "b": record("b")}
     for age_s, told_s in (
         (0.4, 0.0),
         (LEASE_S / 2 - 0.1, 0.0),
@@ -120,7 +121,7 @@ def test_a_silent_worker_is_told_with_its_age_until_it_is_heard_again() -> None:
         (LEASE_S - 0.1, LEASE_S - 0.1),
         (0.2, 0.0),
     ):
-        workers["a"].lease_left_s = LEASE_S - age_s
+        workers["a"].heard_at = NOW - age_s
         feed.refresh(view(workers), [])
         copy.learn(reply(feed, copy))
         assert copy.workers["a"].heartbeat_age_s == pytest.approx(told_s)
@@ -129,7 +130,7 @@ def test_a_silent_worker_is_told_with_its_age_until_it_is_heard_again() -> None:
 
 def test_a_router_that_is_far_behind_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_feed, "GONE_KEPT", 3)
-    feed, copy = FleetFeed(LEASE_S), FleetCopy()
+    feed, copy = FleetFeed(LEASE_S, Clock()), FleetCopy()
     workers = {f"w{number}": record(f"w{number}") for number in range(8)}
     feed.refresh(view(workers), [])
     copy.learn(reply(feed, copy))

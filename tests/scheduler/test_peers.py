@@ -14,13 +14,10 @@ def drafting(name: str, method: str, reference: float) -> WorkerRecord:
     return WorkerRecord(who, pb.WORKER_STATE_READY, load, Reserved(), False, 5.0)
 
 
-def test_each_gets_the_best_of_the_others_with_its_method() -> None:
-    clock = Clock()
-    peers, workers = (
-        Peers(clock),
-        [drafting("a", "eagle", 0.5), drafting("b", "eagle", 0.8), drafting("c", "mtp", 0.9)],
-    )
-    view = FleetView({one.worker_id: one for one in workers}, 0, 0)
+def test_each_gets_the_best_of_the_others_with_its_method(clock: Clock) -> None:
+    peers = Peers(clock)
+    workers = [drafting("a", "eagle", 0.5), drafting("b", "eagle", 0.8), drafting("c", "mtp", 0.9)]
+    view = FleetView({one.worker_id: one for one in workers})
     assert [peers.reference(name, view) for name in "abc"] == [0.8, 0.5, 0.0]
     view.workers["a"].load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=0.95))
     assert peers.reference("b", view) == 0.5  # they are looked for once in a while

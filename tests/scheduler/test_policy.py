@@ -50,7 +50,7 @@ def choose(
 ) -> tuple[str, str]:
     """(prefill, decode) or (code, message)."""
     limits = replace(LIMITS, handoff_min_tokens=handoff_min, idle_decode_tokens=idle_decode)
-    view = FleetView({one.worker_id: one for one in workers}, 0, 0)
+    view = FleetView({one.worker_id: one for one in workers})
     options = PolicySettings(picker="best", **config)  # type: ignore[arg-type]
     choice = Policy(limits, options, random.Random(1)).choose(view, what)
     if isinstance(choice, WorkerChoice):
@@ -298,7 +298,7 @@ def test_room_with_look_ahead_is_what_free_blocks_means() -> None:
 def drawn(workers: list[WorkerRecord], what: Need, times: int, seed: int = 7, **config: object) -> list[str]:
     """Return the decode workers of so many choices by the default picker."""
     policy = Policy(LIMITS, PolicySettings(**config), random.Random(seed))  # type: ignore[arg-type]
-    view = FleetView({one.worker_id: one for one in workers}, 0, 0)
+    view = FleetView({one.worker_id: one for one in workers})
     choices = [policy.choose(view, what) for _ in range(times)]
     assert all(isinstance(one, WorkerChoice) for one in choices)
     return [one.decode.worker_id for one in choices if isinstance(one, WorkerChoice)]

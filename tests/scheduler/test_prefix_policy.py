@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import knowledge
-from baton.scheduler.booking import Source, claim
+from baton.scheduler.booking import Source, booking_of
 from baton.scheduler.knowledge import LATE_S, Knowledge
 from baton.scheduler.need import Need
 from baton.scheduler.policy import Policy, WorkerChoice
@@ -43,7 +43,7 @@ class Held:
     def __init__(
         self, workers: Iterable[WorkerRecord], held: dict[str, int], clock: Clock | None = None
     ) -> None:
-        self.view = FleetView({one.worker_id: one for one in workers}, 0, 0)
+        self.view = FleetView({one.worker_id: one for one in workers})
         self.ledger = PrefixLedger(PrefixIndex(100_000), clock or Clock())
         for name, blocks in held.items():
             self.ledger.hear(name, pb.BlockOperations(instance=1, operations=KEYS[:blocks]))
@@ -181,8 +181,8 @@ def test_a_worker_that_cannot_hand_over_at_once_is_no_source(holder: WorkerRecor
 def test_what_is_pulled_is_not_booked_as_work() -> None:
     held = Held(pairs(1), {"d0": 50})
     what, source = held.need(60), source_of(held)
-    claimed = claim(what, held.view.workers["p0"], held.view.workers["d0"], LIMITS, source)
-    assert claimed.booking.prompt_tokens == 10 * BLOCK
+    booking = booking_of(what, held.view.workers["p0"], held.view.workers["d0"], source)
+    assert booking.prompt_tokens == 10 * BLOCK
 
 
 def test_only_what_is_not_held_is_booked_and_counts_for_room() -> None:

@@ -45,11 +45,6 @@ def snapshot(
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def standby(clock: Clock) -> Standby:
     return Standby(PolicySettings(), clock)
 

@@ -9,26 +9,15 @@ import pytest
 
 from baton.attempts import Attempt
 from baton.scheduler.need import Adapter, Need
-from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns
-from harness.scheduling import need
+from baton.scheduler.store import Store
+from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns, SharedTurns
+from harness.scheduling import Clock, need
 
 WORKERS = {"p", "d"}
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def asks(router: str, waited_s: float = 0.0, **more: Any) -> Need:
     return replace(need(f"of-{router}", 1, 10), router_id=router, waited_s=waited_s, **more)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -119,3 +108,21 @@ def test_a_scheduler_that_tells_no_more_is_not_waited_for(turns: RouterTurns, cl
     turns.hear([elsewhere.told()])
     clock.now += HEARD_S + 0.1
     assert turns.elder(asks("b"), WORKERS) == ""
+
+
+async def test_schedulers_hear_of_each_others_waiting_requests_over_their_store(
+    store: Store, clock: Clock
+) -> None:
+    one, other = (RouterTurns(clock) for _ in range(2))
+    mine, theirs = SharedTurns(store, one), SharedTurns(store, other)
+    for each in (mine, theirs):
+        await each.tend()
+    one.refused(asks("a", 5.0))
+    for each in (mine, theirs, mine):
+        await each.tend()
+    assert other.elder(asks("b"), WORKERS) == "a"
+    assert one.elder(asks("b"), WORKERS) == "a"
+    one.placed(asks("a", 5.0))
+    for each in (mine, theirs):
+        await each.tend()
+    assert other.elder(asks("b"), WORKERS) == ""
