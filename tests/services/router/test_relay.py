@@ -17,11 +17,11 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase
+from baton.scheduler.booking import Assignment
 from baton.scheduler.client import Placement
 from baton.scheduler.need import Need
-from baton.scheduler.policy import Policy
-from baton.scheduler.store.memory import MemoryStore
-from baton.scheduler.types import Claim, ReserveResult
+from baton.scheduler.placer import Placer
+from baton.scheduler.policy import NoChoice, Policy
 from baton.services import logs
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router import pairs, pool, relay, stream
@@ -277,16 +277,17 @@ async def test_a_placement_that_is_kept_stays_booked(
 ) -> None:
     """Another pair was found for it, but somebody else was faster, time and again."""
     await cluster.pair(prefill=2)
-    reserve = MemoryStore.reserve
+    place = Placer.place
 
-    async def late(store: MemoryStore, claim: Claim, lease_s: float) -> ReserveResult:
-        later = claim.attempt.epoch > 1
-        return await reserve(store, replace(claim, max_requests=0) if later else claim, lease_s)
+    def late(placer: Placer, need: Need) -> Assignment | NoChoice:
+        if need.attempt.epoch > 1:
+            return NoChoice(pb.Rejection.CODE_FULL, "all are full")
+        return place(placer, need)
 
     async def booked() -> list[int]:
         return [one.reserved_requests for one in (await cluster.scheduler.describe()).workers]
 
-    monkeypatch.setattr(MemoryStore, "reserve", late)
+    monkeypatch.setattr(Placer, "place", late)
     faults = deque([Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF), Fault(PHASE_DECODE, 2, silent=True)])
     for worker in cluster.members.workers.values():
         worker.faults = faults
