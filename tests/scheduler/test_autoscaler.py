@@ -193,7 +193,8 @@ async def test_another_scheduler_takes_over_with_a_higher_fence(
         await until(leads)
         async with (
             scheduler(redis_server.url, topic, goals(least=3)) as (other, client),
-            working(client, ("p", P), ("d", D)),
+            SchedulerClient(f"{one.address},{other.address}") as both,
+            working(both, ("p", P), ("d", D)),
         ):
             before = await ordered(client, "p", "d", "x")
             assert figure(other, "leads") == 0
