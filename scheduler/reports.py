@@ -1,4 +1,4 @@
-"""What a router holds of workers, and the events of its attempts: told to every scheduler.
+"""A router's bookings and the events of its attempts, told to every scheduler.
 
 Each scheduler keeps all bookings in its own memory. The one that placed an attempt has booked it; the others
 hear of it here, and all of them hear what becomes of it. Each has a `Reporter` of its own, so one that is

@@ -55,7 +55,7 @@ class RouterMetrics:
         )
         self._moved = Counter(
             "baton_router_placements_moved_total",
-            "Placements by another of several schedulers than the one that the request belongs to",
+            "Placements by another of several schedulers than the one that the router belongs to",
             registry=registry,
         )
         self._without_scheduler = Counter(
