@@ -122,7 +122,7 @@ def decision_ms(workers: int = 1_000, routers: int = 100, steps: int = 30) -> di
     fleets = {f"f{n}": _fleet(range(n * 8, n * 8 + 10)) for n in range(workers // 8)}
     took = []
     for step in range(steps):
-        view = FleetView({f"w{n}": _busy_worker(n, step) for n in range(workers)}, 0, 0)
+        view = FleetView({f"w{n}": _busy_worker(n, step) for n in range(workers)})
         load = _busy_router(step, workers / routers)
         told = Told({f"r{n}": load for n in range(routers)}, fleets, {})
         began = time.thread_time()  # of this thread alone: other work on the machine does not count

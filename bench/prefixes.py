@@ -181,7 +181,7 @@ def filled(workers: int, blocks: int) -> tuple[PrefixLedger, FleetView, list[tup
         if len(chats) < DECISIONS:
             chats.append((name, hashes))
     ledger.keep({key: one.role for key, one in records.items()})
-    return ledger, FleetView(records, 0, 0), chats
+    return ledger, FleetView(records), chats
 
 
 def _deciding(
@@ -313,7 +313,7 @@ def views(workers: int) -> dict[str, float]:
     """Measure SECONDS of snapshots for ROUTERS routers, with news of every worker in each second."""
     records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
     feed, copies = FleetFeed(5.0), [FleetCopy() for _ in range(ROUTERS)]
-    feed.refresh(FleetView(records, 0, 0), [])
+    feed.refresh(FleetView(records), [])
     whole = len(feed.since("", 0))
     replies = [pb.SnapshotReply(fleet=feed.since("", 0)) for _ in copies]
     for copy, reply in zip(copies, replies, strict=True):
@@ -326,7 +326,7 @@ def views(workers: int) -> dict[str, float]:
             one.reserved = Reserved(prompt_tokens=100 * second)
         began = time.perf_counter()
         for _ in range(2):
-            feed.refresh(FleetView(records, 0, 0), [])
+            feed.refresh(FleetView(records), [])
         raw = [
             pb.SnapshotReply(fleet=feed.since(copy.feed, copy.revision)).SerializeToString()
             for copy in copies

@@ -1,10 +1,14 @@
-"""A router's process for bench/scheduler_cpu.py: it places at an even rate, and reports, as a router does.
+"""The other processes of bench/scheduler.py: routers that place and report, and workers that send heartbeats.
 
-    python -m bench.scheduler_client ADDRESS NAME RATE BEGIN FROM UNTIL
+    python -m bench.scheduler_client routers ADDRESS NAME ROUTERS RATE BEGIN SECONDS
+    python -m bench.scheduler_client workers ADDRESS PAIRS
 
-BEGIN, FROM and UNTIL are of time.monotonic, which all processes of a machine share: when it begins to place,
-and between which moments it measures. It prints its figures as JSON, those of itself included: where this
-process had no time left, a placement's latency is its own and not the scheduler's.
+BEGIN is of time.monotonic, which all processes of a machine share. Routers place at RATE, all of them
+together, and then as fast as they can; each has a connection of its own to each scheduler, and asks for
+snapshots. Their figures are printed as JSON. Where this process had no time left, a placement's time is its
+own and not the scheduler's: how late it woke up is among them. Workers say so once all are ready.
+
+Nothing here imports what other versions of the product lack: it measures other checkouts, too.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import sys
 import time
 import uuid
@@ -21,107 +26,187 @@ from typing import Any
 
 import uvloop
 
+from baton import rpc
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.client import SchedulerClient
+from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import SchedulerError
+from baton.scheduler.need import Need
+from baton.scheduler.session import WorkerSession
+from baton.services.imports import collect_seldom
 from baton.tasks import spawn, stop
-from harness.scheduling import place
 
-LIVES_S = 2.0  # a request; its prompt is prefilled after a tenth of that
-TICK_S = 0.01
-SNAPSHOT_S = 1.0  # a router asks for one as often, to place alone where no scheduler answers
-MOST_OPEN = 2_500  # placements under way here; more means that the scheduler does not keep up
+WARM_S = 2.0  # of each part: placed, but not measured
+BETWEEN_S = 4.0  # in which the first part's requests end
+LIVES_S = 2.0  # a request that is placed at a rate; its prompt is prefilled after a tenth of that
+AT_ONCE = 32  # placements under way in this process, as fast as they can; one of each router at least
+SNAPSHOT_S = 1.0
+MOST_OPEN = 2_500  # requests that wait for a placement here; more means that the scheduler does not keep up
+START_S = 20.0
+STARTED_AT_ONCE = 50  # workers
+PROMPT, ANSWER = 500, 200  # tokens
 
 
 @dataclass
-class Load:
-    """A router's placements, and their outcomes."""
+class Part:
+    """The placements between two moments of time.monotonic."""
 
-    client: SchedulerClient
-    rate: float  # requests a second
-    since: float  # time.monotonic: what was sent from then on, and before `until`, is measured
+    since: float
     until: float
-    asked: int = 0
     took: list[float] = field(default_factory=list)  # s, of placements
-    late: list[float] = field(default_factory=list)  # s, by which this process woke up after its time
+    own: list[float] = field(default_factory=list)  # s of that in the scheduler
+    late: list[float] = field(default_factory=list)  # s by which this process woke up after its time
     failures: Counter[str] = field(default_factory=Counter)
-    open: int = 0
 
-    async def hold(self, begin: float) -> float:
-        """Place at the rate until the end, and wait for the last ones. Return the CPU seconds measured."""
-        await asyncio.sleep(begin - time.monotonic())
-        sent, cpu_s = 0, 0.0
-        running: set[asyncio.Task[None]] = set()
-        while (now := time.monotonic()) < self.until:
-            if not cpu_s and now >= self.since:
-                cpu_s = time.process_time()
-            while sent < int((now - begin) * self.rate):
-                sent += 1
-                task = asyncio.create_task(self._one())
-                running.add(task)
-                task.add_done_callback(running.discard)
-            await asyncio.sleep(TICK_S)
-            if now >= self.since:
-                self.late.append(time.monotonic() - now - TICK_S)
-        cpu_s = time.process_time() - cpu_s
+    def told(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
+        rounded = {key: [round(one, 6) for one in getattr(self, key)] for key in ("took", "own", "late")}
+        return {**rounded, "failures": dict(self.failures)}
+
+
+class Router:
+    """One router's placements."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self._client = SchedulerClient(address, router_id=name)
+        self._looking: asyncio.Task[None] | None = None
+        self._open = 0
+
+    async def __aenter__(self) -> Router:
+        self._looking = spawn(self._look(), "snapshots")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._looking is not None:
+            await stop(self._looking)
+        await self._client.close()
+
+    async def hold(self, rate: float, begin: float, part: Part) -> None:
+        """Place at a rate, whatever happens to earlier requests, until the end of all."""
+        due, running = begin, set[asyncio.Task[None]]()
+        while (due := due + random.expovariate(rate)) < part.until:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if due >= part.since:
+                part.late.append(time.monotonic() - due)
+            task = asyncio.create_task(self._live(part))
+            running.add(task)
+            task.add_done_callback(running.discard)
         await asyncio.gather(*running)
-        return cpu_s
 
-    async def _one(self) -> None:
-        measured = time.monotonic() >= self.since
-        self.asked += measured
-        if self.open >= MOST_OPEN:
-            self._fail(measured, f"{MOST_OPEN} are under way")
-            return
-        self.open += 1
+    async def haste(self, begin: float, part: Part) -> None:
+        """Place one request after another."""
+        await asyncio.sleep(begin - time.monotonic())
+        while time.monotonic() < part.until:
+            if placed := await self._place(part):
+                self._client.reporter.prefilled(placed.attempt)
+                self._client.reporter.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))
+            else:
+                await asyncio.sleep(0.01)
+
+    async def _live(self, part: Part) -> None:
+        if placed := await self._place(part):
+            await asyncio.sleep(LIVES_S / 10)
+            self._client.reporter.prefilled(placed.attempt)
+            await asyncio.sleep(LIVES_S * 9 / 10)
+            self._client.reporter.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))
+
+    async def _place(self, part: Part) -> Placement | None:
+        if self._open >= MOST_OPEN:
+            part.failures[f"{MOST_OPEN} wait"] += 1
+            return None
+        self._open += 1
+        need = Need(Attempt(uuid.uuid4().hex, 1), self._client.router_id, PROMPT, ANSWER)
         began = time.perf_counter()
+        measured = part.since <= time.monotonic() < part.until
         try:
-            placed = await place(self.client, uuid.uuid4().hex, 1, 500, 200)
+            placed = await self._client.place(need)
         except SchedulerError as error:
-            self._fail(measured, type(error).__name__)
-            return
+            part.failures[type(error).__name__] += measured
+            return None
         finally:
-            self.open -= 1
+            self._open -= 1
         if measured:
-            self.took.append(time.perf_counter() - began)
-        await asyncio.sleep(LIVES_S / 10)
-        self.client.reporter.prefilled(placed.attempt)
-        await asyncio.sleep(LIVES_S * 9 / 10)
-        self.client.reporter.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))
+            part.took.append(time.perf_counter() - began)
+            part.own.append(placed.scheduler_s)
+        return placed
 
-    def _fail(self, measured: bool, why: str) -> None:
-        if measured:
-            self.failures[why] += 1
-
-
-async def look(client: SchedulerClient) -> None:
-    """Get snapshots, for ever."""
-    while True:
-        with contextlib.suppress(SchedulerError):  # the next one will do
-            await client.refresh()
-        await asyncio.sleep(SNAPSHOT_S)
+    async def _look(self) -> None:
+        await asyncio.sleep(random.random() * SNAPSHOT_S)
+        while True:
+            with contextlib.suppress(SchedulerError):  # the next one will do
+                await self._client.refresh()
+            await asyncio.sleep(SNAPSHOT_S)
 
 
-async def run(
-    address: str, name: str, rate: float, begin: float, since: float, until: float
-) -> dict[str, Any]:
-    """Place, and return the figures."""
-    async with SchedulerClient(address, router_id=name) as client:
-        load = Load(client, rate, since, until)
-        looking = spawn(look(client), "snapshots")
-        cpu_s = await load.hold(begin)
-        await stop(looking)
-        dropped = client.reporter.dropped
-    return {
-        "asked": load.asked,
-        "took": [round(one, 5) for one in load.took],
-        "late": [round(one, 5) for one in load.late],
-        "failures": dict(load.failures),
-        "dropped": dropped,
-        "cpu_s": cpu_s,
-    }
+def parts_of(begin: float, seconds: float) -> tuple[Part, Part]:
+    """Return the parts of a measurement: at a rate, and as fast as can be."""
+    since = begin + WARM_S
+    again = since + seconds + BETWEEN_S + WARM_S
+    return Part(since, since + seconds), Part(again, again + seconds)
+
+
+async def routers(address: str, name: str, many: int, rate: float, begin: float, seconds: float) -> None:
+    """Place, and print the figures."""
+    held, hasty = parts_of(begin, seconds)
+    async with contextlib.AsyncExitStack() as stack:
+        all_ = [await stack.enter_async_context(Router(address, f"{name}-{n}")) for n in range(many)]
+        await asyncio.sleep(begin - time.monotonic())
+        await asyncio.gather(*(one.hold(rate / many, begin, held) for one in all_))
+        each = max(1, AT_ONCE // many)
+        await asyncio.gather(*(one.haste(hasty.since - WARM_S, hasty) for one in all_ for _ in range(each)))
+    print(json.dumps([held.told(), hasty.told()]))
+
+
+async def workers(address: str, pairs: int) -> None:
+    """Send heartbeats of so many prefill and as many decode workers, for ever."""
+    async with SchedulerClient(address) as client:
+        sessions = [_session(client, number) for number in range(2 * pairs)]
+        for at in range(0, len(sessions), STARTED_AT_ONCE):
+            await asyncio.gather(*map(_start, sessions[at : at + STARTED_AT_ONCE]))
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+
+async def _start(session: WorkerSession) -> None:
+    await session.start(START_S)
+    await session.ready(_capacity())
+
+
+def _session(client: SchedulerClient, number: int) -> WorkerSession:
+    identity = pb.WorkerIdentity(
+        worker_id=f"worker-{number}",
+        role=pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE,
+        address="127.0.0.1:1",
+        model="bench",
+    )
+    load = pb.WorkerLoad(free_blocks=10**6)
+    return WorkerSession(client, identity, lambda: load)
+
+
+def _capacity() -> pb.Capacity:
+    return pb.Capacity(
+        compatibility_hash="aa",
+        block_size=16,
+        num_blocks=10**6,
+        max_num_seqs=10**4,
+        max_model_len=8_192,
+        lookahead_tokens=4,
+        transports=["shm"],
+    )
+
+
+def main(kind: str, address: str, *rest: str) -> None:
+    """Run one of the two kinds."""
+    collect_seldom()  # as the product's own processes do
+    # Clients of one process would share a connection: routers are processes of their own.
+    rpc.CHANNEL_OPTIONS.append(("grpc.use_local_subchannel_pool", 1))
+    if kind == "workers":
+        uvloop.run(workers(address, int(rest[0])))
+        return
+    name, many, *numbers = rest
+    rate, begin, seconds = map(float, numbers)
+    uvloop.run(routers(address, name, int(many), rate, begin, seconds))
 
 
 if __name__ == "__main__":
-    address, name, *numbers = sys.argv[1:]
-    print(json.dumps(uvloop.run(run(address, name, *map(float, numbers)))))
+    main(*sys.argv[1:])

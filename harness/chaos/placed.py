@@ -2,70 +2,121 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import max_requests, usable_blocks
+from baton.scheduler.servicer import SHOWN_ATTEMPTS
 from baton.scheduler.types import Booking, PlacementLimits, Reserved
 from harness.chaos.outcome import Span, counts
 from harness.stats import percentile
 
 KEPT = 5  # messages kept of each kind
+LAG_S = 1.0  # the longest time until a scheduler has heard of something, on a busy machine
 
 
-class Books:
-    """The resources that live attempts hold at each worker, as routers know: never more than is booked.
+@dataclass(slots=True, eq=False)
+class Stay:
+    """An attempt at its workers, from when its router has heard of its placement. Times: time.monotonic."""
 
-    A worker on which a router placed alone may be fuller: then routers do not see each other's bookings, and
-    each may fill the room that all of them saw.
+    booking: Booking
+    since: float
+    read_at: float = math.inf  # when its prompt was prefilled
+    until: float = math.inf
+
+    def share(self, worker_id: str, read: float, ended: float) -> Reserved:
+        """Return what it holds there, unless it was read by one moment, or has ended by another."""
+        if self.until <= ended:
+            return Reserved()
+        return self.booking.share(worker_id, prefilled=self.read_at <= read)
+
+
+class Workers:
+    """Workers without engines, as far as placements go: they keep their bounds, and refuse what is beyond.
+
+    Who was there when is the truth by which schedulers' sums are judged. A scheduler hears of it a message
+    later, so that for each worker there is a least and a greatest sum that it may have.
     """
 
-    def __init__(self, capacity: pb.Capacity, limits: PlacementLimits, routers: int) -> None:
-        """Start with no bookings; all workers have the same capacity."""
+    def __init__(self, capacity: pb.Capacity, limits: PlacementLimits) -> None:
+        """Start with no requests; all workers have the same capacity."""
         self._most = Reserved(
             limits.max_queued_prompt_tokens, max_requests(capacity, limits), usable_blocks(capacity)
         )
-        self._routers = routers
         self._held: dict[str, Reserved] = {}
-        self._alone: Counter[str] = Counter()  # by worker id: attempts that a router placed alone
-        self.fullest = 0.0  # share of a worker's bounds, where schedulers placed all of it
-        self.fullest_alone = 0.0  # the same where a router placed something alone
-        self.beyond = 0  # placements that overbooked a worker
+        self._stays: dict[str, list[Stay]] = {}  # by worker id; those that ended a while ago are dropped
+        self.fullest = 0.0  # share of a worker's bounds
 
-    def add(self, booking: Booking, *, alone: bool) -> None:
-        reader = self._held.setdefault(booking.prompt_worker_id, Reserved())
-        queued = reader.prompt_tokens
+    def take(self, booking: Booking, now: float) -> tuple[Stay, str]:
+        """Admit an attempt to both of its workers. Return also the id of one that refuses it, if any."""
+        stay = Stay(booking, now)
         for worker_id in booking.worker_ids:
-            self._held.setdefault(worker_id, Reserved()).add(booking.share(worker_id))
-            self._alone[worker_id] += alone
-        writer = self._held[booking.decode_id]
-        # A prefill worker with an empty queue takes any prompt.
-        self._look(booking.prompt_worker_id, queued and reader.prompt_tokens / self._most.prompt_tokens)
-        self._look(booking.decode_id, writer.requests / self._most.requests)
-        self._look(booking.decode_id, writer.blocks / self._most.blocks)
+            self._stays.setdefault(worker_id, []).append(stay)
+        if full := self._full(booking):
+            stay.until = now
+            return stay, full
+        for worker_id in booking.worker_ids:
+            self._of(worker_id).add(booking.share(worker_id))
+        writer, most = self._of(booking.decode_id), self._most
+        self.fullest = max(self.fullest, writer.requests / most.requests, writer.blocks / most.blocks)
+        return stay, ""
 
-    def read(self, booking: Booking) -> None:
-        for worker_id in booking.worker_ids:
-            before, after = booking.share(worker_id), booking.share(worker_id, prefilled=True)
+    def read(self, stay: Stay, now: float) -> None:
+        """Note that an attempt's prompt was prefilled."""
+        stay.read_at = now
+        for worker_id in stay.booking.worker_ids:
+            before, after = stay.booking.share(worker_id), stay.booking.share(worker_id, prefilled=True)
             before.take(after)
-            self._held[worker_id].take(before)
+            self._of(worker_id).take(before)
 
-    def end(self, booking: Booking, *, alone: bool) -> None:
+    def end(self, stay: Stay, now: float) -> None:
         """End an attempt whose prompt was prefilled."""
-        for worker_id in booking.worker_ids:
-            self._held[worker_id].take(booking.share(worker_id, prefilled=True))
-            self._alone[worker_id] -= alone
+        stay.until = now
+        for worker_id in stay.booking.worker_ids:
+            self._of(worker_id).take(stay.booking.share(worker_id, prefilled=True))
 
-    def _look(self, worker_id: str, share: float) -> None:
-        if self._alone[worker_id]:
-            self.fullest_alone = max(self.fullest_alone, share)
-            self.beyond += share > self._routers
-        else:
-            self.fullest = max(self.fullest, share)
-            self.beyond += share > 1.0
+    def unlike(self, told: pb.Description, asked: float, got: float) -> list[str]:
+        """Return what a scheduler lacks, and which of its sums cannot be, as it told between two moments."""
+        begin, end = asked - LAG_S, got + LAG_S
+        known = {(one.attempt.request_id, one.attempt.epoch) for one in told.attempts}
+        whole = len(known) < SHOWN_ATTEMPTS
+        found = []
+        for worker in told.workers:
+            worker_id = worker.identity.worker_id
+            least, most = Reserved(), Reserved()
+            stays = [one for one in self._stays.get(worker_id, ()) if one.until >= begin]
+            self._stays[worker_id] = stays
+            for stay in stays:
+                if stay.since <= end:
+                    most.add(stay.share(worker_id, begin, -math.inf))
+                if stay.since <= begin:
+                    least.add(stay.share(worker_id, end, end))
+                    attempt = stay.booking.attempt
+                    lacks = stay.until > end and (attempt.request_id, attempt.epoch) not in known
+                    found += [f"{worker_id}: it lacks {attempt}"] if lacks and whole else []
+            for what, sum_, low, high in (
+                ("prompt tokens", worker.reserved_prompt_tokens, least.prompt_tokens, most.prompt_tokens),
+                ("requests", worker.reserved_requests, least.requests, most.requests),
+                ("blocks", worker.reserved_blocks, least.blocks, most.blocks),
+            ):
+                if not low <= sum_ <= high:
+                    found.append(f"{worker_id}: {sum_} {what}, which can only be {low} to {high}")
+        return found
+
+    def _full(self, booking: Booking) -> str:
+        queued, most = self._of(booking.prompt_worker_id).prompt_tokens, self._most
+        if queued and queued + booking.prompt_tokens > most.prompt_tokens:  # an idle one takes any prompt
+            return booking.prompt_worker_id
+        writer = self._of(booking.decode_id)
+        if writer.requests >= most.requests or writer.blocks + booking.blocks > most.blocks:
+            return booking.decode_id
+        return ""
+
+    def _of(self, worker_id: str) -> Reserved:
+        return self._held.setdefault(worker_id, Reserved())
 
 
 @dataclass
@@ -133,13 +184,15 @@ class Placed:
     placed: int = 0  # attempts
     alone: int = 0  # of these, by a router itself
     refused: int = 0  # as all workers were full
+    sent_back: int = 0  # attempts that a worker refused, as it was full
+    sent_back_alone: int = 0  # of these, placed by a router itself
     failed: int = 0  # for any other reason
     failures: dict[str, int] = field(default_factory=dict)  # those, by the reason
     late: int = 0  # epochs that were placed once more
     twice: int = 0  # placed twice, or booked on other workers
-    beyond: int = 0  # see Books
-    fullest: float = 0.0
-    fullest_alone: float = 0.0
+    compared: int = 0  # descriptions of schedulers
+    unlike: int = 0  # of these, with sums that are not the routers'
+    fullest: float = 0.0  # the highest share of a worker's bounds that was in use
     dropped: int = 0  # reports that were lost
     calm: Latency = field(default_factory=Latency)  # between faults
     disturbed: Latency = field(default_factory=Latency)  # from a fault to the moment when all is whole again
@@ -153,9 +206,9 @@ class Placed:
 
     @property
     def good(self) -> bool:
-        """Whether all were placed or refused as full, once, within bounds; times are not judged."""
-        bad = self.failed or self.twice or self.beyond or self.left.any or self.crashes or self.unhealed
-        return self.placed > 0 and not bad
+        """Whether all were placed or refused as full, once, and schedulers knew it; times are not judged."""
+        wrong = self.failed or self.twice or self.unlike or self.left.any or self.crashes or self.unhealed
+        return self.placed > 0 and self.compared > 0 and not wrong
 
     def add(self, placements: Iterable[tuple[float, float]], disturbed: Sequence[Span]) -> None:
         """Add the latencies of placements, apart for those during faults and those between."""
@@ -170,6 +223,13 @@ class Placed:
         self.failures[why] = self.failures.get(why, 0) + 1
         if self.failures[why] <= KEPT:
             self.messages.append(f"{why}: {message}")
+
+    def compare(self, unlike: Sequence[str], scheduler: str) -> None:
+        """Count a scheduler's description, and in what its sums were wrong."""
+        self.compared += 1
+        self.unlike += bool(unlike)
+        if unlike and self.unlike <= KEPT:
+            self.messages.append(f"{scheduler}: {'; '.join(unlike[:KEPT])}")
 
     def place_twice(self, message: str) -> None:
         self.twice += 1
@@ -188,9 +248,10 @@ class Placed:
             f"{self.schedulers} schedulers, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
             f"  {self.requests} requests in {self.seconds:.0f} s: {self.placed} attempts placed, "
             f"{self.alone} of them by routers alone; {self.refused} refused as full, {self.failed} failed",
-            f"  {self.twice} placed twice ({self.late} epochs repeated); "
-            f"{self.beyond} beyond a worker's bounds: the fullest had {self.fullest:.0%}, "
-            f"{self.fullest_alone:.0%} where routers placed alone",
+            f"  {self.sent_back} sent back by a full worker, {self.sent_back_alone} of them placed by "
+            f"routers alone; the fullest had {self.fullest:.0%} of its bounds",
+            f"  {self.twice} placed twice ({self.late} epochs repeated); {self.unlike} of {self.compared} "
+            "descriptions have other sums than the routers",
             f"  failed: {counts(self.failures)}",
             f"  between faults: {self.calm}",
             f"  in faults: {self.disturbed}",

@@ -1,7 +1,8 @@
 """A load without engines, of so many placements a second.
 
-Workers only register and send heartbeats, and routers place requests with the code of a real router, but send
-them to nobody.
+Workers register, send heartbeats, and admit or refuse what is sent to them. Routers place requests with the
+code of a real router; what it would send them is a call here. Schedulers' sums are compared with what is
+there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import random
 import time
 from collections.abc import AsyncIterator
@@ -28,10 +30,11 @@ from baton.services.router.cluster import ClusterView
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements, need_of
+from baton.services.router.recovery import backoff_s
 from baton.services.router.state import RequestState
 from baton.tasks import spawn, stop
-from harness.chaos.placed import Books, Placed
-from harness.chaos.site import Site
+from harness.chaos.placed import LAG_S, Placed, Workers
+from harness.chaos.site import Part, Site
 from harness.scheduling import capacity, identity
 
 WORKERS = 20  # every other one for prefill
@@ -42,10 +45,13 @@ PROMPT = (100, 900)  # tokens
 ANSWER = (16, 300)
 READ_S = (0.005, 0.03)  # until the prompt is prefilled
 LIFE_S = (0.05, 0.5)
+LONG_LIFE_S = (4.0, 6.0)  # longer than what nobody may have heard of yet: schedulers have to count them
+LONG = 0.01  # share of the attempts that live so long
 RETRIED = 0.05  # share of the requests that lose their worker once
 LATE = 0.02  # share of the scheduler's placements that are made once more, with the same epoch
 TICK_S = 0.01
-LOOK_S = 0.5  # between two looks at what schedulers believe to be live
+TOLD_S = 2.5  # until a scheduler that began anew, or was away, has been told all
+TRIES = 4  # workers that may refuse an attempt, before it counts as refused
 MOST_OPEN = 8_000  # requests under way; more means that the schedulers do not keep up
 START_S = 20.0
 END_S = 60.0  # until the last requests are over
@@ -90,7 +96,8 @@ class Placing:
         self._site = site
         self._placed = placed
         self._draw = random.Random(seed)
-        self._books = Books(CAPACITY, SchedulerSettings(), placed.routers)
+        self._workers = Workers(CAPACITY, SchedulerSettings())
+        self._known: dict[str, tuple[int, float]] = {}  # scheduler -> its process, and since when it answers
         self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> its prefill and decode worker
         self._open: set[asyncio.Task[None]] = set()
         self._routers: list[_Router] = []
@@ -125,8 +132,7 @@ class Placing:
         for router in self._routers:
             await router.client.close()
             self._placed.dropped += router.client.reporter.dropped
-        placed, books = self._placed, self._books
-        placed.beyond, placed.fullest, placed.fullest_alone = books.beyond, books.fullest, books.fullest_alone
+        self._placed.fullest = self._workers.fullest
 
     async def _ask(self) -> None:
         began = time.monotonic()
@@ -165,21 +171,31 @@ class Placing:
         await self._attempt(router, state, "stop")
 
     async def _attempt(self, router: _Router, state: RequestState, outcome: str) -> Placement | None:
-        """Run an attempt from its placement to its end; None when it was not placed."""
-        placement = await self._place(router, state)
-        if placement is None:
+        """Run an attempt from its placement to its end; None when no worker took it."""
+        for tries in range(TRIES):
+            await asyncio.sleep(backoff_s(tries))
+            placement = await self._place(router, state)
+            if placement is None:
+                return None
+            stay, full = self._workers.take(_booking(router, state, placement), time.monotonic())
+            if not full:
+                break
+            self._placed.sent_back += 1
+            self._placed.sent_back_alone += placement.alone
+            state.excluded.add(full)
+            router.placements.finished(state, placement.attempt, "retried")
+        else:
+            self._placed.refused += 1
             return None
-        booking = _booking(router, state, placement)
-        self._books.add(booking, alone=placement.alone)
         until_read = self._draw.uniform(*READ_S)
-        rest_s = self._draw.uniform(*LIFE_S) - until_read
+        rest_s = self._draw.uniform(*(LONG_LIFE_S if self._draw.random() < LONG else LIFE_S)) - until_read
         if not placement.alone and self._draw.random() < LATE:
             await self._once_more(router, state, placement)
         await asyncio.sleep(until_read)
-        self._books.read(booking)
+        self._workers.read(stay, time.monotonic())
         router.placements.prefilled(placement.attempt)
         await asyncio.sleep(rest_s)
-        self._books.end(booking, alone=placement.alone)
+        self._workers.end(stay, time.monotonic())
         router.placements.finished(state, placement.attempt, outcome)
         return placement
 
@@ -201,7 +217,14 @@ class Placing:
         return placement
 
     async def _once_more(self, router: _Router, state: RequestState, placement: Placement) -> None:
-        """Place the same epoch again, like a call delivered twice: it must not be placed."""
+        """Place the same epoch again, like a call delivered twice: the scheduler must not place it.
+
+        Another one may not have heard of it yet. No router asks two for the same epoch.
+        """
+        addresses = self._site.scheduler_address.split(",")
+        asked = self._site.of("scheduler")[addresses.index(placement.scheduler)]
+        if not self._told(asked) or router.client.home(router.name) != placement.scheduler:
+            return
         self._placed.late += 1
         with contextlib.suppress(NoCapacity, SchedulerUnavailable):
             need = replace(need_of(state, router.name), attempt=placement.attempt)
@@ -213,17 +236,45 @@ class Placing:
         return f", {time.monotonic() - self._placed.began_at:.1f} s after the start"
 
     async def _watch(self) -> None:
-        """Compare what schedulers have booked with what the routers were told."""
+        """Compare what schedulers have booked with what the routers were told, and with what is there."""
         while True:
-            for description in await self._site.describe_each():
-                for live in description.attempts if description is not None else ():
-                    attempt = live.attempt.request_id, live.attempt.epoch
-                    booked = live.prefill_worker_id, live.decode_worker_id
-                    mine = self._pairs.get(attempt, booked)  # a placement not received yet may be on its way
-                    if mine != booked:
-                        where = f"{mine}, and is booked on {booked}"
-                        self._placed.place_twice(f"{attempt} was placed on {where}{self._after_s()}")
-            await asyncio.sleep(LOOK_S)
+            asked = time.monotonic()
+            descriptions = dict(
+                zip(self._site.of("scheduler"), await self._site.describe_each(), strict=True)
+            )
+            got = time.monotonic()
+            self._note(descriptions)
+            told = {part: one for part, one in descriptions.items() if one is not None and self._told(part)}
+            for description in told.values():
+                self._compare_pairs(description)
+            await asyncio.sleep(LAG_S)
+            for part, description in told.items():
+                if self._told(part):  # it was not ended meanwhile
+                    unlike = self._workers.unlike(description, asked, got)
+                    self._placed.compare(unlike, f"{part.name}{self._after_s()}")
+
+    def _note(self, descriptions: dict[Part, pb.Description | None]) -> None:
+        """Note since when each scheduler has answered."""
+        for part, description in descriptions.items():
+            known = self._known.get(part.name)
+            if description is None:
+                self._known.pop(part.name, None)
+            elif known is None or known[0] != part.pid:
+                self._known[part.name] = part.pid, time.monotonic()
+
+    def _told(self, part: Part) -> bool:
+        """Return whether a scheduler has been told all, as far as time goes."""
+        pid, since = self._known.get(part.name, (part.pid, math.inf))
+        return pid == part.pid and not part.hung and time.monotonic() - since >= TOLD_S
+
+    def _compare_pairs(self, description: pb.Description) -> None:
+        for live in description.attempts:
+            attempt = live.attempt.request_id, live.attempt.epoch
+            booked = live.prefill_worker_id, live.decode_worker_id
+            mine = self._pairs.get(attempt, booked)  # a placement not received yet may be on its way
+            if mine != booked:
+                where = f"{mine}, and is booked on {booked}"
+                self._placed.place_twice(f"{attempt} was placed on {where}{self._after_s()}")
 
 
 def _pair(placement: Placement) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from harness.chaos.corruption import corrupt
 from harness.chaos.faults import FAULTS, Act, fault
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import Leaks, Outcome, covered_s, leaks
-from harness.chaos.placed import Books, Left, Placed
+from harness.chaos.placed import Left, Placed, Workers
 from harness.chaos.placing import Placing, registered
 from harness.chaos.plans import PLANS, Plan, plan
 from harness.chaos.proxy import Proxy
@@ -213,50 +214,88 @@ def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: in
     return Booking(Attempt(request, 1), "router", prefill, "d", tokens, blocks)
 
 
-def books() -> Books:
-    """4 requests and 99 blocks a worker, 300 tokens to be read; two routers."""
+def workers() -> Workers:
+    """4 requests and 99 blocks a worker, 300 tokens to be read."""
     limits = Options(max_queued_prompt_tokens=300, max_queue_factor=1.0)
-    return Books(capacity(max_num_seqs=4, num_blocks=100), limits, 2)
+    return Workers(capacity(max_num_seqs=4, num_blocks=100), limits)
 
 
-def test_a_worker_that_is_booked_beyond_its_bounds_is_noticed() -> None:
-    for most, changes in ((4, {"tokens": 10}), (3, {"tokens": 100}), (2, {"tokens": 10, "blocks": 45})):
-        one = books()
+def test_a_full_worker_refuses_and_keeps_its_bounds() -> None:
+    for most, full, changes in (
+        (4, "d", {"tokens": 10}),
+        (3, "p", {"tokens": 100}),
+        (2, "d", {"tokens": 10, "blocks": 45}),
+    ):
+        one = workers()
         for number in range(most):
-            one.add(a_booking(f"{number}", **changes), alone=False)
-        assert (one.beyond, one.fullest <= 1.0) == (0, True)
-        one.add(a_booking("more", **changes), alone=False)
-        assert one.beyond == 1
-        assert one.fullest > 1.0
+            assert one.take(a_booking(f"{number}", **changes), 1.0)[1] == ""
+        assert one.take(a_booking("more", **changes), 1.0)[1] == full
+        assert 0.3 < one.fullest <= 1.0
 
 
 def test_what_is_read_and_what_ends_makes_room() -> None:
-    one = books()
+    one = workers()
     for number in range(20):
-        attempt = a_booking(f"{number}", tokens=300, blocks=99)
-        one.add(attempt, alone=False)
-        one.read(attempt)
-        one.end(attempt, alone=False)
-    one.add(a_booking("long", tokens=900), alone=False)  # nothing is queued: any prompt is taken
-    assert (one.beyond, one.fullest) == (0, 1.0)
+        stay, full = one.take(a_booking(f"{number}", tokens=300, blocks=99), 1.0)
+        assert full == ""
+        one.read(stay, 1.0)
+        one.end(stay, 1.0)
+    assert one.take(a_booking("long", tokens=900), 1.0)[1] == ""  # nothing is queued: any prompt is taken
+    assert one.fullest == 1.0
 
 
-def test_routers_that_place_alone_may_each_fill_the_room_that_they_saw() -> None:
-    one = books()
-    for number in range(8):
-        one.add(a_booking(f"{number}", tokens=1, blocks=1), alone=number == 0)
-    assert (one.beyond, one.fullest_alone, one.fullest <= 1.0) == (0, 2.0, True)
-    one.add(a_booking("more", tokens=1, blocks=1), alone=False)
-    assert one.beyond == 1
+def test_a_sum_may_lag_behind_and_must_hold_what_was_there_all_the_time() -> None:
+    one = workers()
+    stay, _ = one.take(a_booking("one"), 10.0)
+    one.read(stay, 20.0)
+    one.end(stay, 30.0)
+
+    def unlike(
+        worker_id: str, at: float, tokens: int, requests: int, blocks: int, *, knows: bool = True
+    ) -> list[str]:
+        told = pb.Description()
+        worker = told.workers.add(
+            reserved_prompt_tokens=tokens, reserved_requests=requests, reserved_blocks=blocks
+        )
+        worker.identity.worker_id = worker_id
+        if knows:
+            told.attempts.add(attempt=pb.Attempt(request_id="one", epoch=1))
+        return one.unlike(told, at, at)
+
+    assert unlike("p", 9.5, 0, 0, 0) == unlike("p", 9.5, 100, 1, 0) == []
+    assert unlike("p", 15.0, 100, 1, 0) == []
+    assert unlike("p", 15.0, 0, 0, 0) == [
+        "p: 0 prompt tokens, which can only be 100 to 100",
+        "p: 0 requests, which can only be 1 to 1",
+    ]
+    assert unlike("p", 20.5, 0, 0, 0) == unlike("p", 20.5, 100, 1, 0) == []
+    assert unlike("d", 25.0, 0, 1, 10) == []
+    assert unlike("d", 25.0, 0, 1, 11) == ["d: 11 blocks, which can only be 10 to 10"]
+    assert unlike("p", 25.0, 0, 1, 0) == ["p: 1 requests, which can only be 0 to 0"]
+    assert unlike("d", 25.0, 0, 1, 10, knows=False) == ["d: it lacks Attempt(request_id='one', epoch=1)"]
+    assert unlike("d", 30.5, 0, 1, 10) == unlike("d", 30.5, 0, 0, 0) == []
+    assert unlike("d", 33.0, 0, 1, 10) != []
+
+
+def test_what_a_worker_refused_is_held_until_its_router_has_heard() -> None:
+    one = workers()
+    for number in range(4):
+        one.take(a_booking(f"{number}", tokens=10), 1.0)
+    one.take(a_booking("more", tokens=10), 5.0)
+    told = pb.Description(attempts=[{"attempt": {"request_id": f"{n}", "epoch": 1}} for n in range(4)])
+    told.workers.add(reserved_requests=5, reserved_blocks=50).identity.worker_id = "d"
+    assert one.unlike(told, 5.5, 5.5) == []
+    assert one.unlike(told, 8.0, 8.0) != []
 
 
 def test_placements_are_judged() -> None:
     def told() -> Placed:
-        return Placed("p", 1, 500, 20, 2, 2, placed=1)
+        return Placed("p", 1, 500, 20, 2, 2, placed=1, compared=1)
 
     assert told().good
-    assert not Placed("p", 1, 500, 20, 2, 2).good  # nothing was placed
-    for name in ("failed", "twice", "beyond"):
+    assert not Placed("p", 1, 500, 20, 2, 2, compared=1).good  # nothing was placed
+    assert not Placed("p", 1, 500, 20, 2, 2, placed=1).good  # nobody was compared
+    for name in ("failed", "twice", "unlike"):
         one = told()
         setattr(one, name, 1)
         assert not one.good
@@ -307,7 +346,8 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:
-            await until(lambda: _is(told.placed > 100 and told.late > 0))
+            await until(lambda: _is(told.placed > 100 and told.late > 0 and told.compared > 0), 15.0)
+            assert (told.unlike, told.sent_back) == (0, 0), told.messages
 
             async def noticed() -> bool:
                 for attempt in load._pairs:  # repeatedly: attempts live only briefly
@@ -315,7 +355,9 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
                 return told.twice > 0
 
             await until(noticed)
-        assert (told.failed, told.alone, told.beyond, told.dropped) == (0, 0, 0, 0)
+            load._workers.take(replace(a_booking("lost"), decode_id="worker-0"), 0.0)  # nobody tells of it
+            await until(lambda: _is(told.unlike > 0), 10.0)
+        assert (told.failed, told.alone, told.dropped) == (0, 0, 0)
         assert 0.0 < told.fullest <= 1.0
         assert len(load.over) == told.placed
         await until(lambda: _nothing(site))
@@ -324,7 +366,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
             left = Left.of(await site.describe_each())
         assert (left.attempts, left.prompt_tokens) == (1, 100)
         assert left.blocks > 0
-        assert "and is booked on" in told.messages[0]
+        assert any("and is booked on" in message for message in told.messages)
 
 
 async def _is(what: bool) -> bool:
