@@ -149,9 +149,8 @@ class WorkerSession:
             line.wake.set()
 
     def raise_epoch(self, last: int) -> None:
-        """Go on above an epoch that an earlier process of this id has used, with all schedulers."""
+        """Go on above an epoch that an earlier process of this id has used; heartbeats tell all others."""
         self.identity.epoch = max(self.identity.epoch, last)
-        self.wake()
 
     def heard(self, line: _Line, reply: pb.HeartbeatReply, took_s: float) -> None:
         """Take the answer to a heartbeat of a scheduler that knows this worker."""

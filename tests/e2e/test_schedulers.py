@@ -96,19 +96,28 @@ async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
 
         async def restarted() -> bool:
             try:
-                return [bool(each.address) for each in (await operator.describe()).schedulers] == [True, True]
+                told = await operator.describe()
             except SchedulerError:
                 return False
+            return len(told.schedulers) == 2 and len(told.routers) == 1
 
         await until(restarted, 30)
-        before = [each.placements for each in (await operator.describe()).schedulers]
+        home = operator._schedulers.owner((await operator.describe()).routers[0].router_id).address
 
-        async def shared() -> bool:
-            """Both place again."""
-            now = [each.placements for each in (await operator.describe()).schedulers]
-            return all(count > was for count, was in zip(now, before, strict=True))
+        async def placements() -> int:
+            told = (await operator.describe()).schedulers
+            return next((each.placements for each in told if each.address == home), 0)
 
-        await until(shared, 30)
+        before = await placements()
+
+        async def at_home() -> bool:
+            """The router asks the one that it belongs to again."""
+            return await placements() > before
+
+        await until(at_home, 30)
+        for port in ports:
+            async with SchedulerClient(f"127.0.0.1:{port}") as alone:
+                assert len((await alone.describe()).workers) == 1  # also the one that began anew
         await load.end()
         assert load.longest_s < (PAUSE_S + 2) * PATIENCE
 

@@ -414,6 +414,13 @@ async def test_what_is_over_for_one_is_renewed_with_none() -> None:
 async def test_nothing_is_renewed_before_it_was_told() -> None:
     """Else it would count as lost, and be told twice."""
     pair = Pair()
+    answer = pair.there.__call__
+
+    async def slow(request: pb.ReportRequest) -> pb.ReportReply:
+        await asyncio.sleep(0.003)  # more is held meanwhile
+        return await answer(request)
+
+    pair.reports._reporters[THERE]._send = slow
     for number in range(300):
         pair.reports.hold(live(f"r{number}"), 0.01, booked_by=HERE)
         await asyncio.sleep(0.0007)

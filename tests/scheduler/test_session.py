@@ -180,13 +180,29 @@ async def test_close_is_quick_when_the_scheduler_is_away() -> None:
     assert time.monotonic() - began < 2.5 * PATIENCE
 
 
+class Cut(SchedulerClient):
+    """Its registrations at `at` fail."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.at = ""
+        self.error: Exception = SchedulerUnavailable("the network is cut")
+
+    async def register(
+        self, identity: pb.WorkerIdentity, state: pb.WorkerState, *, scheduler: str = ""
+    ) -> pb.RegisterReply:
+        if scheduler == self.at:
+            raise self.error
+        return await super().register(identity, state, scheduler=scheduler)
+
+
 class Two:
     """Two schedulers that come and go, and a client of both; no store tells one of the other."""
 
     def __init__(self) -> None:
         self.options = [Options(f"127.0.0.1:{free_port()}", heartbeat_s=0.05) for _ in range(2)]
         self.servers: list[SchedulerServer | None] = [None, None]
-        self.client = SchedulerClient(",".join(one.address for one in self.options))
+        self.client = Cut(",".join(one.address for one in self.options))
 
     async def begin(self, number: int) -> SchedulerServer:
         made = self.servers[number] = await SchedulerServer(self.options[number]).__aenter__()
@@ -298,14 +314,41 @@ async def test_a_refusal_by_one_of_them_counts(two: Two) -> None:
     assert two.seen(0) == ""  # where it was accepted it has left
 
 
+async def test_who_did_not_get_the_capacity_does_not_hear_that_the_worker_is_ready(two: Two) -> None:
+    await two.begin(0)
+    other = await two.begin(1)
+    starting = identity("m")
+    starting.ClearField("capacity")
+    session = WorkerSession(two.client, starting, pb.WorkerLoad)
+    await session.start(2)
+    two.client.at = two.options[1].address
+    await session.ready(capacity())
+    assert two.seen(0) == "READY"
+    heard_at = other._roster.view().workers["m"].heard_at
+
+    async def told() -> bool:
+        """It gets no heartbeat that it could misunderstand, until it has the capacity."""
+        worker = other._roster.view().workers["m"]
+        assert worker.state == pb.WORKER_STATE_STARTING or worker.identity.HasField("capacity")
+        if asyncio.get_running_loop().time() > began + 0.3:
+            two.client.at = ""
+        return worker.heard_at > heard_at and worker.state == pb.WORKER_STATE_READY
+
+    began = asyncio.get_running_loop().time()
+    await until(told)
+    await session.close()
+
+
 async def test_a_role_that_one_refuses_is_taken_back_at_all(two: Two) -> None:
     await two.begin(0)
     await two.begin(1)
     session = WorkerSession(two.client, identity("m"), pb.WorkerLoad)
     await session.start(2)
     await session.ready(capacity())
-    with pytest.raises(Refused, match="has no role"):
-        await session.become(pb.ROLE_UNSPECIFIED)
+    two.client.at, two.client.error = two.options[1].address, Refused("it has another deployment")
+    with pytest.raises(Refused, match="another deployment"):
+        await session.become(pb.ROLE_DECODE)
+    two.client.at = ""
 
     async def as_before() -> bool:
         views = [server._roster.view().workers["m"] for server in two.servers if server]
