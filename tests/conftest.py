@@ -36,7 +36,7 @@ FIRST = (
     "deploy/test_dockerfile.py",
     "scheduler/test_service.py",  # waits
     "deploy/test_kubernetes.py",
-    "scheduler/test_resilient.py",  # waits
+    "scheduler/test_redis_moves.py",  # waits
     "docs/test_commands.py",
     "security/test_rotation.py",  # waits
     "services/router/http/test_tenants.py",  # waits
