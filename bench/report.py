@@ -51,7 +51,7 @@ HEAD = f"""# Benchmarks
 Written by `python -m bench report` from `bench/results/`. Each section names the command that measures it anew. `make bench`
 (about 20 minutes) runs {_names(NAMES)}.
 What takes long, or needs more than every machine has, is a run of its own:
-{_names(ALONE)}; `python -m bench scheduler --rates`; `make table`.
+{_names(ALONE)}; `make table`.
 Figures are medians; where two things are compared they were measured in turns, A B A B, in one run. Unless a section says
 otherwise, the model has the shape of Qwen2 with 80 M random parameters in bfloat16: the demo model is too small to keep a
 core busy. TTFT is the time to first token, ITL the inter-token latency: the gap between a stream's tokens.

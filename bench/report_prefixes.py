@@ -96,52 +96,12 @@ def chats(result: Result) -> list[Block]:
     ]
 
 
-def scheduler_at_size(result: Result) -> list[Block]:
-    rows = [
-        [store, concurrency, values["requests_per_s"], values["place_p50_ms"], values["place_p99_ms"]]
-        for store, figures in result["stores"].items()
-        for concurrency, values in figures.items()
-    ]
-    return [
-        f"## The scheduler with {result['workers']:,} workers\n",
-        "As in [the scheduler's section](#the-scheduler-place-report-the-prefill-report-the-end), with 1,000 workers that send no heartbeats.",
-        measured(result, f"python -m bench scheduler --workers {result['workers']}"),
-        table(["store", "at a time", "requests/s", "place p50 ms", "p99 ms"], rows),
-    ]
-
-
-def sharing(result: Result) -> list[Block]:
-    """Render schedulers that share the requests."""
-    keys = [
-        *("placed_per_s", "failed", "place_p50_ms", "place_p99_ms", "scheduler_cores", "redis_cores"),
-        *("clients_cores", "idle_cores", "client_late_p99_ms"),
-    ]
-    rows = [
-        [name, rate, *(figures[key] for key in keys)]
-        for name, rates in result["arms"].items()
-        for rate, figures in rates.items()
-    ]
-    command = (
-        f"--rates {' '.join(next(iter(result['arms'].values())))} --schedulers {' '.join(result['arms'])}"
-    )
-    return [
-        "## Schedulers that share the requests\n",
-        f"As the scheduler over Redis, with {result['workers']} workers and one scheduler or several on the same cores; each "
-        f"rate held for {result['hold_s']:g} s, of which the second half is measured. `scheduler_cores` are those of the "
-        "busiest one.",
-        measured(result, f"python -m bench scheduler {command} --hold {result['hold_s']:g}"),
-        table(["schedulers", "requests a second", *keys], rows),
-    ]
-
-
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:g}"
 
 
 # By the name of the result's file, in the order of the page.
 SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
-    "scheduler-1000": scheduler_at_size,
-    "scheduler-sharing": sharing,
     "prefixes": prefixes,
     "prefix-faults": faults,
     "chats": chats,

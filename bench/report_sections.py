@@ -533,53 +533,27 @@ def tracing(result: Result) -> list[Block]:
 
 
 def scheduler(result: Result) -> list[Block]:
-    stores = result["stores"]
-    rows = [
-        [store, concurrency, values["requests_per_s"], values["place_p50_ms"], values["place_p99_ms"]]
-        for store, figures in stores.items()
-        for concurrency, values in figures.items()
+    """Render placements by real schedulers."""
+    keys = [
+        *("placed_per_s", "failed", "place_p50_ms", "place_p99_ms", "own_p50_ms", "own_p99_ms", "cpu_us"),
+        *("redis_us", "late_p99_ms", "fast_placed_per_s", "fast_place_p50_ms", "fast_cpu_us", "idle_cores"),
     ]
-    labels = [f"{concurrency} at a time" for concurrency in next(iter(stores.values()))]
-
-    def panel(title: str, key: str, axis: str) -> Panel:
-        series = {store: [values[key] for values in figures.values()] for store, figures in stores.items()}
-        return Panel(title, labels, series, axis)
-
+    several = len(result["arms"]) > 1
+    rows = [
+        [arm, *([code] if several else []), *(figures[key] for key in keys)]
+        for arm in result["arms"]["here"]
+        for code, figures in ((code, arms[arm]) for code, arms in result["arms"].items())
+    ]
+    against = " `against` is the code before a change, in turns." if several else ""
     return [
         "## The scheduler: place, report the prefill, report the end\n",
-        "Scheduler and client share one process and its core, so the rates are a lower bound.",
+        "Schedulers, Redis, fake workers with heartbeats (one in five seconds each) and routers' clients are processes of their own, on "
+        f"the same cores. First {result['rate']:g} requests a second come at random times, for {result['seconds']:g} s; then as "
+        f"many as there can be (`fast`).{against} `place` is what a router waits, `own` the part of it in the scheduler; `late` is "
+        "by how much a router's process woke up after its time. CPU is that of all schedulers for each placement with its reports, "
+        "less what they need without placements (`idle_cores`). `stopped` is a Redis that hangs from the middle of the first part on.",
         measured(result, "python -m bench scheduler"),
-        Figure(
-            "scheduler",
-            "Requests/s of one scheduler, and the time of a placement, by store",
-            [
-                panel("Requests/s of one scheduler", "requests_per_s", "requests/s"),
-                panel("Time of a placement, p50", "place_p50_ms", "ms"),
-            ],
-        ),
-        table(["store", "at a time", "requests/s", "place p50 ms", "p99 ms"], rows),
-    ]
-
-
-def scheduler_cpu(result: Result) -> list[Block]:
-    keys = [
-        *("placed_per_s", "failed", "place_p50_ms", "place_p99_ms", "place_max_ms", "scheduler_cores"),
-        *("redis_cores", "clients_cores", "idle_cores", "client_late_p99_ms", "rss_mib"),
-    ]
-    rows = [
-        [name, rate, *(figures.get(key, "-") for key in keys)]
-        for name, rates in result["arms"].items()
-        for rate, figures in rates.items()
-    ]
-    against = " `against` is the code before a change, in turns." if "against" in result["arms"] else ""
-    measured_s = result["hold_s"] - min(result.get("warm_s", 60), result["hold_s"] / 2)
-    return [
-        "## The scheduler over Redis: its share of a core\n",
-        f"A scheduler, its Redis and two routers' clients, a process each; {result['workers']} workers; each rate held for "
-        f"{result['hold_s']:g} s, of which the last {measured_s:g} are measured.{against} Cores are those that each of them "
-        "used, and that the machine had left; a client is late by as much as it woke up after its time.",
-        measured(result, "python -m bench scheduler --rates 100 500 1000"),
-        table(["code", "requests a second", *keys], rows),
+        table(["deployment", *(["code"] if several else []), *keys], rows),
     ]
 
 
@@ -1034,7 +1008,6 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "idle-streams": idle_streams,
     "tracing": tracing,
     "scheduler": scheduler,
-    "scheduler-cpu": scheduler_cpu,
     "autoscale": autoscale,
     "ray-autoscale": ray_autoscale,
     "overload": overload,
