@@ -283,7 +283,8 @@ def test_requests_and_workers_that_come_and_go_leave_nothing(
         if number % 10 == 0:
             ledger.place(known(name, epoch=2, prefill="", decode=worker).booking)
         if number % 5:
-            ledger.report(report(prefilled=[Attempt(name, 1)], finished=[Attempt(name, 1)]))
+            one = Attempt(name, 1)
+            ledger.report(RouterReport(prefilled=(one,), finished=((one, pb.Finished()),)))
         if number % 1_000 >= 900 and number % 2:
             roster.deregister(worker)
         clock.now += 0.002
@@ -354,5 +355,5 @@ def test_forgetting_takes_as_long_however_many_were_forgotten_before(clock: Cloc
         assert ledger.last(f"{number - kept - 1}") == (0, False)
         return took / 5_000
 
-    few, many = (min(seconds_each(kept) for _ in range(3)) for kept in (100, 50_000))
+    few, many = (min(seconds_each(kept) for _ in range(2)) for kept in (100, 50_000))
     assert many < 1.6 * few  # 1.2 times; with a dict 2.1

@@ -310,14 +310,14 @@ def test_the_best_of_few_drawn_is_taken(full: int, picker: str, draws: int) -> N
     """However many others have no room."""
     mixed = [worker(f"w{number}", M, Reserved(blocks=80 - 8 * number)) for number in range(10)]
     others = [worker(f"full{number}", M, CROWDED) for number in range(full)]
-    picks = drawn([*mixed, *others], need(), 2_000, picker=picker)
+    picks = drawn([*mixed, *others], need(), 800, picker=picker)
     counts = [picks.count(f"w{number}") for number in range(10)]
-    assert sum(counts) == 2_000
+    assert sum(counts) == 800
     if full * draws <= 60:  # else there may be fewer among those that are looked at
         assert not any(counts[: draws - 1])  # the worst are never the best one of those drawn
-        assert counts[9] == pytest.approx(2_000 * draws / 10, rel=0.2)  # taken whenever it is drawn
-        assert counts[draws - 1] == pytest.approx(2_000 / comb(10, draws), rel=0.6, abs=20)
-    assert drawn([*mixed, *others], need(), 2_000, picker=picker) == picks
+        assert counts[9] == pytest.approx(800 * draws / 10, rel=0.2)  # taken whenever it is drawn
+        assert counts[draws - 1] == pytest.approx(800 / comb(10, draws), rel=0.6, abs=10)
+    assert drawn([*mixed, *others], need(), 50, picker=picker) == picks[:50]
     assert drawn(mixed[:1], need(), 1, picker=picker) == ["w0"]
 
 
