@@ -27,7 +27,7 @@ def test_it_tells_what_changed_once() -> None:
     log.take(Change(stored=[1, 2, 2]))
     log.take(Change(removed=[1, 7], stored=[2, 3]))
     assert taken(log) == [1, 2, 1 | REMOVED, 3]
-    assert not log.news
+    assert not log.message().operations
     log.take(Change(cleared=True, stored=[4]))
     assert taken(log) == [4]
 

@@ -51,11 +51,6 @@ class BlockLog:
         """Whether the scheduler lacks more than one message can carry."""
         return self._lost or len(self._operations) > PIECE
 
-    @property
-    def news(self) -> bool:
-        """Whether there is anything that the scheduler lacks, as far as is known."""
-        return self._lost or bool(self._operations)
-
     def take(self, change: Change) -> None:
         """Note what changed in a cache that has this log alone."""
         self.note(_applied(self._held, change), cleared=change.cleared)

@@ -188,7 +188,7 @@ def test_each_scheduler_is_told_all_whatever_becomes_of_others(seed: int, most: 
         for name, ledger in ledgers.items():  # "c" hears only now
             deliver(ledger, logs.to(name))
             assert held(ledger, "w") == cache
-            assert not logs.to(name).news
+            assert not logs.to(name).message().operations
     finally:
         log_module.MOST = before
 
