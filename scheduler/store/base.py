@@ -19,7 +19,7 @@ TOLD_KINDS = ("router", "fleet", "process", "turns")
 
 
 class Store(ABC):
-    """What schedulers share. No method raises, but `open`.
+    """Keep what schedulers share. No method raises, but `open`.
 
     While the store is away (`problem`) nobody leads, nobody has a turn and nothing is told; a drain holds at
     the scheduler that was asked, and is told to the store when it is back.
