@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-import sys
 import time
-import urllib.request
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import REGISTRY
 
-from baton.metrics import CannotServe
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_channel
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.errors import (
-    BadPolicy,
-    ListenFailed,
-    NoCapacity,
-    Refused,
-    SchedulerUnavailable,
-    StaleWorker,
-    StoreRefuses,
-)
+from baton.scheduler.errors import NoCapacity, Refused, StaleWorker
 from baton.scheduler.need import need_to_wire
-from baton.scheduler.service import SchedulerServer, serve
+from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import SchedulerOptions
 from baton.security.names import Role
-from baton.services.config import PolicySettings, SchedulerSettings
-from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, place, until
+from baton.services.config import SchedulerSettings
+from harness.scheduling import Options, RedisServer, capacity, identity, need, place, until
 from harness.support import PATIENCE
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -175,14 +159,6 @@ async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client:
     assert [one.attempt.epoch for one in (await client.describe()).attempts] == [2]
 
 
-async def test_another_models_worker_is_refused(client: SchedulerClient, topic: str) -> None:
-    await add(client, ("first", M))
-    late = identity("late")
-    late.model = "large"
-    with pytest.raises(Refused, match=f"model 'large' here, 'tiny' in topic '{topic}' \\(worker first\\)"):
-        await client.register(late, pb.WORKER_STATE_READY)
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -296,65 +272,6 @@ async def test_a_placement_whose_deadline_has_passed_before_its_turn_is_not_made
         assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["next"]
 
 
-async def test_a_taken_port_is_named() -> None:
-    async with SchedulerServer(Options()) as first:
-        with pytest.raises(ListenFailed, match=f"cannot listen on {first.address}: the port is taken"):
-            async with SchedulerServer(Options(address=first.address)):
-                pass
-
-
-async def test_a_store_that_refuses_stops_the_start(redis_server: RedisServer) -> None:
-    url = redis_server.url.replace("s3cret", "wr0ng")
-    with pytest.raises(StoreRefuses, match="refused the password") as caught:
-        async with SchedulerServer(Options(store=url)):
-            pass
-    assert "wr0ng" not in str(caught.value)
-
-
-async def test_a_wrong_policy_stops_the_start() -> None:
-    with pytest.raises(
-        BadPolicy, match=r"scheduler\.policy: there is no policy part 'lucky'; there are: best, "
-    ):
-        SchedulerServer(Options(policy=PolicySettings(picker="lucky")))
-
-
-async def test_placing_goes_on_whether_redis_is_there_or_not(own_redis: RedisServer) -> None:
-    """It is away at the start, and once more; what an operator drained meanwhile is known to the next."""
-    own_redis.stop()
-    options = Options(store=own_redis.url)
-
-    async def store_up(server: SchedulerServer, wanted: int) -> None:
-        async def so() -> bool:
-            return figure(server, "store_up") == wanted
-
-        await until(so)
-        assert await health(server.address) == health_pb2.HealthCheckResponse.SERVING
-
-    async with SchedulerServer(options) as server, SchedulerClient(server.address, router_id="r") as client:
-        await store_up(server, 0)
-        await add(client, ("p", P), ("d", D), ("spare", M))
-        await place(client, "early", 1, 10, 1)
-        assert (await client.drain("spare")).worker_id == "spare"
-        assert "does not answer" in (await client.describe()).store_problem
-        own_redis.start()
-        await store_up(server, 1)
-        async with SchedulerServer(options) as second, SchedulerClient(second.address) as operator:
-            assert list((await operator.describe()).drained) == ["spare"]
-            assert (await operator.undrain("spare")).name == "spare"
-
-        async def undrained() -> bool:
-            return not (await client.describe()).drained
-
-        await until(undrained)
-        own_redis.stop()
-        await store_up(server, 0)
-        await place(client, "late", 1, 10, 1)
-        told = await client.describe()
-        assert {one.attempt.request_id for one in told.attempts} == {"early", "late"}
-        assert figure(server, "store_losses_total") == 2
-        assert figure(server, "leases_expired_total") == 0
-
-
 async def test_what_runs_already_is_booked_and_what_is_over_is_not(
     server: SchedulerServer, client: SchedulerClient
 ) -> None:
@@ -394,95 +311,6 @@ async def test_late_messages_of_a_worker_are_counted(
     assert not (await client.describe()).workers
 
 
-async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None:
-    """The scheduler forgets all: its workers register again, its routers tell what they hold."""
-    address = f"127.0.0.1:{free_port()}"
-    options = Options(address=address, placement_lease_s=2.0, idle_decode_tokens=0)
-    async with (
-        SchedulerClient(address, router_id="r1", policy=PolicySettings()) as client,
-        SchedulerClient(address) as workers,
-    ):
-        sessions = [
-            WorkerSession(workers, identity(name, role), pb.WorkerLoad) for name, role in (("p", P), ("d", D))
-        ]
-        async with SchedulerServer(options):
-            for session in sessions:
-                await session.start(2)
-                await session.ready(capacity())
-            kept = await place(client, "kept", 1, 10, 1)
-            client.reporter.prefilled(kept.attempt)
-            ended = await place(client, "ended", 1, 10, 1)
-            await client.refresh()
-        assert (await failed(client)).code is None
-        alone = client.place_alone(need("alone", 1, 10, 1, router_id=client.router_id))
-        assert alone.alone
-        assert (alone.prefill or alone.decode).worker_id == "p"
-        client.reporter.finished(ended.attempt, "stop")
-        short = client.place_alone(need("short", 1, 10, 1, router_id=client.router_id))
-        client.reporter.finished(short.attempt, "stop", pb.Cost(output_tokens=3))
-        async with SchedulerServer(options) as server:
-
-            async def told() -> bool:
-                try:
-                    description = await client.describe()
-                except SchedulerUnavailable:
-                    return False
-                return {one.attempt.request_id for one in description.attempts} == {"kept", "alone"}
-
-            await until(told)
-
-            async def counted() -> bool:
-                return figure(server, "adopted_total") >= 3
-
-            await until(counted)
-            told_of = await client.describe()
-            assert [one.attempt.request_id for one in told_of.handoffs] == ["short"]
-            assert {one.attempt.request_id: one.prefilled for one in told_of.attempts} == {
-                "kept": True,
-                "alone": False,
-            }
-
-            async def registered() -> bool:
-                return len((await client.describe()).workers) == 2
-
-            await until(registered)
-            reserved = {one.identity.worker_id: one.reserved_requests for one in told_of.workers}
-            assert reserved.get("d", 2) == 2
-            for session in sessions:
-                await session.close()
-
-
-async def failed(client: SchedulerClient) -> Failed:
-    """Return the outcome of a placement now."""
-    try:
-        await place(client, "probe", 1, 1, 1)
-    except NoCapacity as no:
-        return Failed(no.code, no.settling)
-    except SchedulerUnavailable:
-        return Failed(None, False)
-    raise AssertionError("it was placed")
-
-
-@dataclass(frozen=True)
-class Failed:
-    code: pb.Rejection.Code | None  # None: nobody answered
-    settling: bool
-
-
-async def test_a_young_schedulers_no_is_not_the_last_word() -> None:
-    async with (
-        SchedulerServer(Options(worker_lease_s=0.5)) as server,
-        SchedulerClient(server.address) as client,
-    ):
-        no_workers = pb.Rejection.CODE_NO_WORKERS
-        assert await failed(client) == Failed(no_workers, settling=True)
-
-        async def settled() -> bool:
-            return await failed(client) == Failed(no_workers, settling=False)
-
-        await until(settled)
-
-
 async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("p", P), ("d", D))
     await place(client, "mine", 1, 10, 1)
@@ -510,29 +338,6 @@ async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client
             return len(client.standby.workers) == 1  # though this scheduler has begun just now
 
         await until(gone)
-
-
-async def test_workers_register_again_with_a_scheduler_that_forgot_them() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    options = Options(address=address, heartbeat_s=0.05)
-    async with SchedulerClient(address) as client:
-        session = WorkerSession(client, identity("m"), pb.WorkerLoad)
-        async with SchedulerServer(options):
-            await session.start(2)
-            await session.ready(capacity())
-        with pytest.raises(SchedulerUnavailable, match="does not answer"):
-            await client.describe()
-        async with SchedulerServer(options):
-
-            async def placeable() -> bool:
-                try:
-                    await place(client, "r", 1, 1, 1)
-                except (NoCapacity, SchedulerUnavailable):
-                    return False
-                return True
-
-            await until(placeable)
-            await session.close()
 
 
 class Slow(SchedulerClient):
@@ -577,89 +382,3 @@ async def test_no_worker_is_ready_before_its_capacity_is_known(server: Scheduler
         client.second.set()
         await loaded
         await session.close()
-
-
-async def test_serve_tells_its_address_and_its_figures() -> None:
-    stop, started = asyncio.Event(), asyncio.Event()
-    addresses: list[str] = []
-    port = free_port()
-
-    def on_started(address: str) -> None:
-        addresses.append(address)
-        started.set()
-
-    running = asyncio.create_task(serve(Options(), metrics_port=port, on_started=on_started, stop=stop))
-    async with asyncio.timeout(5 * PATIENCE):
-        await started.wait()
-    assert await health(addresses[0]) == health_pb2.HealthCheckResponse.SERVING
-
-    def scrape(what: str = "metrics") -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{what}", timeout=5) as reply:
-            return str(reply.read().decode())
-
-    text = await asyncio.to_thread(scrape)
-    for name in ("placements", "rejections", "stale_epochs", "leases_expired", "live_attempts"):
-        assert f"baton_scheduler_{name}" in text
-    assert "baton_scheduler_live_attempts" not in {
-        family.name for family in REGISTRY.collect()
-    }  # our own registry
-    targets = json.loads(await asyncio.to_thread(scrape, "targets"))
-    assert targets == [
-        {
-            "targets": [f"127.0.0.1:{port}"],
-            "labels": {"instance": addresses[0], "role": "scheduler"},
-        }
-    ]
-    with pytest.raises(CannotServe, match=f"metrics_port: metrics cannot be served on 127.0.0.1:{port}"):
-        await serve(Options(), metrics_port=port, stop=stop)
-    stop.set()
-    async with asyncio.timeout(5 * PATIENCE):
-        await running
-
-
-async def test_serve_ends_on_sigterm(tmp_path: Path) -> None:
-    program = (
-        "import asyncio\n"
-        "from baton.scheduler.service import serve\n"
-        "from baton.services.config import SchedulerSettings\n"
-        "settings = SchedulerSettings(address='127.0.0.1:0')\n"
-        "asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))\n"
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
-    )
-    assert process.stdout
-    async with asyncio.timeout(20 * PATIENCE):
-        address = (await process.stdout.readline()).decode().strip()
-        assert await health(address) == health_pb2.HealthCheckResponse.SERVING
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
-
-
-async def test_calls_end_when_nobody_is_there() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    async with SchedulerClient(address) as client:
-        began = time.monotonic()
-        with pytest.raises(SchedulerUnavailable, match=f"scheduler at {address} does not answer"):
-            await place(client, "r", 1, 1, 1)
-        assert time.monotonic() - began < 1.5 * PATIENCE
-
-
-async def test_who_listens_in_its_place_is_told_from_nobody() -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    async with SchedulerClient(nobody) as client:
-        with pytest.raises(SchedulerUnavailable, match=r"not answer \([^:;]*: Connection refused\); is"):
-            await client.describe()
-    speaks_http = await asyncio.start_server(an_http_server, "127.0.0.1", 0)
-    port = speaks_http.sockets[0].getsockname()[1]
-    async with speaks_http, SchedulerClient(f"127.0.0.1:{port}") as client:
-        with pytest.raises(SchedulerUnavailable, match=r"\(something else listens there: [^;]*HTTP/2"):
-            await client.describe()
-
-
-async def an_http_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """As a router answers who speaks gRPC to it."""
-    await reader.readuntil(b"\r\n")
-    writer.write(b"HTTP/1.1 505 HTTP Version Not Supported\r\nContent-Length: 0\r\n\r\n")
-    await writer.drain()
-    writer.close()

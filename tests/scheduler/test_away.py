@@ -1,0 +1,175 @@
+"""What goes on while Redis or the scheduler is away, or the scheduler has just begun."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.session import WorkerSession
+from baton.services.config import PolicySettings
+from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, place, until
+from harness.support import PATIENCE
+from tests.scheduler.test_service import D, M, P, add, figure, health
+
+
+@dataclass(frozen=True)
+class Failed:
+    code: pb.Rejection.Code | None  # None: nobody answered
+    settling: bool
+
+
+async def failed(client: SchedulerClient) -> Failed:
+    """Return the outcome of a placement now."""
+    try:
+        await place(client, "probe", 1, 1, 1)
+    except NoCapacity as no:
+        return Failed(no.code, no.settling)
+    except SchedulerUnavailable:
+        return Failed(None, False)
+    raise AssertionError("it was placed")
+
+
+async def test_placing_goes_on_whether_redis_is_there_or_not(own_redis: RedisServer) -> None:
+    """It is away at the start, and once more; what an operator drained meanwhile is known to the next."""
+    own_redis.stop()
+    options = Options(store=own_redis.url)
+
+    async def store_up(server: SchedulerServer, wanted: int) -> None:
+        async def so() -> bool:
+            return figure(server, "store_up") == wanted
+
+        await until(so)
+        assert await health(server.address) == health_pb2.HealthCheckResponse.SERVING
+
+    async with SchedulerServer(options) as server, SchedulerClient(server.address, router_id="r") as client:
+        await store_up(server, 0)
+        await add(client, ("p", P), ("d", D), ("spare", M))
+        await place(client, "early", 1, 10, 1)
+        assert (await client.drain("spare")).worker_id == "spare"
+        assert "does not answer" in (await client.describe()).store_problem
+        own_redis.start()
+        await store_up(server, 1)
+        async with SchedulerServer(options) as second, SchedulerClient(second.address) as operator:
+            assert list((await operator.describe()).drained) == ["spare"]
+            assert (await operator.undrain("spare")).name == "spare"
+
+        async def undrained() -> bool:
+            return not (await client.describe()).drained
+
+        await until(undrained)
+        own_redis.stop()
+        await store_up(server, 0)
+        await place(client, "late", 1, 10, 1)
+        told = await client.describe()
+        assert {one.attempt.request_id for one in told.attempts} == {"early", "late"}
+        assert figure(server, "store_losses_total") == 2
+        assert figure(server, "leases_expired_total") == 0
+
+
+async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None:
+    """The scheduler forgets all: its workers register again, its routers tell what they hold."""
+    address = f"127.0.0.1:{free_port()}"
+    options = Options(address=address, placement_lease_s=2.0, idle_decode_tokens=0)
+    async with (
+        SchedulerClient(address, router_id="r1", policy=PolicySettings()) as client,
+        SchedulerClient(address) as workers,
+    ):
+        sessions = [
+            WorkerSession(workers, identity(name, role), pb.WorkerLoad) for name, role in (("p", P), ("d", D))
+        ]
+        async with SchedulerServer(options):
+            for session in sessions:
+                await session.start(2)
+                await session.ready(capacity())
+            kept = await place(client, "kept", 1, 10, 1)
+            client.reporter.prefilled(kept.attempt)
+            ended = await place(client, "ended", 1, 10, 1)
+            await client.refresh()
+        assert (await failed(client)).code is None
+        alone = client.place_alone(need("alone", 1, 10, 1, router_id=client.router_id))
+        assert alone.alone
+        assert (alone.prefill or alone.decode).worker_id == "p"
+        client.reporter.finished(ended.attempt, "stop")
+        short = client.place_alone(need("short", 1, 10, 1, router_id=client.router_id))
+        client.reporter.finished(short.attempt, "stop", pb.Cost(output_tokens=3))
+        async with SchedulerServer(options) as server:
+
+            async def told() -> bool:
+                try:
+                    description = await client.describe()
+                except SchedulerUnavailable:
+                    return False
+                return {one.attempt.request_id for one in description.attempts} == {"kept", "alone"}
+
+            await until(told)
+
+            async def counted() -> bool:
+                return figure(server, "adopted_total") >= 3
+
+            await until(counted)
+            told_of = await client.describe()
+            assert [one.attempt.request_id for one in told_of.handoffs] == ["short"]
+            assert {one.attempt.request_id: one.prefilled for one in told_of.attempts} == {
+                "kept": True,
+                "alone": False,
+            }
+
+            async def registered() -> bool:
+                return len((await client.describe()).workers) == 2
+
+            await until(registered)
+            reserved = {one.identity.worker_id: one.reserved_requests for one in told_of.workers}
+            assert reserved.get("d", 2) == 2
+            for session in sessions:
+                await session.close()
+
+
+async def test_a_young_schedulers_no_is_not_the_last_word() -> None:
+    async with (
+        SchedulerServer(Options(worker_lease_s=0.5)) as server,
+        SchedulerClient(server.address) as client,
+    ):
+        no_workers = pb.Rejection.CODE_NO_WORKERS
+        assert await failed(client) == Failed(no_workers, settling=True)
+
+        async def settled() -> bool:
+            return await failed(client) == Failed(no_workers, settling=False)
+
+        await until(settled)
+
+
+async def test_calls_end_when_nobody_is_there() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with SchedulerClient(address) as client:
+        began = time.monotonic()
+        with pytest.raises(SchedulerUnavailable, match=f"scheduler at {address} does not answer"):
+            await place(client, "r", 1, 1, 1)
+        assert time.monotonic() - began < 1.5 * PATIENCE
+
+
+async def test_who_listens_in_its_place_is_told_from_nobody() -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    async with SchedulerClient(nobody) as client:
+        with pytest.raises(SchedulerUnavailable, match=r"not answer \([^:;]*: Connection refused\); is"):
+            await client.describe()
+    speaks_http = await asyncio.start_server(an_http_server, "127.0.0.1", 0)
+    port = speaks_http.sockets[0].getsockname()[1]
+    async with speaks_http, SchedulerClient(f"127.0.0.1:{port}") as client:
+        with pytest.raises(SchedulerUnavailable, match=r"\(something else listens there: [^;]*HTTP/2"):
+            await client.describe()
+
+
+async def an_http_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a router answers who speaks gRPC to it."""
+    await reader.readuntil(b"\r\n")
+    writer.write(b"HTTP/1.1 505 HTTP Version Not Supported\r\nContent-Length: 0\r\n\r\n")
+    await writer.drain()
+    writer.close()
