@@ -51,6 +51,7 @@ RETRIED = 0.05  # share of the requests that lose their worker once
 LATE = 0.02  # share of the scheduler's placements that are made once more, with the same epoch
 TICK_S = 0.01
 TOLD_S = 2.5  # until a scheduler that began anew, or was away, has been told all
+STALL_S = 0.3  # for which this process may have no time, and routers' reports still come within LAG_S
 TRIES = 4  # workers that may refuse an attempt, before it counts as refused
 MOST_OPEN = 8_000  # requests under way; more means that the schedulers do not keep up
 START_S = 20.0
@@ -97,6 +98,7 @@ class Placing:
         self._placed = placed
         self._draw = random.Random(seed)
         self._workers = Workers(CAPACITY, SchedulerSettings())
+        self._stalled_at = 0.0  # time.monotonic; when this process had no time
         self._known: dict[str, tuple[int, float]] = {}  # scheduler -> its process, and since when it answers
         self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> its prefill and decode worker
         self._open: set[asyncio.Task[None]] = set()
@@ -137,8 +139,11 @@ class Placing:
     async def _ask(self) -> None:
         began = time.monotonic()
         for number in itertools.count():
-            while number >= (time.monotonic() - began) * self._placed.rate:  # noqa: ASYNC110 (a pace)
+            while number >= (time.monotonic() - began) * self._placed.rate:
+                due = time.monotonic() + TICK_S
                 await asyncio.sleep(TICK_S)
+                if time.monotonic() - due > STALL_S:
+                    self._stalled_at = time.monotonic()
             self._placed.requests += 1
             if len(self._open) >= MOST_OPEN:
                 self._placed.fail("OPEN", f"{MOST_OPEN} requests are under way: nobody keeps up")
@@ -248,8 +253,9 @@ class Placing:
             for description in told.values():
                 self._compare_pairs(description)
             await asyncio.sleep(LAG_S)
+            stalled = self._stalled_at > asked - 2 * LAG_S  # routers' reports were late, and not by a fault
             for part, description in told.items():
-                if self._told(part):  # it was not ended meanwhile
+                if self._told(part) and not stalled:  # it was not ended meanwhile
                     unlike = self._workers.unlike(description, asked, got)
                     self._placed.compare(unlike, f"{part.name}{self._after_s()}")
 

@@ -347,7 +347,8 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:
             await until(lambda: _is(told.placed > 100 and told.late > 0 and told.compared > 0), 15.0)
-            assert (told.unlike, told.sent_back) == (0, 0), told.messages
+            assert told.unlike == 0, told.messages
+            assert told.sent_back == told.sent_back_alone  # one scheduler counts no less than a worker
 
             async def noticed() -> bool:
                 for attempt in load._pairs:  # repeatedly: attempts live only briefly
@@ -357,7 +358,8 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
             await until(noticed)
             load._workers.take(replace(a_booking("lost"), decode_id="worker-0"), 0.0)  # nobody tells of it
             await until(lambda: _is(told.unlike > 0), 10.0)
-        assert (told.failed, told.alone, told.dropped) == (0, 0, 0)
+        assert (told.failed, told.dropped) == (0, 0)
+        assert told.placed - told.alone > 100
         assert 0.0 < told.fullest <= 1.0
         assert len(load.over) == told.placed
         await until(lambda: _nothing(site))
