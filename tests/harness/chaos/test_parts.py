@@ -348,7 +348,6 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
         async with Placing(site, told, "s") as load:
             await until(lambda: _is(told.placed > 100 and told.late > 0 and told.compared > 0), 15.0)
             assert told.unlike == 0, told.messages
-            assert told.sent_back == told.sent_back_alone  # one scheduler counts no less than a worker
 
             async def noticed() -> bool:
                 for attempt in load._pairs:  # repeatedly: attempts live only briefly
