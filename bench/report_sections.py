@@ -551,7 +551,8 @@ def scheduler(result: Result) -> list[Block]:
         f"the same cores. First {result['rate']:g} requests a second come at random times, for {result['seconds']:g} s; then as "
         f"many as there can be (`fast`).{against} `place` is what a router waits, `own` the part of it in the scheduler; `late` is "
         "by how much a router's process woke up after its time. CPU is that of all schedulers for each placement with its reports, "
-        "less what they need without placements (`idle_cores`). `stopped` is a Redis that hangs from the middle of the first part on.",
+        "less what they need without placements (`idle_cores`). `stopped` is a Redis that hangs from the middle of the first part on. Of "
+        f"{many(result['rounds'], 'round')} the least disturbed one counts, by its p50.",
         measured(result, "python -m bench scheduler"),
         table(["deployment", *(["code"] if several else []), *keys], rows),
     ]
