@@ -95,14 +95,14 @@ class Roster:
         return Heard(known=True, drain=worker.drain_asked)
 
     def deregister(self, worker_id: str, epoch: int = 0) -> bool:
-        """Forget a worker, if it is known. Its bookings stay until the requests are over.
+        """Forget a worker, and remember that it left, known or not: routers may hold it for alive.
 
-        Return False, and change nothing, when `epoch` is below the worker's last one.
+        Its bookings stay until the requests are over. Return False, and change nothing, when `epoch` is below
+        the worker's last one.
         """
         if epoch < self._epoch_of(worker_id):
             return False
-        if worker_id in self._workers:
-            self._remove(worker_id, epoch, over=True)
+        self._remove(worker_id, epoch, over=True)
         return True
 
     def left(self) -> tuple[str, ...]:
@@ -132,10 +132,11 @@ class Roster:
         forget(self._gone, now)
 
     def _remove(self, worker_id: str, epoch: int, *, over: bool) -> None:
-        del self._workers[worker_id]
-        self._ledger.leave(worker_id)
+        if self._workers.pop(worker_id, None):
+            self._ledger.leave(worker_id)
+            self._view = None
+        self._gone.pop(worker_id, None)  # who is noted again is the last to be forgotten
         self._gone[worker_id] = Past(epoch, self._clock() + EPOCH_KEEP_S, over)
-        self._view = None
 
     def _epoch_of(self, worker_id: str) -> int:
         known = self._workers.get(worker_id) or self._gone.get(worker_id)

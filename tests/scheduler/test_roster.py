@@ -141,13 +141,29 @@ def test_a_gone_workers_epoch_is_remembered_for_a_while(
 
 
 def test_who_left_and_comes_back_has_not_left(roster: Roster) -> None:
-    assert roster.deregister("w")  # nobody knows it
-    assert roster.left() == ()
     for epoch in (1, 2):
         assert roster.register(of_epoch(epoch), READY) == ""
         assert roster.left() == ()
         assert roster.deregister("w", epoch)
         assert roster.left() == ("w",)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_goodbye_counts_though_the_worker_is_not_known_any_more_or_not_yet(
+    roster: Roster, clock: Clock, *, heard: bool
+) -> None:
+    """The way to it was cut, or this scheduler has just begun: routers may hold it for alive."""
+    if heard:
+        roster.register(of_epoch(1), READY)
+    clock.now += WORKER_LEASE_S
+    assert not roster.view().workers
+    assert roster.deregister("w", 3)
+    assert roster.left() == ("w",)
+    with pytest.raises(StaleWorker):
+        roster.register(of_epoch(2), READY)  # it was overtaken
+    clock.now += EPOCH_KEEP_S
+    roster.view()
+    assert roster.left() == ()
 
 
 def test_a_drain_is_of_a_name_over_all_its_workers_lives(roster: Roster) -> None:
