@@ -42,7 +42,7 @@ from baton.scheduler.types import (
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers any more
-SHOWN_ATTEMPTS = 256  # in a description, and as many finished ones as the store keeps
+SHOWN_ATTEMPTS = 256  # in a description, and all finished ones that the ledger keeps
 RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
     pb.Rejection.CODE_FULL: 1.0,
