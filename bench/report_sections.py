@@ -549,7 +549,7 @@ def scheduler(result: Result) -> list[Block]:
         "## The scheduler: place, report the prefill, report the end\n",
         "Schedulers, Redis, fake workers with heartbeats (one in five seconds each) and routers' clients are processes of their own, on "
         f"the same cores. First {result['rate']:g} requests a second come at random times, for {result['seconds']:g} s; then as "
-        f"many as there can be (`fast`).{against} `place` is what a router waits, `own` the part of it in the scheduler; `late` is "
+        f"many as there can be (`fast`).{against} `place` is what a router waits (mostly for cores, where other work shares them), `own` the part of it in the scheduler; `late` is "
         "by how much a router's process woke up after its time. CPU is that of all schedulers for each placement with its reports, "
         "less what they need without placements (`idle_cores`). `stopped` is a Redis that hangs from the middle of the first part on. Of "
         f"{many(result['rounds'], 'round')} the least disturbed one counts, by its p50.",

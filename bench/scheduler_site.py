@@ -146,7 +146,7 @@ def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[s
         "own_p99_ms": round(percentile(own, 0.99), 3),
         "late_p99_ms": round(percentile(late, 0.99), 3) if late else 0.0,  # a router's process, by itself
         "cpu_us": round(1e6 * cpu_s / many, 1),  # of all schedulers, for each placement
-        "redis_us": round(1e6 * redis_s / many, 1),
+        "redis_us": round(1e6 * max(0.0, redis_s) / many, 1),
         "scheduler_cores": round(max(used.schedulers) / used.seconds, 3),
     }
 
