@@ -52,7 +52,7 @@ LATE = 0.02  # share of the scheduler's placements that are made once more, with
 TICK_S = 0.01
 TOLD_S = 2.5  # until a scheduler that began anew, or was away, has been told all
 STALL_S = 0.3  # for which this process may have no time, and routers' reports still come within LAG_S
-TRIES = 4  # workers that may refuse an attempt, before it counts as refused
+TRIES = 2  # workers that may refuse an attempt, before it counts as refused: routers share this process
 MOST_OPEN = 8_000  # requests under way; more means that the schedulers do not keep up
 START_S = 20.0
 END_S = 60.0  # until the last requests are over
@@ -178,7 +178,7 @@ class Placing:
     async def _attempt(self, router: _Router, state: RequestState, outcome: str) -> Placement | None:
         """Run an attempt from its placement to its end; None when no worker took it."""
         for tries in range(TRIES):
-            await asyncio.sleep(backoff_s(tries))
+            await asyncio.sleep(backoff_s(2 * tries))
             placement = await self._place(router, state)
             if placement is None:
                 return None
