@@ -61,7 +61,7 @@ class Reporter:
         self.answered = True  # whether the last call was
         self._flushed_at = 0.0  # time.monotonic()
         self._generation = ""  # of the scheduler: one life of it
-        self._anew = False  # it has begun another: it is to be told all
+        self._anew = False  # it has begun another, or events were dropped: it is to be told all
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.dropped = 0  # events that were never reported
@@ -78,6 +78,7 @@ class Reporter:
         """Report this with the next batch."""
         if len(self._events) >= QUEUED_EVENTS:
             self.dropped += 1
+            self._anew = True  # what is held is told again, however much of it was dropped
             return
         self._events.append((time.monotonic(), event))
         self._wake.set()
@@ -123,7 +124,7 @@ class Reporter:
 
     async def _flush(self) -> None:
         """Send what is queued now, until a call is not answered."""
-        if self._anew:
+        if self._anew and self.answered:
             self._begin_anew()
         due = len(self._events)
         while due > 0:
@@ -154,7 +155,7 @@ class Reporter:
     def _begin_anew(self) -> None:
         """Queue all that is held in place of the events about it; the ends of others stay."""
         self._anew = False
-        log.warning("a scheduler has begun anew: reporting %d bookings again", len(self._held))
+        log.warning("a scheduler has lost count: reporting %d bookings again", len(self._held))
         self._events = deque(one for one in self._events if isinstance(one[1], pb.Finished))
         for known in self._held.values():
             self.add(known_to_wire(known))
