@@ -20,7 +20,7 @@ from baton.scheduler.need import Need
 from baton.scheduler.store import Store
 from baton.scheduler.types import Claim, FleetView, PlacementLimits, RouterReport
 from baton.services.config import PolicySettings
-from harness.support import PATIENCE
+from harness.support import PATIENCE, free_port
 
 LEASE_S = 30.0  # nothing runs out while a test is on
 
@@ -146,12 +146,6 @@ async def until(condition: Callable[[], Awaitable[object]], within_s: float = 5.
     while not await condition():
         assert time.monotonic() < deadline, "it did not become true in time"
         await asyncio.sleep(0.005)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RedisServer:

@@ -20,8 +20,8 @@ from baton.scheduler.endpoints import Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.security.names import Role
-from harness.scheduling import Options, RedisServer, free_port, until
-from harness.support import PATIENCE
+from harness.scheduling import Options, RedisServer, until
+from harness.support import PATIENCE, free_port
 
 PROCESS, SERVICE = "", "baton.scheduler.v1.Scheduler"
 PROGRAM = """
