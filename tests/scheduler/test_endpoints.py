@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.rpc import aio_channel
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.endpoints import Endpoint, owner
+from baton.scheduler.endpoints import CHECK_S, REST_CHECKS, Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.security.names import Role
@@ -140,14 +140,12 @@ async def all_at(client: SchedulerClient, *wanted: str) -> None:
 
 
 @pytest.fixture
-def checks_s(monkeypatch: pytest.MonkeyPatch) -> float:
-    """Have a client check its schedulers twice as often, and these look for their stores at once."""
-    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.5)
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have schedulers look for their stores at once."""
     monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
-    return 0.5
 
 
-@pytest.mark.usefixtures("checks_s")
+@pytest.mark.usefixtures("watchful")
 async def test_the_requests_of_one_without_its_store_go_to_one_with(
     own_redis: RedisServer, redis_server: RedisServer, topic: str
 ) -> None:
@@ -173,9 +171,8 @@ async def test_the_requests_of_one_without_its_store_go_to_one_with(
         await all_at(client, first.address, second.address)
 
 
-async def test_where_all_lost_their_store_the_first_gets_all(
-    own_redis: RedisServer, topic: str, checks_s: float
-) -> None:
+@pytest.mark.usefixtures("watchful")
+async def test_where_all_lost_their_store_the_first_gets_all(own_redis: RedisServer, topic: str) -> None:
     first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
     second = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
     async with (
@@ -191,17 +188,16 @@ async def test_where_all_lost_their_store_the_first_gets_all(
         async def long_after() -> bool:
             """Ask all the while, until every check that could move a request was made."""
             assert homes(client) == {first.address}
-            return loop.time() - began > 4 * checks_s
+            return loop.time() - began > (REST_CHECKS + 1) * CHECK_S
 
         await until(long_after, 30)
 
 
+@pytest.mark.usefixtures("watchful")
 async def test_who_is_back_with_its_store_first_is_not_run_to_at_once(
-    own_redis: RedisServer, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisServer, tmp_path: Path, topic: str
 ) -> None:
     """Bookings of the time without it are known to the one that was asked, which has it back soon."""
-    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
-    monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
     others_redis = RedisServer(tmp_path)
     others_redis.start()
     first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
@@ -222,7 +218,7 @@ async def test_who_is_back_with_its_store_first_is_not_run_to_at_once(
         assert not await serves(first.address)
         others_redis.start()
         await until(lambda: serves(second.address))
-        until_s = loop.time() + 0.4  # a check has told that the second one serves
+        until_s = loop.time() + 1.1 * CHECK_S  # a check has told that the second one serves
         while loop.time() < until_s:
             assert homes(client) == {first.address}
             await asyncio.sleep(0.01)
@@ -252,10 +248,7 @@ async def test_keys_spread_evenly_and_only_those_of_one_that_is_gone_move() -> N
             await one.close()
 
 
-async def test_the_requests_of_one_that_hangs_move_and_come_back(
-    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
+async def test_the_requests_of_one_that_hangs_move_and_come_back(elsewhere: Elsewhere) -> None:
     async with (
         SchedulerServer(Options()) as server,
         SchedulerClient(f"{elsewhere.address},{server.address}", router_id="router") as client,

@@ -22,8 +22,8 @@ from harness.support import eventually, free_port, listening
 from tests.services.router.http.test_http import START_S, Site, Starter
 
 PAGE = Path("docs/proxies.md")
-PATIENCE_S = 4  # how long each proxy bears a silent stream; a busy router's comments may be late by seconds
-SILENT_S = 6.0  # how long the worker is silent
+PATIENCE_S = 3  # how long each proxy bears a silent stream; a comment comes each second
+SILENT_S = 3.6  # how long the worker is silent: the router gives it up after five
 CHAT = [{"role": "user", "content": "Hi"}]
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": CHAT, "max_tokens": 2},
