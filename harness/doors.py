@@ -52,7 +52,7 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server]:
+async def serving(seen: Seen, max_connections: int = 10, slow_s: float = SLOW_S) -> AsyncIterator[Server]:
     """Answer GET at once, POST after its body; send on /endless until the client is gone."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -88,7 +88,7 @@ async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server
             seen.left += 1
         return bool(receive.__self__.disconnected)
 
-    limits = HttpLimits(MAX_BODY, max_connections, SLOW_S, KEEP_ALIVE_S)
+    limits = HttpLimits(MAX_BODY, max_connections, slow_s, KEEP_ALIVE_S)
     protocol: Any = connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     server = uvicorn.Server(config)

@@ -13,10 +13,11 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from harness.scheduling import RedisServer, free_port
-from harness.support import eventually, listening
+from harness.scheduling import RedisServer
+from harness.support import eventually, free_port, listening
 
 MASTER = "mymaster"
+DEAD_MS = 2_000  # a server that is silent for so long counts as dead; a busy machine stands still for less
 
 
 class Forwarder:
@@ -128,7 +129,7 @@ def sentinels(
             "bind 127.0.0.1",
             f"dir {folder}",
             f"sentinel monitor {MASTER} 127.0.0.1 {master.port} {count // 2 + 1}",
-            f"sentinel down-after-milliseconds {MASTER} 500",
+            f"sentinel down-after-milliseconds {MASTER} {DEAD_MS}",
             f"sentinel failover-timeout {MASTER} 3000",
             *([f"sentinel auth-pass {MASTER} {master.password}"] if master.password else []),
             *([f"requirepass {password}", f"sentinel sentinel-pass {password}"] if password else []),
@@ -164,7 +165,7 @@ def cluster(folder: Path, masters: int = 3, replicas: int = 0) -> Iterator[list[
         made: list[RedisServer] = []
         for number in range(masters * (1 + replicas)):
             extra = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
-            extra += ["--cluster-node-timeout", "500"]
+            extra += ["--cluster-node-timeout", str(DEAD_MS)]
             made += stack.enter_context(servers(folder / str(number), 1, tuple(extra)))
         addresses = [f"127.0.0.1:{one.port}" for one in made]
         create = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]

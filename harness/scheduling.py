@@ -21,7 +21,7 @@ from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
 from baton.scheduler.types import Booking, RouterReport
 from baton.services.config import PolicySettings
-from harness.support import PATIENCE
+from harness.support import PATIENCE, free_port
 
 LEASE_S = 30.0  # nothing runs out while a test is on
 
@@ -159,12 +159,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RedisServer:

@@ -17,7 +17,7 @@ from prometheus_client import Counter, Histogram
 
 from baton import addresses, metrics, rpc
 from baton.metrics import LOOPBACK, SECONDS, CannotServe, MetricsServer
-from harness.support import CALL_S, PATIENCE
+from harness.support import CALL_S, PATIENCE, free_port
 
 
 def get(address: str, path: str) -> str:
@@ -39,9 +39,7 @@ def test_port_0_is_a_free_one_on_loopback_wherever_the_process_listens() -> None
 
 
 def test_a_port_that_is_set_is_on_the_host_of_the_process() -> None:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with MetricsServer(metrics.registry(), "worker.metrics_port", "0.0.0.0:7401", port) as serving:
         assert serving.address == f"0.0.0.0:{port}"
         assert serving.reached_at("10.0.0.7") == f"10.0.0.7:{port}"

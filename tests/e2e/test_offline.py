@@ -21,7 +21,7 @@ from baton.services.errors import StartError
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.pipeline import Pipeline
 from harness.deployment import ENGINE, MODEL_NAME
-from harness.support import BATON, CALL_S, ROOT, eventually
+from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually
 from tests.e2e.test_up import family, gone
 
 MODEL = ENGINE["model"]
@@ -118,11 +118,11 @@ def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
     first = next(iter(pair.stream("def main(", **endless)))  # leaving the loop
     assert first.token_ids
     interrupt = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-    interrupt.start()
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (elsewhere it would end pytest)
+        interrupt.start()
         pair(["def main("] * 64, **endless)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 10 * PATIENCE
     interrupt.join()
     assert pair(CHAT, **GREEDY).text == "The capital of France is Paris."
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from baton.handoff.memory import segments
 from baton.handoff.memory.segments import DIRECTORY
 from harness.support import PATIENCE
 
@@ -21,6 +24,14 @@ def _no_segments_left() -> Iterator[None]:
     before = own_segments()  # of a test that failed half-way, and has been told
     yield
     assert [name for name in own_segments() if name not in before] == []
+
+
+@pytest.fixture
+def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the test a folder of its own for segments: any engine that starts clears the usual one."""
+    with tempfile.TemporaryDirectory(prefix="baton-test-", dir=DIRECTORY) as folder:
+        monkeypatch.setattr(segments, "DIRECTORY", Path(folder))
+        yield Path(folder)
 
 
 @pytest.fixture

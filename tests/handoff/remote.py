@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from baton.handoff import transports
+from baton.handoff.memory import segments
 from baton.handoff.records import Bytes
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff import caches
@@ -17,7 +19,8 @@ SEED = 1
 CHUNK_BYTES = 256 << 10
 
 
-def _serve(connection: Connection, lease_s: float, chunk_bytes: int) -> None:
+def _serve(connection: Connection, lease_s: float, chunk_bytes: int, folder: Path) -> None:
+    segments.DIRECTORY = folder
     cache = caches.make_cache(CACHE_BLOCKS, SEED)
     source = caches.source(
         cache,
@@ -45,7 +48,8 @@ class RemoteSource:
     def __init__(self, lease_s: float = 30.0, chunk_bytes: int = CHUNK_BYTES) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, lease_s, chunk_bytes), daemon=True)
+        arguments = (theirs, lease_s, chunk_bytes, segments.DIRECTORY)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         self._receive()

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.endpoints import Endpoint, owner
+from baton.scheduler.endpoints import CHECK_S, Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from harness.scheduling import Options, RedisServer, free_port, until
@@ -129,7 +129,6 @@ async def all_at(client: SchedulerClient, *wanted: str) -> None:
 
 async def test_one_that_was_dead_gets_its_keys_back_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have begun anew: workers and routers tell it first what they know."""
-    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.1)
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 1.0)
     loop = asyncio.get_running_loop()
     options = Options(f"127.0.0.1:{free_port()}")
@@ -179,8 +178,7 @@ async def test_keys_go_to_one_without_its_store_as_before(own_redis: RedisServer
         assert client.home("") == first.address
 
 
-async def test_who_answers_calls_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.5)
+async def test_who_answers_calls_is_not_checked() -> None:
     loop = asyncio.get_running_loop()
     async with (
         SchedulerServer(Options()) as server,
@@ -190,11 +188,11 @@ async def test_who_answers_calls_is_not_checked(monkeypatch: pytest.MonkeyPatch)
         await client.describe()  # a check begins with the first call
         checked = [one._checked_at for one in client._schedulers]
         began = loop.time()
-        while loop.time() - began < 1.2:
+        while loop.time() - began < 1.2 * CHECK_S:
             await client.describe()
             await asyncio.sleep(0.01)
         assert [one._checked_at for one in client._schedulers] == checked
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.1 * CHECK_S)
         homes(client)
         assert min(one._checked_at for one in client._schedulers) > max(checked)
 
@@ -223,7 +221,6 @@ async def test_keys_spread_evenly_and_only_those_of_one_that_is_gone_move() -> N
 async def test_the_requests_of_one_that_hangs_move_and_come_back(
     elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.3)
     async with (
         SchedulerServer(Options()) as server,

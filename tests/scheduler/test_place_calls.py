@@ -16,7 +16,8 @@ from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.need import need_to_wire
 from baton.scheduler.place_calls import MOST, PlaceCalls
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, free_port, identity, need, place, until
+from harness.scheduling import Options, identity, need, place, until
+from harness.support import free_port
 
 
 class Line(Endpoints):

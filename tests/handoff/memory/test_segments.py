@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -59,13 +58,15 @@ def test_what_is_not_grown_takes_no_memory() -> None:
     segment.close()
 
 
-def test_only_dead_owners_segments_are_stale() -> None:
+def test_only_dead_owners_segments_are_stale(own_folder: Path) -> None:
     mine = segments.create(4096)
     program = (
-        "from baton.handoff.memory import segments\nprint(segments.create(4096).name, flush=True)\ninput()\n"
+        "import pathlib, sys\nfrom baton.handoff.memory import segments\n"
+        "segments.DIRECTORY = pathlib.Path(sys.argv[1])\n"
+        "print(segments.create(4096).name, flush=True)\ninput()\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, own_folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         assert child.stdout is not None
@@ -106,24 +107,20 @@ def test_what_is_no_segment_is_left_alone(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_stale_segment_is_left_alone() -> None:
-    """It can be opened but not removed, because of the folder's sticky bit.
-
-    The folder is one as /dev/shm: in that itself, any engine that starts would remove it.
-    """
+def test_another_users_stale_segment_is_left_alone(own_folder: Path) -> None:
+    """It can be opened but not removed, because of the folder's sticky bit, which /dev/shm has, too."""
     program = (
         "import os, pathlib, sys; from baton.handoff.memory import segments\n"
         "segments.DIRECTORY = pathlib.Path(sys.argv[1])\n"
         "os.setuid(12345); print(segments.remove_stale())"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o1777)
-        path = Path(folder) / f"baton-kv-1-{secrets.token_hex(6)}"
-        path.touch(0o644)
-        line = [sys.executable, "-c", program, folder]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert path.exists()
+    own_folder.chmod(0o1777)
+    path = own_folder / f"baton-kv-1-{secrets.token_hex(6)}"
+    path.touch(0o644)
+    line = [sys.executable, "-c", program, own_folder]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert path.exists()
 
 
 def test_a_reader_pins_what_the_owner_has_grown_a_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,7 @@ def test_a_preemption_waits_for_the_copy_under_way(
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     stream = saving.saver.backlog._streams[KEY]
+    eventually(lambda: not stream.copying)  # the turn that has just filled the slots ends
     stream.copying = True
     saving.saver.backlog.leave([KEY])
     monkeypatch.setattr(backlog, "_WITHHOLD_S", 0.01)
@@ -176,7 +177,7 @@ def test_a_preemption_waits_for_the_copy_under_way(
 
 @pytest.mark.parametrize("how", ["release", "lease"])
 def test_the_end_of_the_lease_frees_blocks_and_slots(how: str, eventually: Eventually) -> None:
-    with closing(source(make_cache(BLOCKS, 1), lease_s=0.2 if how == "lease" else 30)) as saving:
+    with closing(source(make_cache(BLOCKS, 1), lease_s=1.0 if how == "lease" else 30)) as saving:
         free = saving.staging.free_blocks
         told = []
         saving.saver.backlog.on_copied = lambda: told.append(1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -20,15 +19,16 @@ from tests.handoff.caches import MIB, make_cache
 
 
 class Slow(Transport):
-    """Keeps something for each offer, and takes longer over it than the lease lasts."""
+    """Keeps something for each offer, and takes its time over it."""
 
     name = "slow"
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
         self.kept: set[tuple[str, int]] = set()
+        self._wait = wait
 
     def offer(self, saved: SavedShard) -> bytes:
-        time.sleep(0.2)
+        self._wait()
         self.kept.add((saved.request_id, saved.epoch))
         return b"here"
 
@@ -43,11 +43,16 @@ class Slow(Transport):
         raise AssertionError(pull)
 
 
-def test_an_offer_of_a_lease_that_is_over_is_withdrawn() -> None:
-    slow, cache = Slow(), make_cache(8, 1)
+def test_an_offer_of_a_lease_that_is_over_is_withdrawn(
+    eventually: Callable[[Callable[[], bool]], None],
+) -> None:
+    cache = make_cache(8, 1)
     gone = Staging(Arena(MIB, cache.record_bytes), lease_s=0.05)
     kept = Staging(Arena(MIB, cache.record_bytes), lease_s=30)
-    for staging, held in ((gone, set()), (kept, {("r", 1)})):
+    for staging, slow, held in (
+        (gone, Slow(lambda: eventually(lambda: gone.held() == (0, 0))), set()),
+        (kept, Slow(), {("r", 1)}),
+    ):
         Saver(cache, staging, [slow], rank=0, address="nowhere:0", chunk_bytes=MIB).save(
             SaveJob("r", 1, (Part(0, 0, (1, 2)),))
         )

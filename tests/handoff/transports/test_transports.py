@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,7 +235,7 @@ def test_a_cancelled_pull_ends_at_once(source: RemoteSource, transport: Transpor
         list(chunks)
 
 
-def test_a_dead_source(transport: Transport) -> None:
+def test_a_dead_source(own_folder: Path, transport: Transport) -> None:
     """Its service is gone at once; what it shared can be read for as long as the name is there."""
     doomed = RemoteSource()
     manifest = doomed.save("dead", range(1, 5))

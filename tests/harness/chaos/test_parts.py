@@ -646,7 +646,7 @@ async def test_the_proxy_passes_drops_and_delays() -> None:
                 assert await reader.readline() == text
             return loop.time() - began
 
-        assert await said(b"one\n") < 1.0
+        assert await said(b"one\n") < PATIENCE
         proxy.delay_s = 0.1
         assert await said(b"two\n") >= 0.2
         proxy.drop()

@@ -11,7 +11,8 @@ from baton.metrics import MetricsServer
 from baton.protos import scheduler_pb2 as pb
 from baton.services.config import load
 from baton.services.diagnosis import figures
-from harness.scheduling import free_port, identity
+from harness.scheduling import identity
+from harness.support import free_port
 
 
 def serving(name: str) -> MetricsServer:

@@ -13,7 +13,8 @@ from baton.services.config import load
 from baton.services.diagnosis import stores
 from baton.services.diagnosis.finding import Finding, Verdict
 from harness.redis_groups import MASTER, cluster, follow, owner, sentinels, servers
-from harness.scheduling import RedisServer, free_port
+from harness.scheduling import RedisServer
+from harness.support import free_port
 from tests.security.test_redis import PASSWORD, RULES, TOPIC
 
 Start = Callable[..., RedisServer]

@@ -29,7 +29,8 @@ from harness.router import Members
 from harness.support import CALL_S, PATIENCE, free_port
 
 PROMPT = [72, 105]
-TOKENS = 100  # two seconds: 16 streams begin meanwhile
+TOKENS = 100
+SLOW_S, QUICK_S = 0.2, 0.01  # a step; streams have to run on for a while, on a busy machine too, and to end
 READY_S = 60.0
 END_S = 20.0
 PLAIN = httpx.Limits(max_keepalive_connections=0)  # each request has a connection of its own
@@ -45,9 +46,10 @@ def run(settings: dict[str, Any]) -> None:
 class Routers:
     """The processes of one router, as the test sees them."""
 
-    def __init__(self, forked: zygote.Forked, port: int) -> None:
+    def __init__(self, forked: zygote.Forked, port: int, worker: FakeWorker) -> None:
         self.forked = forked
         self.port = port
+        self.worker = worker
         self.url = f"http://127.0.0.1:{port}"
 
     @property
@@ -69,7 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def workers() -> AsyncIterator[tuple[str, FakeWorker]]:
     async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0")) as server:
         members = Members(server.address)
-        worker = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.02))
+        worker = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=SLOW_S))
         yield server.address, worker
         await members.close()
 
@@ -83,7 +85,7 @@ def routers(workers: tuple[str, FakeWorker], model: Path, tmp_path: Path) -> Ite
         "router": {"port": port, "processes": 2, "drain_timeout_s": 30.0},
     }
     forked = zygote.shared().start("router", f"{__name__}:run", tmp_path, settings=settings)
-    yield Routers(forked, port)
+    yield Routers(forked, port, workers[1])
     forked.kill()
 
 
@@ -203,6 +205,7 @@ async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncCli
     seen: list[int] = []
     over = asyncio.Event()
     knocking = [asyncio.create_task(knock(http, seen, over)) for _ in range(4)]
+    routers.worker.step_s = QUICK_S
     for one in streams:
         await one.task
     assert {one.text for one in streams if not one.lost} == {TEXT}
@@ -240,6 +243,9 @@ async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.Async
 
     leaver = min(routers.pids)
     os.kill(leaver, signal.SIGTERM)
+    await until(lambda: len(seen) > 50, "it drains while others come")
+    assert not any(one.task.done() for one in streams)
+    routers.worker.step_s = QUICK_S
     await until(lambda: leaver not in routers.pids, "it has drained", 30.0)
     for one in streams:
         await one.task
@@ -249,6 +255,7 @@ async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.Async
     assert set(seen) == {200}
 
     await serving(routers, http, 3)
+    routers.worker.step_s = SLOW_S
     streams = [Stream(http) for _ in range(16)]
     await until(lambda: all(one.text for one in streams), "all streams have begun")
     last = routers.pids
@@ -259,6 +266,8 @@ async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.Async
     for pid in last:
         os.kill(pid, signal.SIGCONT)
     assert await statuses(waiting) == {OK}
+    assert not any(one.task.done() for one in streams)
+    routers.worker.step_s = QUICK_S
     for one in streams:
         await one.task
         assert (one.text, one.whole) == (TEXT, True)

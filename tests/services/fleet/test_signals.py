@@ -87,7 +87,7 @@ child = processes.spawn("part", lambda: (os.write(1, b"begun"), signal.pause()),
 while b"begun" not in child.log.read_bytes():
     time.sleep(0.01)
 os.kill(child.process.pid, signal.SIGHUP)
-child.process.join(0.3)
+child.process.join(0.3 if {ignored} else 60)
 print(child.process.exitcode)
 child.process.kill()
 """

@@ -116,10 +116,11 @@ async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
 async def test_a_slow_wire_is_seen(cluster: Cluster) -> None:
     """The quickest message sets the clock: what comes later is late by the difference."""
     prefill, _ = await cluster.pair(step_s=0.001)
-    await cluster.ask(PROMPT)
+    for _ in range(5):
+        await cluster.ask(PROMPT)
     prefill.wire_s = 0.2
     await cluster.ask(PROMPT)
     await cluster.settled()
-    late, quick = cluster.chronicle.recent.last()
-    assert quick.first_token_stages["reply"] < 0.1
-    assert late.first_token_stages["reply"] >= 0.15
+    late, *quick = (one.first_token_stages["reply"] for one in cluster.chronicle.recent.last())
+    assert min(quick) < 0.1  # a busy machine may stand still while one is on its way
+    assert late >= 0.15

@@ -9,7 +9,8 @@ from baton.scheduler.service import SchedulerServer
 from baton.services.config import PolicySettings
 from baton.services.router.cluster import ClusterView
 from harness.fake_worker import until
-from harness.scheduling import Options, free_port
+from harness.scheduling import Options
+from harness.support import free_port
 
 
 async def test_a_scheduler_that_goes_is_lost_once_and_one_that_never_came_is_not() -> None:

@@ -160,7 +160,7 @@ async def test_a_full_worker_says_so(workers: Fleet) -> None:
     small = workers.started("decode", engine={"max_num_seqs": 1}, scheduler={"max_queue_factor": 1})
     async with connected(small.address) as stream:
         for n in range(2):
-            await stream.start(request(f"fits {n}", prompt(20, seed=n), max_tokens=900), DECODE)
+            await stream.start(request(f"fits {n}", prompt(20, seed=n), max_tokens=1500), DECODE)
         refused(await stream.run(request("one more", prompt(20)), DECODE), pb.Failed.CODE_FULL)
         await stream.abort("fits 0")
         eventually(lambda: small.figure("baton_worker_requests_waiting") == 0, 10, "the queue moves on")
@@ -168,5 +168,5 @@ async def test_a_full_worker_says_so(workers: Fleet) -> None:
         small.signal(15)
         eventually(lambda: not small.serving(), 10, "it drains")
         refused(await stream.run(request("late", prompt(20)), DECODE), pb.Failed.CODE_DRAINING)
-        assert len((await stream.end("fits 1")).tokens) == 900
+        assert len((await stream.end("fits 1")).tokens) == 1500
     assert small.ended() == 0

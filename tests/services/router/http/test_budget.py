@@ -123,10 +123,10 @@ def test_what_is_within_it_passes(body: bytes, piece: int) -> None:
 )
 def test_the_largest_body_holds_nobody_up(unit: bytes) -> None:
     body = b'{"prompt":"' + unit * (LARGEST // len(unit)) + b'"}'
-    one, times = Budget(), [time.perf_counter()]
+    one, times = Budget(), [time.thread_time()]
     for at in range(0, len(body), PIECE):
         one.take(body[at : at + PIECE])
-        times.append(time.perf_counter())
+        times.append(time.thread_time())
     steps = sorted(later - earlier for earlier, later in pairwise(times))
-    assert steps[len(steps) // 2] < 0.02  # 0.2 to 3 ms on an idle machine
+    assert steps[len(steps) // 2] < 0.02  # 0.2 to 3 ms of a core
     assert one.values == 1

@@ -155,7 +155,7 @@ async def test_a_response_whose_stream_fails(site: ApiSite) -> None:
     site.worker.faults.append(Fault(PHASE_DECODE, after_tokens=2, silent=True))
     async with site.openai() as client:
         stream = await client.responses.create(
-            model=MODEL, input="Where?", stream=True, extra_headers={"X-Request-Timeout": "0.5"}
+            model=MODEL, input="Where?", stream=True, extra_headers={"X-Request-Timeout": "2"}
         )
         last = [event async for event in stream][-1]
     assert last.type == "response.failed"

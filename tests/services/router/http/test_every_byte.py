@@ -107,14 +107,17 @@ async def test_a_short_body_after_an_early_answer_costs_no_connection(server: Se
         writer.write(bytes(1000))
 
 
-async def test_a_client_that_sends_on_still_reads_its_early_answer(server: Server) -> None:
+async def test_a_client_that_sends_on_still_reads_its_early_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it were cut at once, a client that sends a large body before it reads would see a reset."""
-    reader, writer = await connect(server)
-    writer.write(EARLY + b"Content-Length: %d\r\n\r\n" % MAX_BODY)
-    for _ in range(8):
-        writer.write(bytes(MAX_BODY // 8))
-        await asyncio.sleep(0.01)
-    got = await asyncio.wait_for(reader.read(), CALL_S)
+    monkeypatch.setattr(module, "LINGER_S", CALL_S)
+    async with serving(Seen(), slow_s=CALL_S) as server:
+        reader, writer = await connect(server)
+        writer.write(EARLY + b"Content-Length: %d\r\n\r\n" % MAX_BODY)
+        for _ in range(8):
+            writer.write(bytes(MAX_BODY // 8))
+            await asyncio.sleep(0.01)
+        got = await asyncio.wait_for(reader.read(), CALL_S)
+        writer.close()
     assert got.startswith(b"HTTP/1.1 401")
     assert b"connection: close" in got
 

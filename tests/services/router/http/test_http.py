@@ -29,7 +29,8 @@ from harness.support import PATIENCE, eventually, free_port, listening
 from harness.zygote import Forked
 
 START_S = 60.0
-END_S = 15.0
+END_S = 15.0 * PATIENCE
+MAX_WAIT_S = 2.0  # of the site's router, which tests of a full house wait for
 PROMPT = [72, 105]
 # Pairs stay pairs: no idle decode worker prefills.
 SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "max_queue_factor": 1.0, "idle_decode_tokens": 0}
@@ -114,7 +115,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(starter: Starter, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    made = Site(starter, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0, max_wait_s=1.0)
+    made = Site(starter, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0, max_wait_s=MAX_WAIT_S)
     eventually(lambda: listening(made.port), START_S, "the router listens")
     return made
 
@@ -276,7 +277,7 @@ async def test_a_full_house_is_503_after_a_wait(
     assert got.status_code == 503
     assert int(got.headers["retry-after"]) >= 1
     said = got.json()["error"]["message"]
-    assert "no room within 1 s (router.max_wait_s)" in said
+    assert f"no room within {MAX_WAIT_S:g} s (router.max_wait_s)" in said
     assert "1 of 1 requests: engine.max_num_seqs, scheduler.max_queue_factor" in said
 
 
@@ -304,6 +305,21 @@ async def test_clients_exactly_at_the_bound(members: Members, http: httpx.AsyncC
     assert set.union(*await asyncio.gather(*(client() for _ in range(4)))) == {200}
 
 
+async def sequences(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[Any]:
+    """Return the chunks of a completion, or its answer as the only one."""
+    async with http.stream("POST", "/v1/completions", json=asked) as response:
+        if asked["stream"] and response.status_code == 200:
+            return await events(response)
+        return [json.loads(await response.aread())]
+
+
+def no_room(chunks: list[Any]) -> bool:
+    """Tell whether the request waited for longer than it may, as on a busy machine. Other errors fail."""
+    errors = [chunk["error"]["message"] for chunk in chunks if "error" in chunk]
+    assert all("(router.max_wait_s)" in error for error in errors), errors
+    return bool(errors)
+
+
 @pytest.mark.parametrize("many", [{"prompt": [PROMPT] * 33}, {"n": 33, "temperature": 1.0}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_more_sequences_than_fit_at_once(
@@ -312,12 +328,9 @@ async def test_more_sequences_than_fit_at_once(
     """They start as room becomes free."""
     await pair(members, max_num_seqs=4)
     await placeable(http)
-    async with http.stream("POST", "/v1/completions", json={**body(stream=stream), **many}) as response:
-        assert response.status_code == 200, await response.aread()
-        if stream:
-            chunks = await events(response)
-        else:
-            chunks = [json.loads(await response.aread())]
+    deadline = time.monotonic() + 10 * PATIENCE
+    while no_room(chunks := await sequences(http, {**body(stream=stream), **many})):
+        assert time.monotonic() < deadline, "none of the crowds was served before router.max_wait_s"
     said = [""] * 33
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
         said[choice["index"]] += choice["text"]
@@ -379,8 +392,8 @@ async def test_a_client_that_leaves_before_the_first_token(members: Members, htt
 
 
 async def test_a_stop_string_ends_the_decoding(members: Members, http: httpx.AsyncClient) -> None:
-    _, decode = await pair(members, step_s=0.02)
-    await placeable(http)
+    prefill, decode = await pair(members, step_s=0.02)
+    await served(http, prefill, decode)
     await http.post("/v1/completions", json=body(1000, stop=text(3, 2)))
     await until(lambda: decode.seen.aborts, "it is told", 1.0)
 
@@ -469,7 +482,7 @@ async def usage(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> di
 async def test_usage_on_request(
     drafting: list[FakeWorker], http: httpx.AsyncClient, path: str, stream: bool
 ) -> None:
-    await placeable(http)
+    await served(http, *drafting)
     asked = chat() if "chat" in path else body()
     asked |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     plain = await usage(http, path, asked)
@@ -496,7 +509,7 @@ async def test_usage_on_request(
 
 
 async def test_usage_of_several_sequences(drafting: list[FakeWorker], http: httpx.AsyncClient) -> None:
-    await placeable(http)
+    await served(http, *drafting)
     asked = body(n=2, temperature=1, prompt=[PROMPT, PROMPT], **BATON)
     told = (await usage(http, "/v1/completions", asked))["baton"]
     assert (told["draft_steps"], told["drafted_tokens"], told["accepted_tokens"]) == (40, 120, 44)
@@ -506,8 +519,8 @@ async def test_usage_of_several_sequences(drafting: list[FakeWorker], http: http
 
 async def test_usage_without_speculation(members: Members, http: httpx.AsyncClient) -> None:
     """The prefill worker generated the only token: no other worker took part."""
-    prefill, _ = await pair(members)
-    await placeable(http)
+    prefill, decode = await pair(members)
+    await served(http, prefill, decode)
     told = (await usage(http, "/v1/completions", body(1, **BATON)))["baton"]
     assert (told["method"], told["draft_steps"], told["mean_accepted_length"]) == (None, 0, None)
     assert (told["prefill_worker"], told["decode_worker"]) == (prefill.worker_id, None)
@@ -620,16 +633,20 @@ async def test_sigterm_lets_streams_end(starter: Starter, model: Path, tmp_path:
         site.scheduler() as members,
         httpx.AsyncClient(base_url=site.url, timeout=START_S) as http,
     ):
-        await pair(members, step_s=0.02)
+        workers = await pair(members, step_s=0.1)  # six seconds: it still runs when nothing is accepted
         await placeable(http)
         async with http.stream("POST", "/v1/completions", json=body(60, stream=True)) as response:
             lines = response.aiter_lines()
-            await anext(lines)
+            first = await anext(lines)
             site.process.terminate()
             await until(lambda: not accepts(site.port), "it accepts nothing more", 3.0)
-            rest = [line async for line in lines if line.startswith("data: {")]
-        assert len(rest) > 30
-        assert json.loads(rest[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+            assert any(one.running for one in workers)
+            for one in workers:
+                one.step_s = 0.0
+            rest = [first, *[line async for line in lines]]
+        choices = [json.loads(line[6:])["choices"][0] for line in rest if line.startswith("data: {")]
+        assert "".join(one["text"] for one in choices) == text(60)
+        assert choices[-1]["finish_reason"] == "length"
         assert await asyncio.to_thread(site.process.wait, END_S) == 0
     assert "Traceback" not in site.process.text
 
@@ -670,7 +687,14 @@ async def test_a_request_that_takes_too_long(starter: Starter, model: Path, tmp_
         await placeable(http)
         assert (await http.post("/v1/completions", json=body())).status_code == 401
         headers = {"Authorization": "Bearer s3cret"}
-        got = await http.post("/v1/completions", json=body(stream=True), headers=headers)
+        deadline = time.monotonic() + START_S
+
+        async def ask() -> httpx.Response:
+            return await http.post("/v1/completions", json=body(stream=True), headers=headers)
+
+        # The decode worker serves alone while the router does not see the other one.
+        while (got := await ask()).status_code == 200:
+            assert time.monotonic() < deadline, "no request reaches the prefill worker"
         assert got.status_code == 504
         assert got.json()["error"]["type"] == "GatewayTimeoutError"
     site.process.terminate()
@@ -684,7 +708,7 @@ async def test_a_client_says_how_long_it_waits(
     prefill, decode = await pair(members)
     await served(http, prefill, decode)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    got = await http.post("/v1/completions", json=body(stream=stream), headers={"X-Request-Timeout": "0.3"})
+    got = await http.post("/v1/completions", json=body(stream=stream), headers={"X-Request-Timeout": "0.9"})
     assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
     assert "took longer than 0." in got.json()["error"]["message"]
     await until(lambda: len(prefill.seen.aborts) == 1, "the worker is told", 1.0)
@@ -695,7 +719,7 @@ async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: http
     prefill, decode = await pair(members)
     await served(http, prefill, decode)
     decode.faults.append(Fault(PHASE_DECODE, 3, silent=True))
-    got = await http.post("/v1/completions", json=body(stream=True), headers={"X-Request-Timeout": "1"})
+    got = await http.post("/v1/completions", json=body(stream=True), headers={"X-Request-Timeout": "3"})
     assert got.status_code == 200
     *tokens, error, done = [line.removeprefix("data: ") for line in got.text.splitlines() if line]
     assert (json.loads(error)["error"]["code"], done) == (504, "[DONE]")
@@ -800,7 +824,7 @@ def test_bad_starts_say_why(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = 0 if engine else taken.getsockname()[1]
         process = starter.router(tmp_path, engine={"model": str(model), **engine}, router={"port": port})
-        assert process.wait(END_S * PATIENCE) == 1
+        assert process.wait(END_S) == 1
     [line] = [line for line in process.text.splitlines() if line.startswith("baton: error: ")]
     assert said in line
 

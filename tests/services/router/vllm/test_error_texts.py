@@ -16,9 +16,9 @@ from baton.services.router.vllm.error_texts import bound_error_texts
 def test_a_long_error_is_cut_and_costs_little(unit: str) -> None:
     bound_error_texts()
     bound_error_texts()
-    began = time.perf_counter()
+    began = time.thread_time()
     response = error_response.create_error_response(f"The model `{unit * 200_000}` does not exist.")
-    assert time.perf_counter() - began < 2.0  # 8 KB of "/a" took 4.7 s, and 32 KB minutes
+    assert time.thread_time() - began < 2.0  # 8 KB of "/a" took 4.7 s, and 32 KB minutes
     assert len(response.error.message) < MAX_TEXT + 100
 
 

@@ -85,7 +85,7 @@ def as_vllm_sends(answer: Any) -> bytes:
 
 
 async def sent(answer: Any) -> tuple[bytes, float]:
-    """Return the body that a client gets, and the longest turn of the loop meanwhile, s."""
+    """Return the body that a client gets, and the longest turn of the loop meanwhile, s of a core."""
     messages: list[Any] = []
     longest = 0.0
 
@@ -95,9 +95,9 @@ async def sent(answer: Any) -> tuple[bytes, float]:
     response = large_answers._Response(content=answer.model_dump())
     sending = asyncio.create_task(response({"type": "http"}, None, send))  # type: ignore[arg-type]
     while not sending.done():
-        began = time.monotonic()
+        began = time.thread_time()  # another process may have the core in between
         await asyncio.sleep(0)
-        longest = max(longest, time.monotonic() - began)
+        longest = max(longest, time.thread_time() - began)
     await sending
     start, body = messages
     assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
@@ -125,9 +125,9 @@ async def test_a_short_answer_goes_the_way_of_vllm() -> None:
 async def test_a_long_one_leaves_the_loop_to_others() -> None:
     tries = [await sent(chat(2000, whole=True, prompt=2000)) for _ in range(3)]
     body, longest = min(tries, key=lambda one: one[1])
-    began = time.monotonic()
+    began = time.thread_time()
     as_vllm_sends(chat(2000, whole=False, prompt=2000))
-    at_once = time.monotonic() - began
+    at_once = time.thread_time() - began
     assert len(body) > 5_000_000
     assert longest < at_once / 5  # a fiftieth on an idle machine
 

@@ -82,7 +82,7 @@ def rows(count: int, width: int) -> LogprobsTensors:
 
 
 class FrontEnd:
-    """Takes rows in the same time as vLLM's front end, and outputs."""
+    """Takes rows in the same time of a core as vLLM's front end, and outputs."""
 
     def __init__(self, entry_s: float = 20e-6) -> None:
         self.entry_s = entry_s
@@ -94,8 +94,8 @@ class FrontEnd:
 
     def add(self, request_id: str, some: LogprobsTensors) -> None:
         assert request_id == "q"
-        until = time.monotonic() + self.entry_s * some.logprobs.numel()
-        while time.monotonic() < until:
+        until = time.thread_time() + self.entry_s * some.logprobs.numel()
+        while time.thread_time() < until:
             pass
         self.ids += some.logprob_token_ids.flatten().tolist()
 
@@ -113,9 +113,9 @@ async def test_many_are_made_in_turns_with_other_streams() -> None:
     longest = 0.0
     async with asyncio.timeout(60):
         while not end.outputs:
-            began = time.monotonic()
+            began = time.thread_time()  # another process may have the core in between
             await asyncio.sleep(0)
-            longest = max(longest, time.monotonic() - began)
+            longest = max(longest, time.thread_time() - began)
     assert end.ids == list(range(10_000))
     assert end.outputs == [first, second]
     assert first.new_prompt_logprobs_tensors is None
@@ -132,9 +132,9 @@ async def test_few_of_many_prompts_take_turns_too() -> None:
     longest = 0.0
     async with asyncio.timeout(60):
         while len(end.outputs) < len(names):
-            began = time.monotonic()
+            began = time.thread_time()  # another process may have the core in between
             await asyncio.sleep(0)
-            longest = max(longest, time.monotonic() - began)
+            longest = max(longest, time.thread_time() - began)
     assert [one.request_id for one in end.outputs] == names
     assert longest < 0.2  # 0.5 s in one go
 
