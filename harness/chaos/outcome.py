@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from baton.protos import scheduler_pb2 as pb
+from baton.services.classes import ClassesSettings
 from harness.chaos.load import Answer, Fate, judge
 from harness.stats import percentile
 
 KEPT = 20  # messages kept of each kind
 ADDED_S = 2.0  # a pause may take a lease and this
+TURN_S = ClassesSettings().batch.patience_s  # of batch work whose prompt is computed again, behind others
 
 Span = tuple[float, float]  # from, to; time.monotonic, seconds
 
@@ -173,6 +175,7 @@ class Outcome:
             before_s, since_s = covered_s((start, hit), without), covered_s((hit, end), without)
             self.longest_covered_pause_s = max(self.longest_covered_pause_s, before_s + since_s)
             more_s = max(0, len(hits) - 1) * (self.pause_limit_s - ADDED_S)
+            more_s += TURN_S if hits and answer.case.batch else 0.0
             if self.pause_limit_s and max(before_s, since_s - more_s) > self.pause_limit_s:
                 self.over_limit += 1
                 began_s = start - self.began_at
