@@ -22,6 +22,7 @@ from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.chronicle import Chronicle
+from baton.services.router.cluster import ClusterView
 from baton.services.router.convicts import Convicts
 from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
@@ -149,7 +150,8 @@ class Cluster:
         metrics = RouterMetrics(self.registry)
         self.pool = WorkerPool(hello, wire.decode_outputs, silence_s)
         self.journal = Journal(journal)
-        placements = Placements(self.scheduler, metrics)
+        self.view = ClusterView(self.scheduler, self._settings.worker_lease_s, self.pool.reached)
+        placements = Placements(self.scheduler, metrics, chosen=self.view.chosen)
         self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)
         self.scheduler.reporter.on_released = self.waiting.freed
         self.chronicle = Chronicle(metrics)

@@ -467,7 +467,7 @@ class RouterSettings(_Section):
         4,
         ge=1,
         le=10,
-        description="A request fails after this many attempts in a row that lost a worker without progress.",
+        description="A request fails after this many workers in a row failed it without progress.",
     )
     replace_wait_s: Seconds = Field(
         60.0, description="A request whose worker failed waits this long for another one, then it fails."

@@ -43,6 +43,7 @@ class Act:
     stage: str
     hold_s: float
     census: Counter[str] = field(default_factory=Counter)  # "role stage" -> requests that it hit
+    struck: float = 0.0  # time.monotonic: its moment had come; 0: it waits for none
 
     def pick(self, *kinds: str) -> Part:
         return self.draw.choice(self.site.of(*kinds))
@@ -73,6 +74,7 @@ class Act:
                 await asyncio.sleep(0.005)
         else:
             await asyncio.sleep(self.draw.uniform(0.0, 0.5))
+        self.struck = time.monotonic()
         self.count(victim)
 
     def workers(self, answer: Answer) -> tuple[str, str]:

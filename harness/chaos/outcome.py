@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from baton.protos import scheduler_pb2 as pb
+from baton.services.classes import ClassesSettings
 from harness.chaos.load import Answer, Fate, judge
 from harness.stats import percentile
 
 KEPT = 20  # messages kept of each kind
 ADDED_S = 2.0  # a pause may take a lease and this
+TURN_S = ClassesSettings().batch.patience_s  # of batch work whose prompt is computed again, behind others
 
 Span = tuple[float, float]  # from, to; time.monotonic, seconds
 
@@ -129,8 +131,8 @@ class Outcome:
     ) -> None:
         """Judge the answers.
 
-        `uncovered`: times without a worker; a router that hangs sends nothing. `struck`: when each fault
-        began. A pause in which several struck may take a lease for each: they may have hit one request.
+        `uncovered`: times without a worker; a router that hangs sends nothing. `struck`: when each fault did
+        its harm. A pause in which several struck may take a lease for each: they may have hit one request.
         """
         longest: list[tuple[float, str]] = []
         for answer, right in zip(answers, expected, strict=True):
@@ -154,26 +156,32 @@ class Outcome:
                 when = f"{began - self.began_at:.1f} s after the start"
                 longest.append((took_s, f"{answer.request_id}, {when}"))
                 without = [*uncovered, *answer.router.hung_times]
-                self._add_covered(answer, pauses, [covered_s(pause, without) for pause in pauses], struck)
+                self._add_covered(answer, pauses, without, struck)
         if longest:
             took = [one for one, _ in longest]
             self.longest_pause_s, self.longest_pause_of = max(longest)
             self.p50_pause_s, self.p99_pause_s = percentile(took, 0.5), percentile(took, 0.99)
 
     def _add_covered(
-        self, answer: Answer, pauses: Sequence[Span], covered: Sequence[float], struck: Sequence[float]
+        self, answer: Answer, pauses: Sequence[Span], without: Sequence[Span], struck: Sequence[float]
     ) -> None:
-        self.longest_covered_pause_s = max(self.longest_covered_pause_s, *covered)
-        if not self.pause_limit_s:
-            return
-        for event, (pause, took_s) in enumerate(zip(pauses, covered, strict=True), int(self.full)):
-            start, end = pause
-            more = max(0, sum(start <= when <= end for when in struck) - 1)
-            if took_s > self.pause_limit_s + more * (self.pause_limit_s - ADDED_S):
+        """Judge each pause from its first fault on. What was waited before that is none of the fault's doing.
+
+        It may have been in a queue, so it is judged by itself.
+        """
+        for event, (start, end) in enumerate(pauses, int(self.full)):
+            hits = [when for when in struck if start <= when <= end]
+            hit = min(hits, default=start)
+            before_s, since_s = covered_s((start, hit), without), covered_s((hit, end), without)
+            self.longest_covered_pause_s = max(self.longest_covered_pause_s, before_s + since_s)
+            more_s = max(0, len(hits) - 1) * (self.pause_limit_s - ADDED_S)
+            more_s += TURN_S if hits and answer.case.batch else 0.0
+            if self.pause_limit_s and max(before_s, since_s - more_s) > self.pause_limit_s:
                 self.over_limit += 1
                 began_s = start - self.began_at
                 where = f"before its event {event}, {began_s:.1f} s after the start"
-                self.note(f"{answer.request_id}: a pause of {took_s:.2f} s {where}")
+                of_it = f", {since_s:.2f} s of it since a fault struck" if hits else ""
+                self.note(f"{answer.request_id}: a pause of {before_s + since_s:.2f} s {where}{of_it}")
 
     def note(self, message: str) -> None:
         if len(self.messages) < KEPT:

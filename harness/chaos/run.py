@@ -110,10 +110,10 @@ async def _with_requests(
         outcome.stages = dict(broken.census)
         ended = time.monotonic()
         expected = [load.expected(answer) for answer in load.over]
-        struck = [since for since, _ in broken.spans]
-        outcome.add(load.over, expected, site.uncovered_until(ended), struck)
+        outcome.add(load.over, expected, site.uncovered_until(ended), broken.struck)
         outcome.leaks = await _left(site, ended + 2 * shape.lease_limit_s)
         outcome.clean_after_s = time.monotonic() - ended
+        await site.keep_records()
         metrics = await site.metrics()
         outcome.retries = _retries(metrics)
         outcome.recomputed = int(metrics.get(RECOMPUTED, 0))
@@ -141,6 +141,7 @@ class _Broken:
 
     census: Counter[str] = field(default_factory=Counter)
     spans: list[Span] = field(default_factory=list)  # of the faults, each until all was whole again
+    struck: list[float] = field(default_factory=list)  # when each did its harm: within its span
 
 
 async def _break(
@@ -161,7 +162,9 @@ async def _break(
             break
         await asyncio.sleep(event.gap_s)
         since = time.monotonic()
-        broken.census += await _happen(event, site, load, outcome, say)
+        act = await _happen(event, site, load, outcome, say)
+        broken.census += act.census
+        broken.struck.append(act.struck or since)
         broken.spans.append((since, time.monotonic()))
         faults[event.fault] += 1
     if not plan.faults:
@@ -170,10 +173,8 @@ async def _break(
     return broken
 
 
-async def _happen(
-    event: Event, site: Site, load: Load | Placing, outcome: Outcome | Placed, say: Say
-) -> Counter[str]:
-    """One fault, until all is whole again."""
+async def _happen(event: Event, site: Site, load: Load | Placing, outcome: Outcome | Placed, say: Say) -> Act:
+    """Do one fault, and wait until all is whole again."""
     answers = load if isinstance(load, Load) else None
     act = Act(site, answers, random.Random(event.draw), event.stage, event.hold_s)
     began = time.monotonic()
@@ -187,14 +188,14 @@ async def _happen(
         outcome.unhealed.append(f"{event.number}. {event.fault} ({event.stage}): {why}")
         say(f"  {outcome.unhealed[-1]}")
         await site.mend()
-        return act.census
+        return act
     now = time.monotonic()
     say(
         f"  {event.number:3}. {began - outcome.began_at:5.1f} s: {event.fault:24} {event.stage:7} "
         f"{repaired - began:5.1f} s, whole after "
         f"{now - repaired:4.1f} s; {load.progress}"
     )
-    return act.census
+    return act
 
 
 async def _idle(site: Site) -> None:

@@ -479,6 +479,16 @@ class Site:
                             found[name] = found.get(name, 0.0) + float(value)
         return found
 
+    async def keep_records(self) -> None:
+        """Write what each router tells of its last requests, beside its log: a pause needs a reason."""
+        if self._http is None:
+            return
+        for router in self.routers:
+            url = f"http://{router.settings['ops']['listen']}/ops/requests?n=200"
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._http.get(url) as answer:
+                    (self.folder / f"{router.name}-requests.json").write_bytes(await answer.read())
+
     async def _watch(self) -> None:
         """Keep the scheduler's description, and restart what crashed, for ever: run as a task."""
         while True:

@@ -87,7 +87,8 @@ class SupervisedSite(Site):
     async def _start(self) -> None:
         port, shape = free_port(), self.shape
         self._addresses = [f"127.0.0.1:{free_port()}"]
-        common = {**self._common(), "router": {"port": port, "drain_timeout_s": 30.0}}
+        ops = {"listen": f"127.0.0.1:{free_port()}"}
+        common = {**self._common(), "router": {"port": port, "drain_timeout_s": 30.0}, "ops": ops}
         config = self.folder / "baton.yaml"
         config.write_text(yaml.safe_dump(common))
         fleet = {"prefill": shape.prefill, "decode": shape.decode, "mixed": shape.mixed}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Container, Iterable
@@ -17,6 +18,7 @@ from baton.scheduler.members import Member, members
 FRESH_S = 0.5  # a snapshot is good for this long: health checks must not load the scheduler
 POLL_S = 1.0  # s between snapshots
 POLL_AWAY_S = 0.25  # while no scheduler answers: one that is back is noticed soon
+HURRY_S, HURRY_POLL_S = 1.0, 0.1  # so long, and so often, while a worker was chosen that no snapshot has
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,10 @@ class ClusterView:
         self._answered = False  # a scheduler did, and has not been lost since
         self._refreshed_at = 0.0  # time.monotonic
         self._refreshing = asyncio.Lock()
+        self._known: set[str] = set()  # ids of the workers that are ready
+        self._missing: set[str] = set()  # ids of workers that were chosen, and are not among these yet
+        self._hurry_until = 0.0  # time.monotonic
+        self._news = asyncio.Event()
         self._load: Callable[[], pb.RouterLoad] | None = None
 
     @property
@@ -66,11 +72,35 @@ class ClusterView:
         """Tell the scheduler, with each snapshot that is asked for, what `load` returns then."""
         self._load = load
 
+    def chosen(self, worker_id: str) -> None:
+        """Note that a scheduler chose a worker. If no snapshot has it as ready, look for one that has, soon.
+
+        The scheduler may die before the next one is due: then nothing but a snapshot tells where to go.
+        """
+        if worker_id not in self._known and worker_id not in self._missing:
+            self._missing.add(worker_id)
+            self._hurry_until = time.monotonic() + HURRY_S
+            self._news.set()
+
+    @property
+    def hurries(self) -> bool:
+        """Whether a snapshot with a worker that was chosen is looked for."""
+        return bool(self._missing)
+
     async def watch(self) -> None:
         """Take snapshots forever. To be run as a task of its own."""
         while True:
             await self._refresh(oldest=time.monotonic())
-            await asyncio.sleep(POLL_S if self._client.answering else POLL_AWAY_S)
+            await asyncio.sleep(HURRY_POLL_S)
+            self._missing -= self._known
+            if self._missing and time.monotonic() < self._hurry_until:
+                continue
+            self._missing.clear()
+            self._news.clear()
+            interval_s = POLL_S if self._client.answering else POLL_AWAY_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s - HURRY_POLL_S):
+                    await self._news.wait()
 
     async def health(self) -> Health:
         """Tell whether a worker is ready: either role alone can serve where the other one is lost.
@@ -126,6 +156,7 @@ class ClusterView:
             else:
                 self._problem = ""
                 self._answered = True
+                self._known = {one.identity.worker_id for one in _ready(self._client.standby.workers)}
                 self._level(level)
             self._refreshed_at = time.monotonic()
 

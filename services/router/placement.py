@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -21,8 +21,18 @@ from baton.services.router.state import RequestState
 class Placements:
     """Places requests, and reports the end of every epoch that was used to the scheduler."""
 
-    def __init__(self, client: SchedulerClient, metrics: RouterMetrics, model: str = "") -> None:
-        """Refusals name the `model`, where the router serves others, too."""
+    def __init__(
+        self,
+        client: SchedulerClient,
+        metrics: RouterMetrics,
+        model: str = "",
+        chosen: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Refusals name the `model`, where the router serves others, too.
+
+        chosen: called with the id of each worker of a placement
+        """
+        self._chosen = chosen
         self._whose = f"model {model!r}: " if model else ""
         self._client = client
         self._metrics = metrics
@@ -47,6 +57,9 @@ class Placements:
                 raise self._refused(still_no) from None
         state.model_fingerprint = placement.decode.model_fingerprint
         self._metrics.placed(placement, time.monotonic() - began)
+        for worker in (placement.prefill, placement.decode):
+            if worker is not None:
+                self._chosen(worker.worker_id)
         return placement
 
     def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:

@@ -50,10 +50,11 @@ class Quarantine:
     def worker_for(self, placement: Placement, state: RequestState) -> scheduler_pb2.Worker | None:
         """Return the worker on which suspects are currently tried, if it can take this one.
 
-        Without a placement there, it must have the request's weights and adapter.
+        Without a placement there, it must have the request's weights and adapter. It must not have just
+        failed this one, unless no other is there.
         """
         worker = self._worker
-        if worker is None or time.monotonic() > self._until:
+        if worker is None or time.monotonic() > self._until or worker.worker_id in state.excluded:
             return None
         if any(one is not None and one.worker_id == worker.worker_id for one in _workers(placement)):
             return worker

@@ -7,8 +7,9 @@ and an error that no other worker could mend.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from random import uniform
 
@@ -74,6 +75,29 @@ class Failure:
         return self.trouble not in free
 
 
+@dataclass(slots=True)
+class Toll:
+    """The workers that failed a request in a row. Its length is how many.
+
+    It counts workers, not attempts: one that hangs, comes back and then ends is one lost worker. But from the
+    third time on each failure of the same worker counts. A request may break a worker's stream whenever it
+    comes there, and this must end, too: it takes at most twice as many attempts as workers.
+    """
+
+    _failures: Counter[str] = field(default_factory=Counter)  # by worker id
+
+    def __len__(self) -> int:
+        return sum(max(1, times - 1) for times in self._failures.values())
+
+    def add(self, worker_id: str) -> None:
+        """Record a failure."""
+        self._failures[worker_id] += 1
+
+    def clear(self) -> None:
+        """Forget all: the request made progress."""
+        self._failures.clear()
+
+
 # Workers that a request may lose in a row, without progress, until it is tried alone.
 LOSSES_BESIDE = 2
 # Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
@@ -101,7 +125,7 @@ class Suspicion:
     suspect: bool = False
     ends: int = 0  # engines that ended under it, or pairs of workers that were lost, beside others
     failures: int = 0  # engines that failed and went on, beside others, since the last progress
-    losses: int = 0  # workers lost in a row, without progress
+    losses: Toll = field(default_factory=Toll)  # workers lost in a row, without progress
     convicted: bool = False
 
     @property
@@ -117,7 +141,7 @@ class Suspicion:
     def note(self, failure: Failure, *, alone: bool, generated: int) -> None:
         """Record a failed attempt, after this many tokens. alone: no other request was in the engine."""
         if generated >= PROGRESS_TOKENS:
-            self.losses = 0
+            self.losses.clear()
         if generated >= FORGET_TOKENS and not alone:
             self.failures = 0
         if failure.trouble is Trouble.ENGINE:
@@ -126,14 +150,15 @@ class Suspicion:
             self.failures += not alone and failure.engine_goes_on
             self.ends += not alone and not failure.engine_goes_on
         elif failure.trouble is Trouble.LOST and not alone:
-            self.losses += 1
-            if self.losses >= LOSSES_BESIDE:
+            self.losses.add(failure.worker_id)
+            if len(self.losses) >= LOSSES_BESIDE:
                 self.suspect = True
                 self.ends += 1
 
     def passed(self) -> None:
         """Record that it has passed its trial."""
-        self.suspect, self.losses = self.to_its_end, 0
+        self.suspect = self.to_its_end
+        self.losses.clear()
 
 
 def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -> RecoveryStep:

@@ -66,7 +66,7 @@ class RelayParts:
     placements: Placements
     pool: WorkerPool
     metrics: RouterMetrics
-    max_attempts: int  # that workers began and lost in a row, until a request is given up
+    max_attempts: int  # workers that may fail a request in a row, until it is given up
     waiting: WaitingRoom
     replace_wait_s: float = 60.0  # from a failure until another placement makes progress
     journal: Journal = field(default_factory=Journal)
@@ -182,9 +182,11 @@ class Relay:
                 return
             generated = len(state.tokens) - before
             if generated >= PROGRESS_TOKENS or not self._retries:
-                state.failures = self._retries = 0
+                state.failures.clear()
+                self._retries = 0
                 self._give_up = time.monotonic() + self._replace_wait_s
-            state.failures += failure.counts
+            if failure.counts:
+                state.failures.add(failure.worker_id)
             state.suspicion.note(failure, alone=alone, generated=generated)
             self._retries += 1
             self._last_failure = failure.message
@@ -257,12 +259,12 @@ class Relay:
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
         step = next_step(
             failure,
-            failures_left=self._max_attempts - state.failures,
+            failures_left=self._max_attempts - len(state.failures),
             tokens_to_prefill=state.tokens_to_prefill,
         )
         if step is RecoveryStep.GIVE_UP:
             error = AttemptsExhausted(
-                f"{state.failures} workers of at most {self._max_attempts} failed under the request "
+                f"{len(state.failures)} workers of at most {self._max_attempts} failed under the request "
                 f"(router.max_attempts): {failure.message}",
                 retry_after_s=1.0,
             )
@@ -385,7 +387,8 @@ class Relay:
             return failure
         self._metrics.suspect("passed")
         state.suspicion.passed()
-        state.failures = self._retries = 0
+        state.failures.clear()
+        self._retries = 0
         self._give_up = time.monotonic() + self._replace_wait_s
         await self._place_again()
         return None

@@ -96,7 +96,7 @@ async def served(
         waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, shared.classes)
         scheduler.reporter.on_released = waiting.freed
         parts = RelayParts(
-            Placements(scheduler, metrics, model.name if model.entry is not None else ""),
+            Placements(scheduler, metrics, model.name if model.entry is not None else "", cluster.chosen),
             pool,
             metrics,
             router.max_attempts,

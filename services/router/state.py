@@ -14,7 +14,7 @@ from baton.protos import scheduler_pb2
 from baton.scheduler.client import Placement
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD, ServiceClass
-from baton.services.router.recovery import Failure, Suspicion
+from baton.services.router.recovery import Failure, Suspicion, Toll
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
 
@@ -73,7 +73,7 @@ class RequestState:
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements tried
-    failures: int = 0  # attempts in a row that a worker had begun, and lost without much progress
+    failures: Toll = field(default_factory=Toll)  # workers that failed it without much progress
     suspicion: Suspicion = field(default_factory=Suspicion)
     excluded: set[str] = field(default_factory=set)  # workers that failed it
     prefill_workers: list[str] = field(default_factory=list)  # that were given the prompt, each once

@@ -31,6 +31,7 @@ from baton.services.router.recovery import (
     PROGRESS_TOKENS,
     Failure,
     RecoveryStep,
+    Toll,
     Trouble,
     backoff_s,
     next_step,
@@ -57,7 +58,7 @@ class _Life:
     prefix: PromptKeys
     epoch: int = 0
     generated: int = 0
-    failures: int = 0
+    failures: Toll = field(default_factory=Toll)
     retries: int = 0
     give_up: float = 0.0
     excluded: set[str] = field(default_factory=set)
@@ -166,11 +167,12 @@ class SimulatedRouter:
 
     async def _recover(self, life: _Life, failure: Failure) -> None:
         """Leave a placement that can be tried. Raises AttemptsExhausted."""
-        life.failures += failure.counts
+        if failure.counts:
+            life.failures.add(failure.worker_id)
         life.retries += 1
         step = next_step(
             failure,
-            failures_left=self._settings.max_attempts - life.failures,
+            failures_left=self._settings.max_attempts - len(life.failures),
             tokens_to_prefill=life.tokens_to_prefill,
         )
         if step is RecoveryStep.GIVE_UP:
@@ -215,7 +217,8 @@ class SimulatedRouter:
             return None
         generated = life.generated - before
         if generated >= PROGRESS_TOKENS or not life.retries:
-            life.failures = life.retries = 0
+            life.failures.clear()
+            life.retries = 0
             life.give_up = self._loop.time() + self._settings.replace_wait_s
         return failure
 

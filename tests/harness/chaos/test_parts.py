@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +34,7 @@ from harness.chaos.answers import Case, Questions
 from harness.chaos.corruption import corrupt
 from harness.chaos.faults import FAULTS, Act, fault
 from harness.chaos.load import Answer, Fate, Load, judge
-from harness.chaos.outcome import Leaks, Outcome, covered_s, leaks
+from harness.chaos.outcome import TURN_S, Leaks, Outcome, covered_s, leaks
 from harness.chaos.placed import Left, Placed, Workers
 from harness.chaos.placing import Placing, registered
 from harness.chaos.plans import PLANS, Plan, plan
@@ -155,6 +156,42 @@ def test_a_pause_may_take_a_lease_for_each_fault_that_struck_in_it() -> None:
 
     assert over(11.0, 12.5, 19.5) == 1  # one fault in a pause of 7 s, whose limit is 5 s
     assert over(12.5, 15.0) == 0
+
+
+def test_a_pause_is_judged_from_its_fault_on_and_what_was_waited_before_by_itself() -> None:
+    queued = answer(RIGHT, sent=4.0)  # the first token came at 10.5
+
+    def over(*struck: float) -> int:
+        told = outcome()
+        told.add([queued], [RIGHT], [], struck)
+        return told.over_limit
+
+    assert over() == 1  # 6.5 s without a fault
+    assert over(6.0) == 0  # 2 s, and 4.5 s
+    assert over(5.0) == 1  # 5.5 s from the fault on
+    assert over(9.9) == 1  # 5.9 s before it
+    assert over(5.0, 6.0) == 0  # two faults
+
+
+def test_batch_work_that_lost_its_worker_waits_for_its_turn_again_but_not_for_ever() -> None:
+    case = Case((1, 2), 16, stream=True, batch=True)
+
+    def over(ended: float, *struck: float) -> int:
+        told = outcome()
+        told.add([answer(RIGHT, case=case, ended=ended)], [RIGHT], [], struck)  # the last token came at 12.0
+        return told.over_limit
+
+    assert over(19.0) == 1  # no fault: why does it stand still?
+    assert over(19.0, 12.1) == 0
+    assert over(12.1 + TURN_S + 4.9, 12.1) == 0
+    assert over(12.1 + TURN_S + 5.1, 12.1) == 1
+
+
+async def test_a_fault_strikes_when_its_moment_has_come(tmp_path: Path) -> None:
+    act = Act(Site(Shape(1, 1), tmp_path), None, random.Random(1), "any", 0.0)
+    began = time.monotonic()
+    await act.moment(Part("prefill-0", "prefill", {}, act.site))
+    assert began < act.struck <= time.monotonic()
 
 
 def test_a_plan_without_a_limit_tells_its_pauses() -> None:

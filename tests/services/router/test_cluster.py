@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import PolicySettings
+from baton.services.router import cluster as clusters
 from baton.services.router.cluster import ClusterView
-from harness.fake_worker import until
+from harness.fake_worker import FakeWorker, answer, until
+from harness.router import Cluster
 from harness.scheduling import Options
 from harness.support import free_port
 
@@ -37,3 +42,46 @@ async def test_a_scheduler_that_goes_is_lost_once_and_one_that_never_came_is_not
     finally:
         watching.cancel()
         await client.close()
+
+
+async def test_a_worker_that_a_scheduler_chose_is_known_at_once_should_that_one_die(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have come after the last snapshot, and be the only one left when the scheduler is gone, too."""
+    monkeypatch.setattr(clusters, "POLL_S", 60.0)
+    watching = asyncio.create_task(cluster.view.watch())
+    try:
+        await until(lambda: cluster.scheduler.standby.lease_s, "the first snapshot came")
+        await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+        assert (await cluster.ask([5, 6, 7])).tokens == answer([5, 6, 7], 8)
+        await until(cluster.view.ready, "it is known")
+        await cluster.server.__aexit__(None, None, None)
+        assert (await cluster.ask([5, 6, 8])).tokens == answer([5, 6, 8], 8)
+    finally:
+        watching.cancel()
+
+
+async def test_a_worker_that_no_snapshot_has_costs_no_more_than_a_few_of_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left just after it was chosen."""
+    taken = 0
+    refresh = cluster.scheduler.refresh
+
+    async def counted(*about: object) -> str:
+        nonlocal taken
+        taken += 1
+        return await refresh(*about)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cluster.scheduler, "refresh", counted)
+    monkeypatch.setattr(clusters, "POLL_S", 60.0)
+    monkeypatch.setattr(clusters, "HURRY_S", 0.3)
+    watching = asyncio.create_task(cluster.view.watch())
+    try:
+        await until(lambda: taken == 1, "the first snapshot came")
+        for number in range(100):
+            cluster.view.chosen(f"gone{number % 2}")
+        await until(lambda: not cluster.view.hurries, "it has given up")
+        assert 2 <= taken <= 2 + clusters.HURRY_S / clusters.HURRY_POLL_S
+    finally:
+        watching.cancel()

@@ -10,6 +10,7 @@ from baton.services.router.recovery import (
     SHORT_PROMPT_TOKENS,
     Failure,
     RecoveryStep,
+    Toll,
     Trouble,
     backoff_s,
     next_step,
@@ -44,3 +45,26 @@ def test_backoff_doubles_up_to_a_limit() -> None:
     assert all(wait <= 1.25 * MOST_BACKOFF_S for wait in waits)
     assert waits[-1] >= 0.75 * MOST_BACKOFF_S
     assert sum(waits[:4]) < MOST_BACKOFF_S
+
+
+@pytest.mark.parametrize(
+    ("failed", "workers"),
+    [
+        ("", 0),
+        ("a", 1),
+        ("aa", 1),  # it fell silent, came back, and ended
+        ("abab", 2),
+        ("abcabc", 3),
+        ("aaa", 2),  # what breaks one worker's stream each time must come to an end, too
+        ("aaaaa", 4),
+        ("abcd", 4),
+        ("aabbccdd", 4),
+    ],
+)
+def test_workers_count_and_not_attempts(failed: str, workers: int) -> None:
+    toll = Toll()
+    for worker_id in failed:
+        toll.add(worker_id)
+    assert len(toll) == workers
+    toll.clear()
+    assert len(toll) == 0

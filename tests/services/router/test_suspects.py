@@ -13,7 +13,7 @@ from vllm.v1.engine import FinishReason
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
-from baton.services.router import convicts, errors, quarantine
+from baton.services.router import convicts, errors, pool, quarantine, stream
 from baton.services.router.convicts import Convicts
 from baton.services.router.http.admission import error_response
 from baton.services.router.quarantine import Quarantine
@@ -21,6 +21,7 @@ from baton.services.router.recovery import TRIAL_TOKENS, Failure, Suspicion, Tro
 from baton.services.router.vllm import prints
 from harness.fake_worker import FakeWorker, Fault, answer, until
 from harness.router import Answer, Cluster, engine_request
+from harness.scheduling import need
 
 PROMPT = [5, 6, 7]
 ENGINE = Failed.CODE_ENGINE
@@ -132,6 +133,53 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
     got = await cluster.ask(PROMPT, TOKENS)
     assert "while it ran this request alone" in str(got.error)
     assert len(alone(*workers)) == 1
+
+
+@pytest.mark.parametrize("lost_before", [0, 2], ids=["beside others", "as a suspect"])
+async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, lost_before: int
+) -> None:
+    """It comes back, and is tried again as no other is there: the request may still lose as many more."""
+    monkeypatch.setattr(pool, "SUSPECT_S", 0.1)
+    monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 0.5)
+    cluster.remake(silence_s=0.4)
+    names = [f"m{number}" for number in range(lost_before + 1)]
+    workers = [await cluster.members.add(FakeWorker(name, pb.ROLE_MIXED)) for name in names]
+    dies, hangs, waits = (
+        Fault(PHASE_DECODE, **how) for how in ({"die": True}, {"hang": True}, {"silent": True})
+    )
+    faults = deque([*[dies] * lost_before, hangs, waits])
+    for worker in workers:
+        worker.faults = faults
+    await cluster.send("q", PROMPT, TOKENS)
+    await until(lambda: any(worker.hangs for worker in workers), "one hangs")
+    [hung] = [worker for worker in workers if worker.hangs]
+    lost = {"trouble": "lost", "worker": hung.worker_id}
+    await until(lambda: cluster.count("retries_total", **lost) == 1, "it is lost")
+    hung.hangs = False
+    await until(lambda: not faults, "it is asked again")
+    await hung.die()
+    spare = await cluster.members.add(FakeWorker("spare", pb.ROLE_MIXED))
+    right(await cluster.answer("q"), PROMPT)
+    assert cluster.count("retries_total", **lost) == 2
+    assert bool(alone(spare)) == bool(lost_before), "one lost worker makes no suspect"
+    await cluster.settled()
+
+
+async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another(
+    cluster: Cluster,
+) -> None:
+    """Other suspects may be tried there."""
+    workers = [await cluster.members.add(FakeWorker(f"m{number}", pb.ROLE_MIXED)) for number in range(3)]
+    placed = await cluster.scheduler.place(need("other", router_id="r1"))
+    await cluster.send("q", PROMPT, TOKENS)
+    suspects, state = Quarantine(), cluster.client._relays["q"].state
+    suspects.use(placed.decode)
+    assert suspects.worker_for(placed, state) == placed.decode
+    state.excluded.add(placed.decode.worker_id)
+    assert suspects.worker_for(placed, state) is None
+    right(await cluster.answer("q"), PROMPT)
+    del workers
 
 
 async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(
@@ -326,11 +374,12 @@ def test_what_is_held_against_a_request(
     failures: list[tuple[Trouble, bool] | None], suspect: bool, to_its_end: bool, is_convicted: bool
 ) -> None:
     suspicion = Suspicion()
-    for failure in failures:
+    for number, failure in enumerate(failures):
         if failure is None:
             suspicion.passed()
         else:
-            suspicion.note(Failure(failure[0], "w", "it failed"), alone=failure[1], generated=0)
+            trouble, alone = failure
+            suspicion.note(Failure(trouble, f"w{number}", "it failed"), alone=alone, generated=0)
     assert (suspicion.suspect, suspicion.to_its_end, suspicion.convicted) == (
         suspect,
         to_its_end,
@@ -340,9 +389,19 @@ def test_what_is_held_against_a_request(
 
 def test_progress_between_two_losses_clears_a_request() -> None:
     suspicion = Suspicion()
-    for _ in range(5):
-        suspicion.note(Failure(Trouble.LOST, "w", "it died"), alone=False, generated=2)
+    for number in range(5):
+        suspicion.note(Failure(Trouble.LOST, f"w{number}", "it died"), alone=False, generated=2)
     assert not suspicion.suspect
+
+
+def test_a_worker_that_is_lost_twice_makes_no_suspect_and_a_third_time_does() -> None:
+    """It may have hung, then ended. A request that breaks a worker's stream must not go on with that."""
+    suspicion = Suspicion()
+    suspects = []
+    for _ in range(3):
+        suspicion.note(Failure(Trouble.LOST, "w", "it is silent"), alone=False, generated=0)
+        suspects.append(suspicion.suspect)
+    assert suspects == [False, False, True]
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
