@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -48,6 +48,19 @@ class Placements:
         state.model_fingerprint = placement.decode.model_fingerprint
         self._metrics.placed(placement, time.monotonic() - began)
         return placement
+
+    def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
+        """Return the `full` workers beside which another one of their role is ready, and not among `others`.
+
+        Without it the other side would do the work of a full one, and that is not covered for
+        (`scheduler/policy/choose.py`): the full one is asked again.
+        """
+        if not full:
+            return set()
+        known = [one for one in self._client.standby.workers if one.state == pb.WORKER_STATE_READY]
+        roles = {one.identity.worker_id: one.identity.role for one in known}
+        left = {role for worker, role in roles.items() if worker not in full and worker not in others}
+        return {worker for worker in full if roles.get(worker) in left or worker not in roles}
 
     def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:
         """Hold what an attempt holds under a new epoch: another placement was refused. Return its attempt."""
