@@ -26,7 +26,7 @@ from baton.services.engine.errors import RequestRefused
 
 @dataclass(slots=True)
 class Share:
-    """What one attempt holds of the worker. It falls as the attempt goes on, and is nothing at its end."""
+    """The room that one attempt holds. It falls as the attempt goes on, and is nothing at its end."""
 
     prompt_tokens: int = 0  # not prefilled yet
     requests: int = 0
