@@ -13,7 +13,6 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Phase, Start
-from baton.scheduler.store.ledger import Ledger
 from baton.scheduler.types import Booking, Reserved
 from baton.services.config import SchedulerSettings
 from baton.services.engine.errors import RequestRefused
@@ -172,21 +171,22 @@ def test_the_figures_are_sums_and_never_beyond_a_bound(seed: int) -> None:
 
 
 class Deployment:
-    """A ledger as a scheduler has it, and the admission of each worker, as messages of both are under way.
+    """A scheduler's count and the admission of each worker, as messages of many requests are under way.
 
     A router books, and only then starts; it hears of each end from the worker, and only then reports it.
     """
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.ledger = Ledger()
-        self.workers = {name: ready() for name in ("p", "d", "m")}
+        self.counted = {name: Reserved() for name in ("p", "d", "m")}
+        self.workers = {name: ready() for name in self.counted}
         self.under_way: list[Iterator[None]] = []
         self.refused = self.booked = 0
 
     def step(self) -> None:
         if self.draw.random() < 0.3 and (booking := self._booking()) is not None:
-            self.ledger.book(booking, 1e9)
+            for name in booking.worker_ids:
+                self.counted[name].add(booking.share(name))
             self.booked += 1
             self.under_way.append(self._life(booking))
         elif self.under_way:
@@ -199,25 +199,24 @@ class Deployment:
         prefill, decode = self.draw.choice([("p", "d"), ("p", "m"), ("m", "d"), ("", "d"), ("", "m")])
         tokens, blocks = self.draw.randrange(1, 120), self.draw.randrange(1, 30)
         booking = Booking(Attempt(f"r{self.booked}", 1), "r", prefill, decode, tokens, blocks)
-        queued = self.ledger.reserved(booking.prompt_worker_id).prompt_tokens
-        there: Reserved = self.ledger.reserved(decode)
+        queued = self.counted[booking.prompt_worker_id].prompt_tokens
+        there = self.counted[decode]
         full = queued and queued + tokens > 100
         return None if full or there.requests >= 6 or there.blocks + blocks > 40 else booking
 
     def _life(self, booking: Booking) -> Iterator[None]:
-        live = self.ledger.live[booking.attempt.request_id]
         yield
-        decodes = self.workers[booking.decode_id]
-        if booking.prefill_id:
-            prefills = self.workers[booking.prefill_id]
-            yield from self._run(prefills, asked(PHASE_PREFILL, booking.prompt_tokens))
-            self.ledger.end_prefill(live)
+        prefill, decode, own = booking.prefill_id, booking.decode_id, booking.prompt_tokens
+        if prefill:
+            yield from self._run(prefill, asked(PHASE_PREFILL, own))
+            self.counted[prefill].take(booking.share(prefill))
             yield
-        own = 0 if booking.prefill_id else booking.prompt_tokens
-        yield from self._run(decodes, asked(PHASE_DECODE, own, booking.blocks), shares=True)
-        self.ledger.release(booking.attempt.request_id, 0.0, over=True)
+            own = 0
+        yield from self._run(decode, asked(PHASE_DECODE, own, booking.blocks), shares=True)
+        self.counted[decode].take(booking.share(decode))
 
-    def _run(self, admission: Admission, message: Start, *, shares: bool = False) -> Iterator[None]:
+    def _run(self, name: str, message: Start, *, shares: bool = False) -> Iterator[None]:
+        admission = self.workers[name]
         try:
             share = admission.take(message)
         except RequestRefused:
@@ -239,7 +238,7 @@ def test_what_one_scheduler_books_rightly_is_never_refused(seed: int) -> None:
     for _ in range(3_000):
         deployment.step()
         for name, admission in deployment.workers.items():
-            counted = deployment.ledger.reserved(name)
+            counted = deployment.counted[name]
             assert admission.prompt_tokens <= counted.prompt_tokens
             assert admission.requests <= counted.requests
             assert admission.blocks <= counted.blocks
