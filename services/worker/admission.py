@@ -10,7 +10,7 @@ found room by a count of all that is placed here finds it here, too, except whil
 still on its way. Classes that leave a part of the room to others do so where they are placed.
 
 What nobody books is bounded in number alone: a SAVE, and a request that is tried alone. Plain state; the
-loop's thread only. A request costs 2 us from its Start to its end, a refusal 4.
+loop's thread only. A request costs 1.2 us from its Start to its end, a refusal 1.7.
 """
 
 from __future__ import annotations
