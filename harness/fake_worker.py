@@ -121,6 +121,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
         self._on_the_way: list[Running] = []  # replaced, with a token that is still to come out
+        self.most: int | None = None  # requests that it takes at a time: one more is refused as full
+        self.fullest = 0  # requests that it had at a time
         self.hangs = False
         self.protocol = wire.PROTOCOL
         self.shares = 0  # KV blocks of each request that others hold as well
@@ -228,6 +230,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._on_the_way.append(replaced)
         self.seen.extra_args.append(request.sampling_params.extra_args)
         fault = self.faults.popleft() if self.faults and self.faults[0].phase == start.phase else None
+        taken = sum(not (one.fault and one.fault.failed) for one in self._running.values())
+        if self.most is not None and taken >= self.most and replaced is None:
+            fault = Fault(start.phase, failed=worker_pb2.Failed.CODE_FULL)
+        else:
+            self.fullest = max(self.fullest, taken + (replaced is None))
         self._running[start.request_id] = Running(
             work=work,
             start=start,

@@ -45,7 +45,7 @@ class HelloReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., identity: _Optional[_Union[_scheduler_pb2.WorkerIdentity, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent", "prefix_tokens", "service", "draft_token_ids", "alone_tokens", "more_alone", "party")
+    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent", "prefix_tokens", "service", "draft_token_ids", "alone_tokens", "more_alone", "party", "prompt_tokens", "blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,8 @@ class Start(_message.Message):
     ALONE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MORE_ALONE_FIELD_NUMBER: _ClassVar[int]
     PARTY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     phase: Phase
@@ -72,7 +74,9 @@ class Start(_message.Message):
     alone_tokens: int
     more_alone: bool
     party: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ...) -> None: ...
+    prompt_tokens: int
+    blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class ServiceClass(_message.Message):
     __slots__ = ("priority", "patience_ms", "share", "itl_s", "preemptible", "ttft_s")
@@ -194,6 +198,7 @@ class Failed(_message.Message):
         CODE_STALE: _ClassVar[Failed.Code]
         CODE_ENGINE: _ClassVar[Failed.Code]
         CODE_SOURCE: _ClassVar[Failed.Code]
+        CODE_STAGING: _ClassVar[Failed.Code]
     CODE_UNSPECIFIED: Failed.Code
     CODE_HANDOFF: Failed.Code
     CODE_DRAINING: Failed.Code
@@ -202,6 +207,7 @@ class Failed(_message.Message):
     CODE_STALE: Failed.Code
     CODE_ENGINE: Failed.Code
     CODE_SOURCE: Failed.Code
+    CODE_STAGING: Failed.Code
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]

@@ -57,6 +57,8 @@ class Placement:
     source: pb.Worker | None = None
     source_tokens: int = 0
     waits: bool = False  # the first token is held back: the decode worker cannot go on at once
+    prompt_tokens: int = 0  # booked on the worker that runs the prompt
+    blocks: int = 0  # of the KV cache, booked on the decode worker
     moved: bool = False  # by another of several schedulers than the one that the router belongs to
     alone: bool = False  # chosen here, from a snapshot
     scheduler: str = ""  # the address of the one that chose it
@@ -138,6 +140,8 @@ class SchedulerClient:
             source=placed.source if placed.HasField("source") else None,
             source_tokens=placed.source_tokens,
             waits=placed.waits,
+            prompt_tokens=placed.prompt_tokens or need.prompt_tokens,
+            blocks=placed.blocks,
             moved=self.schedulers > 1 and scheduler is not self._schedulers.owner(self.router_id),
             scheduler=scheduler.address,
             scheduler_s=reply.took_s,
@@ -147,8 +151,8 @@ class SchedulerClient:
             router_id=need.router_id,
             prefill_id=placed.prefill.worker_id,
             decode_id=placed.decode.worker_id,
-            prompt_tokens=placed.prompt_tokens or need.prompt_tokens,
-            blocks=placed.blocks,
+            prompt_tokens=placement.prompt_tokens,
+            blocks=placement.blocks,
         )
         known = Known(need.attempt, booking)
         self.reporter.hold(known, placement.lease_s, booked_by=scheduler.address)
@@ -172,6 +176,8 @@ class SchedulerClient:
             decode=worker_to_wire(assigned.decode),
             lease_s=self.standby.lease_s,
             waits=assigned.waits,
+            prompt_tokens=assigned.booking.prompt_tokens,
+            blocks=assigned.booking.blocks,
             alone=True,
         )
 

@@ -6,16 +6,12 @@ so its role can change while it serves, and one side can cover for the other.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2
 from baton.registry import Registry
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
-
-_MIN_PROMPT_TOKENS = 16  # shorter prompts burden a queue by their number, not by their tokens
 
 
 @dataclass(frozen=True)
@@ -25,35 +21,16 @@ class Role:
     name: str
     wire: scheduler_pb2.Role
     decodes: bool  # output is placed on it, so the acceptance of its drafts is reported
-    # Most requests held at once, running and waiting; one more is refused as FULL. The scheduler's own bound
-    # is lower: this one matters when routers place from an old snapshot.
-    max_requests: Callable[[Settings], int]
     # False: it also serves models whose KV cache cannot be handed over.
     needs_handoffs: bool = True
 
 
-def _max_prefills(settings: Settings) -> int:
-    """Return the number of short prompts in the tokens that the scheduler queues here, plus one batch."""
-    queued = settings.scheduler.max_queued_prompt_tokens // _MIN_PROMPT_TOKENS
-    return queued + settings.engine.max_num_seqs
-
-
-def _max_decodes(settings: Settings) -> int:
-    """Return the number of requests that the scheduler places here, plus one batch."""
-    placed = math.ceil(settings.engine.max_num_seqs * settings.scheduler.max_queue_factor)
-    return placed + settings.engine.max_num_seqs
-
-
-def _max_both(settings: Settings) -> int:
-    return _max_prefills(settings) + _max_decodes(settings)
-
-
 # Prefills prompts up to the first token, and keeps their KV until it is pulled.
-PREFILL = Role("prefill", scheduler_pb2.ROLE_PREFILL, decodes=False, max_requests=_max_prefills)
+PREFILL = Role("prefill", scheduler_pb2.ROLE_PREFILL, decodes=False)
 # Pulls KV and decodes; prefills requests that come without a handoff.
-DECODE = Role("decode", scheduler_pb2.ROLE_DECODE, decodes=True, max_requests=_max_decodes)
+DECODE = Role("decode", scheduler_pb2.ROLE_DECODE, decodes=True)
 # Does both: the aggregated mode, and either side of a handoff.
-MIXED = Role("mixed", scheduler_pb2.ROLE_MIXED, decodes=True, max_requests=_max_both, needs_handoffs=False)
+MIXED = Role("mixed", scheduler_pb2.ROLE_MIXED, decodes=True, needs_handoffs=False)
 
 # The protocol has exactly these: other packages cannot add roles (docs/decisions/0020-one-registry.md).
 ROLES: Registry[Role] = Registry(

@@ -120,7 +120,7 @@ class EngineHost:
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
-        # Bounded by the servicer, which counts the requests that it lets in.
+        # Bounded by services/worker/admission.py, which counts the requests that it lets in.
         self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loaded: Future[EngineInfo] = Future()

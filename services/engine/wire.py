@@ -18,7 +18,7 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 PROTOCOL = (
-    3  # version of the router-worker stream: raise it with changes that the other side would not understand
+    4  # version of the router-worker stream: raise it with changes that the other side would not understand
 )
 _ALWAYS_INLINE = 1 << 62  # bytes: above any array, so none leaves the frame
 

@@ -24,7 +24,8 @@ _TROUBLE = {
     worker_pb2.Failed.CODE_HANDOFF: Trouble.HANDOFF,
     worker_pb2.Failed.CODE_SOURCE: Trouble.SOURCE,
     worker_pb2.Failed.CODE_DRAINING: Trouble.REFUSED,
-    worker_pb2.Failed.CODE_FULL: Trouble.REFUSED,
+    worker_pb2.Failed.CODE_FULL: Trouble.FULL,
+    worker_pb2.Failed.CODE_STAGING: Trouble.REFUSED,
     worker_pb2.Failed.CODE_INVALID: Trouble.INVALID,
     worker_pb2.Failed.CODE_STALE: Trouble.STALE,
     worker_pb2.Failed.CODE_ENGINE: Trouble.ENGINE,
@@ -43,6 +44,15 @@ def _service(service: ServiceClass) -> worker_pb2.ServiceClass:
         preemptible=service.preemptible,
         ttft_s=service.ttft_s or 0.0,
     )
+
+
+def _booked(placement: Placement, phase: worker_pb2.Phase, *, alone: bool) -> tuple[int, int]:
+    """Return the prompt tokens and KV blocks that are booked for a phase on its worker."""
+    if alone:
+        return 0, 0
+    if phase == worker_pb2.PHASE_PREFILL:
+        return placement.prompt_tokens, 0
+    return (0 if placement.prefill else placement.prompt_tokens), placement.blocks
 
 
 class LegHost(Protocol):
@@ -97,6 +107,7 @@ class Leg:
         self._sink = sink
         self._state = host.state
         self._phase = phase
+        self._booked = _booked(placement, phase, alone=alone_tokens > 0)
         prefiller = placement.prefill or placement.decode
         self._worker = prefiller if phase == worker_pb2.PHASE_PREFILL else placement.decode
         self._kv_source = prefiller.worker_id
@@ -132,7 +143,7 @@ class Leg:
             prefills = manifest is None or self._phase == worker_pb2.PHASE_PREFILL
             self._take_part(stream.speculative_method, prefills=prefills)
             if not self._done.done() and not stream.begin(self, start):
-                return self._failure(Trouble.REFUSED, "its queue is full")
+                return self._failure(Trouble.FULL, "its queue is full")
             return await self._done
         except WorkerUnreachable as error:
             return Failure(Trouble.UNREACHABLE, self._worker.worker_id, str(error))
@@ -170,6 +181,8 @@ class Leg:
             party=self._state.party.number,
             alone_tokens=self._alone[0],
             more_alone=self._alone[1],
+            prompt_tokens=self._booked[0],
+            blocks=self._booked[1],
         )
 
     def _lost_early(self) -> bool:

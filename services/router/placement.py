@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -61,6 +61,19 @@ class Placements:
             if worker is not None:
                 self._chosen(worker.worker_id)
         return placement
+
+    def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
+        """Return the `full` workers beside which another one of their role is ready, and not among `others`.
+
+        Without it the other side would do the work of a full one, and that is not covered for
+        (`scheduler/policy/choose.py`): the full one is asked again.
+        """
+        if not full:
+            return set()
+        known = [one for one in self._client.standby.workers if one.state == pb.WORKER_STATE_READY]
+        roles = {one.identity.worker_id: one.identity.role for one in known}
+        left = {role for worker, role in roles.items() if worker not in full and worker not in others}
+        return {worker for worker in full if roles.get(worker) in left or worker not in roles}
 
     def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:
         """Hold what an attempt holds under a new epoch: another placement was refused. Return its attempt."""

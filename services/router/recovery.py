@@ -29,7 +29,8 @@ class Trouble(Enum):
     """The kind of an attempt's failure."""
 
     UNREACHABLE = "unreachable"  # no connection, or the worker refuses this router
-    REFUSED = "refused"  # the worker drains, or its queue is full
+    REFUSED = "refused"  # the worker drains, or its staging stays full
+    FULL = "full"  # the worker has no room now, whatever was booked
     LOST = "lost"  # the worker's stream ended, or fell silent
     ENGINE = "engine"  # the engine failed, or ended the request by itself
     STALE = "stale"  # the worker has seen a later epoch
@@ -71,7 +72,7 @@ class Failure:
         harm, and is retried until its deadline. Nor does a prefix that did not come. An engine that says it
         failed makes the request a suspect, which has limits of its own.
         """
-        free = (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX, Trouble.ENGINE)
+        free = (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL, Trouble.PREFIX, Trouble.ENGINE)
         return self.trouble not in free
 
 

@@ -107,6 +107,7 @@ class Relay:
         self._last_failure = ""
         self._retries = 0  # placements without progress, since the last one that made some
         self._give_up = 0.0  # time.monotonic: the end of these
+        self._full: set[str] = set()  # workers without room for it, in these placements
         self._closed = False
         self._admitted = False
 
@@ -184,6 +185,7 @@ class Relay:
             if generated >= PROGRESS_TOKENS or not self._retries:
                 state.failures.clear()
                 self._retries = 0
+                self._full.clear()
                 self._give_up = time.monotonic() + self._replace_wait_s
             if failure.counts:
                 state.failures.add(failure.worker_id)
@@ -213,6 +215,7 @@ class Relay:
         Its workers reach each other as far as is known.
         """
         suspects, asked = self._pool.suspects(), time.monotonic()
+        suspects |= self._placements.avoidable(self._full, self.state.excluded | suspects)
         placement = await self._placements.place(self.state, suspects, service)
         if self._placement is None:
             self._metrics.began()
@@ -245,7 +248,7 @@ class Relay:
                 if not self._apart():
                     return
         self._placements.prefilled(self.placement.attempt)  # nothing is: another request may have the room
-        self._placement = replace(self.placement, prefill=None)
+        self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
         self.state.placed_instead(self.placement)
 
     async def _recover(self, failure: Failure) -> None:
@@ -278,7 +281,7 @@ class Relay:
             self._without_prefix()
             return
         if step is RecoveryStep.PLACE_AGAIN:
-            state.excluded.add(failure.worker_id)
+            (self._full if failure.trouble is Trouble.FULL else state.excluded).add(failure.worker_id)
             if not failure.decode_side_is_fine:
                 await self._place_again()
                 return
@@ -311,7 +314,7 @@ class Relay:
         self.state.recomputes()
         self.state.epoch += 1
         self._stop_prefill()
-        self._placement = replace(self.placement, prefill=None)
+        self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
 
     def _stop_prefill(self) -> None:
         """Drop the request on the prefill worker, with the KV that it saved or still computes."""

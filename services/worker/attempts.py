@@ -18,6 +18,7 @@ from baton.attempts import EPOCH_KEEP_S, attempt_id
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Phase
 from baton.services.engine.errors import RequestRefused
+from baton.services.worker.admission import Share
 
 _ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}  # within one epoch
 ENDED_LIMIT = 65_536  # ended requests whose last epoch is remembered, for EPOCH_KEEP_S at most
@@ -38,6 +39,7 @@ class RunningAttempt:
     grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it
     alone: bool = False  # it must have the engine to itself
     more_alone: bool = False  # its router has another request to try alone
+    share: Share = field(default_factory=Share)  # of this worker's room
 
     @property
     def mark(self) -> tuple[int, int]:

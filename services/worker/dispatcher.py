@@ -16,6 +16,7 @@ from baton.block_log import BlockLogs
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import NoCommonTransport, NotCached, TransportFailed
 from baton.handoff.reports import Begun, Loaded, Saved
+from baton.protos import scheduler_pb2
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import (
     PHASE_DECODE,
@@ -28,6 +29,7 @@ from baton.protos.worker_pb2 import (
     Start,
 )
 from baton.protos.worker_pb2 import Begun as BegunMessage
+from baton.scheduler.types import PlacementLimits
 from baton.services.engine import outputs, requests
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.build import EngineInfo
@@ -37,6 +39,7 @@ from baton.services.engine.host import EngineHost, EngineLoad, EngineStep
 from baton.services.engine.requests import EngineLimits, Prepared
 from baton.services.errors import describe
 from baton.services.roles import Role
+from baton.services.worker.admission import Admission
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.grammars import Grammars
@@ -56,25 +59,26 @@ class Dispatcher:
     def __init__(
         self,
         role: Role,
-        max_requests: int,
+        limits: PlacementLimits,
         host: EngineHost,
         metrics: WorkerMetrics,
         drafting: Drafting | None,
         *,
         grammars: Grammars,
     ) -> None:
-        """Begin closed. `drafting` counts drafts; None where none are made."""
+        """Begin closed. limits: of what is placed here; drafting: counts drafts, None where none are made."""
         self.load = EngineLoad()
         self.counts = Counts()  # since the engine began
         self.blocks = BlockLogs()  # of its prefix cache
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self.become(role, max_requests)
+        self.become(role)
         self._host = host
         self._metrics = metrics
         self._drafting = drafting
         self._attempts = Attempts()
         self._isolation = Isolation(self._attempts, self._move_on)
-        self._attempts.on_end = self._isolation.ended
+        self._attempts.on_end = self._ended
+        self._admission = Admission(limits)
         self._sessions: dict[int, RouterSession] = {}
         self._next_session = 1  # 0 is vLLM's client index for requests of no client
         self._handoffs = HandoffClient()
@@ -93,12 +97,13 @@ class Dispatcher:
             info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps, adapters
         )
         self._max_model_len = info.max_model_len
+        capacity = scheduler_pb2.Capacity(num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
+        self._admission.fit(capacity)
         self._closed_because = ""
 
-    def become(self, role: Role, max_requests: int) -> None:
+    def become(self, role: Role) -> None:
         """Expect other work from now on; what runs goes on, what was placed before still comes."""
         self._role = role
-        self._max_requests = max_requests
 
     def drain(self) -> None:
         """Refuse new requests; those that run go on."""
@@ -202,6 +207,7 @@ class Dispatcher:
         if loading is not None and start.phase == PHASE_DECODE:
             self._end(loading)
             self._host.abort([loading.internal_id])
+            self._metrics.on_refused(Failed.CODE_FULL)
             self._fail(attempt, Failed.CODE_FULL, "its KV is still loaded for a stream that was lost")
             return
         try:
@@ -244,17 +250,14 @@ class Dispatcher:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
-        if len(self._attempts) >= self._max_requests:
-            raise RequestRefused(
-                Failed.CODE_FULL, f"{len(self._attempts)} requests are here already, the most"
-            )
-        older = self._attempts.begin(attempt)
+        older = self._attempts.begin(attempt)  # which gives back what that one held
         if older is not None:
             self._host.abort([older.internal_id])
         if attempt.epoch > self._attempts.saved_epoch(attempt.request_id):
             saved = self._attempts.take_saved(attempt.request_id)
             if saved is not None:
                 self._release(saved.manifest)
+        attempt.share = self._admission.take(start)
         attempt.prepared = self._prepare(attempt, start, self._limits)
         if attempt.prepared.request.use_structured_output:
             # The grammar comes first, so that an engine kept empty for a request does not wait for it.
@@ -334,6 +337,7 @@ class Dispatcher:
         self._on_step_failed(step, replies)
         for internal_id, blocks in step.shared.items():
             if (attempt := self._attempts.live(internal_id)) is not None:
+                self._admission.shared(attempt.share, blocks)
                 shared = Shared(request_id=attempt.request_id, epoch=attempt.epoch, blocks=blocks)
                 reply_to(replies, attempt.session).shared.append(shared)
         for number, reply in replies.items():
@@ -381,7 +385,7 @@ class Dispatcher:
         self._end(attempt)
         self._host.abort([attempt.internal_id])
         lacks = isinstance(saved.problem.to_error(), NotCached)
-        code = Failed.CODE_HANDOFF if lacks else Failed.CODE_FULL
+        code = Failed.CODE_HANDOFF if lacks else Failed.CODE_STAGING
         self._metrics.on_refused(code)
         reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, str(saved.problem)))
 
@@ -396,6 +400,8 @@ class Dispatcher:
         attempt = self._attempts.live(output.request_id)
         if attempt is None:
             return False
+        if attempt.share.prompt_tokens:
+            self._admission.prefilled(attempt.share)
         if outputs.is_too_large(output):
             self._end(attempt)
             self._host.abort([attempt.internal_id])
@@ -485,6 +491,10 @@ class Dispatcher:
         session = self._sessions.get(number)
         if session is not None:
             session.send(reply)
+
+    def _ended(self, attempt: RunningAttempt) -> None:
+        self._admission.give_back(attempt.share)
+        self._isolation.ended(attempt)
 
     def _end(self, attempt: RunningAttempt) -> None:
         """Forget an attempt that ran, and count its drafts."""

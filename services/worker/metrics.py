@@ -61,7 +61,7 @@ class WorkerMetrics:
         )
         self._refused = counter(
             "requests_refused",
-            "Requests not taken: invalid, full, draining, stale (an older epoch).",
+            "Requests not taken: invalid, full, staging (stays full), draining, stale (an older epoch).",
             ("why",),
         )
         self._saved = counter("handoffs_saved", "Prompts prefilled whose KV is kept for another worker.")

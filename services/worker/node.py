@@ -163,7 +163,7 @@ class Node:
         grammars = Grammars(host, self._house)
         dispatcher = self._dispatcher = Dispatcher(
             self._role,
-            self._role.max_requests(self._settings),
+            self._settings.scheduler,
             host,
             metrics,
             self._drafting,
@@ -357,7 +357,7 @@ class Node:
             return f"the scheduler refuses it: {error}"
         was, self._role = self._role, role
         self._identity.role = wire
-        self._dispatcher.become(role, role.max_requests(self._settings))
+        self._dispatcher.become(role)
         logger.info("a %s worker from now on; it was a %s worker", role.name, was.name)
         return ""
 

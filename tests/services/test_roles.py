@@ -6,7 +6,6 @@ import pytest
 
 from baton.protos import scheduler_pb2
 from baton.services import roles
-from baton.services.config import Settings
 from baton.services.errors import ConfigError
 
 
@@ -26,12 +25,6 @@ def test_a_name_finds_its_role(name: str, wire: scheduler_pb2.Role, decodes: boo
 
 def test_no_role_has_no_name() -> None:
     assert roles.name_of(scheduler_pb2.ROLE_UNSPECIFIED) == ""
-
-
-def test_a_worker_takes_more_than_the_scheduler_places() -> None:
-    settings = Settings(engine={"max_num_seqs": 10}, scheduler={"max_queue_factor": 1.5})  # type: ignore[arg-type]
-    assert roles.role("decode").max_requests(settings) == 25
-    assert roles.role("mixed").max_requests(settings) > roles.role("prefill").max_requests(settings)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -30,6 +30,7 @@ from baton.services.router.recovery import (
         (Trouble.PREFIX, 0, 10**6, RecoveryStep.WITHOUT_PREFIX),
         (Trouble.NOT_KEPT, 0, 10**6, RecoveryStep.COMPUTE_HERE),
         (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it had not begun
+        (Trouble.FULL, 0, 10**6, RecoveryStep.PLACE_AGAIN),
         (Trouble.UNREACHABLE, 0, 10**6, RecoveryStep.PLACE_AGAIN),
     ],
 )

@@ -180,6 +180,7 @@ async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) ->
     [
         Fault(PHASE_PREFILL, die=True),
         Fault(PHASE_PREFILL, failed=Failed.CODE_FULL),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_STAGING),
         Fault(PHASE_PREFILL, failed=Failed.CODE_DRAINING),
         Fault(PHASE_PREFILL, failed=Failed.CODE_STALE),
     ],
@@ -198,10 +199,12 @@ async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
     await cluster.settled()
 
 
-async def test_where_the_only_prefill_worker_is_full_the_decode_worker_prefills(cluster: Cluster) -> None:
+async def test_where_the_staging_of_the_only_prefill_worker_stays_full_the_decode_worker_prefills(
+    cluster: Cluster,
+) -> None:
     """This happens while the staging of a 1P1D stays full: docs/decisions/0018-staging-is-slots.md."""
     prefill, decode = await cluster.pair()
-    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_FULL))
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STAGING))
     right(await cluster.ask(LONG), LONG, 8)
     assert [start.epoch for start in prefill.seen.starts] == [1]
     assert [(start.epoch, start.HasField("manifest")) for start in decode.seen.starts] == [(2, False)]
@@ -589,14 +592,21 @@ async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
     await cluster.settled()
 
 
-@pytest.mark.parametrize("code", [Failed.CODE_FULL, Failed.CODE_DRAINING])
-async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Code) -> None:
+@pytest.mark.parametrize(
+    ("code", "trouble"),
+    [
+        (Failed.CODE_FULL, "full"),
+        (Failed.CODE_STAGING, "refused"),
+        (Failed.CODE_DRAINING, "refused"),
+    ],
+)
+async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Code, trouble: str) -> None:
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(2)]
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert len(mixed.seen.starts) == 3
-    assert cluster.count("retries_total", trouble="refused", worker="m0") == 2
+    assert cluster.count("retries_total", trouble=trouble, worker="m0") == 2
 
 
 @pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 4)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from vllm.v1.outputs import LogprobsTensors
 from baton.handoff.reports import Begun
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase, RunReply, Start
+from baton.services.config import SchedulerSettings
 from baton.services.engine import outputs, wire
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.errors import RequestRefused
@@ -80,10 +82,11 @@ GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
 
 async def made(host: Host, compilers: Compilers | None = None) -> tuple[Dispatcher, WorkerMetrics]:
     metrics = WorkerMetrics()
+    limits = SchedulerSettings(max_queue_factor=1.0)
     dispatcher = Dispatcher(
-        MIXED, 4, cast(Any, host), metrics, None, grammars=cast(Any, compilers or Compilers())
+        MIXED, limits, cast(Any, host), metrics, None, grammars=cast(Any, compilers or Compilers())
     )
-    dispatcher.open(INFO)
+    dispatcher.open(replace(INFO, max_num_seqs=4))
     return dispatcher, metrics
 
 
@@ -199,13 +202,15 @@ def with_kv(begun: Start, *output: int) -> Start:
 async def test_a_load_of_a_stream_that_was_lost_is_not_gone_on_with() -> None:
     """Its outputs would go to the old stream, and its router would wait for them until its deadline."""
     host = Host()
-    dispatcher, _ = await made(host)
+    dispatcher, metrics = await made(host)
     lost, opened = dispatcher.connect("lost"), dispatcher.connect("opened")
     dispatcher.start(lost, with_kv(start("a", phase=PHASE_LOAD)))
     dispatcher.start(opened, with_kv(start("a"), 7))
     [failed] = await replies(opened)
     assert (failed.code, failed.phase) == (Failed.CODE_FULL, PHASE_DECODE)
     assert (host.submitted, host.aborted, dispatcher.requests) == (["a#1"], ["a#1"], 0)
+    refused = metrics.registry.get_sample_value("baton_worker_requests_refused_total", {"why": "full"})
+    assert refused == 1
 
 
 async def test_an_engine_that_still_holds_a_load_is_no_final_refusal() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Start
+from baton.services.config import SchedulerSettings
 from baton.services.engine.host import EngineStep
 from baton.services.roles import MIXED
 from baton.services.worker import isolation
@@ -49,13 +51,13 @@ class Worker:
         self.engine = Engine()
         self.dispatcher = Dispatcher(
             MIXED,
-            max_requests,
+            SchedulerSettings(max_queue_factor=1.0),
             cast(Any, self.engine),
             WorkerMetrics(),
             None,
             grammars=cast(Any, Compilers()),
         )
-        self.dispatcher.open(INFO)
+        self.dispatcher.open(replace(INFO, max_num_seqs=max_requests))
         self.session = self.dispatcher.connect("router")
 
     def start(
@@ -252,10 +254,14 @@ async def test_who_had_not_run_as_the_engine_broke_is_no_suspect(worker: Worker)
 async def test_held_ones_count_as_requests() -> None:
     worker = Worker(max_requests=2)
     worker.start("s", 4)
-    worker.start("a")
-    worker.start("b")
+    for name in "abc":
+        worker.start(name)
     [failed] = worker.failed()
-    assert (failed.request_id, failed.code) == ("b", Failed.CODE_FULL)
+    assert (failed.request_id, failed.code) == ("c", Failed.CODE_FULL)
+    worker.start("t", 4)
+    worker.start("u", 4)
+    [failed] = worker.failed()
+    assert (failed.request_id, failed.code) == ("u", Failed.CODE_FULL)  # what is tried alone, by itself
 
 
 async def test_an_early_load_that_is_held_goes_on_after_its_begin(worker: Worker) -> None:

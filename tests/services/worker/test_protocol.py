@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from baton.handoff import transports
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
@@ -157,16 +159,31 @@ async def test_a_worker_runs_what_its_role_does_not_say(prefill: Worker) -> None
 
 
 async def test_a_full_worker_says_so(workers: Fleet) -> None:
-    small = workers.started("decode", engine={"max_num_seqs": 1}, scheduler={"max_queue_factor": 1})
+    """Four routers have each been promised all of its room."""
+    small = workers.started("decode", engine={"max_num_seqs": 2}, scheduler={"max_queue_factor": 1.5})
+    async with contextlib.AsyncExitStack() as stack:
+        routers = [await stack.enter_async_context(connected(small.address)) for _ in range(4)]
+        names = [[f"{router}, {n}" for n in range(3)] for router in range(4)]
+        for n in range(3):
+            for stream, mine in zip(routers, names, strict=True):
+                await stream.start(request(mine[n], prompt(20, seed=n), max_tokens=1500), DECODE)
+        refusals = []
+        for stream, mine in zip(routers, names, strict=True):
+            await stream.run_raw(pb.Start(request_id="last", epoch=1))  # invalid: all before it was answered
+            refusals += [got for got in map(stream.got, mine) if got.failed is not None]
+        eventually(lambda: small.figure(RUNNING) == 2, 10, "it is full")
+        assert len(refusals) == 9
+        for got in refusals:
+            said = refused(got, pb.Failed.CODE_FULL)
+            assert "3 of 3 requests: engine.max_num_seqs, scheduler.max_queue_factor" in said
+        assert small.figure("baton_worker_requests_refused_total") == 9 + 4
     async with connected(small.address) as stream:
-        for n in range(2):
-            await stream.start(request(f"fits {n}", prompt(20, seed=n), max_tokens=1500), DECODE)
-        refused(await stream.run(request("one more", prompt(20)), DECODE), pb.Failed.CODE_FULL)
-        await stream.abort("fits 0")
-        eventually(lambda: small.figure("baton_worker_requests_waiting") == 0, 10, "the queue moves on")
+        eventually(lambda: small.figure(RUNNING) == 0, 10, "those routers are gone")
+        await stream.start(request("fits", prompt(20, seed=1), max_tokens=1500), DECODE)
+        await stream.some("fits", 2)
         # Told to drain: what runs goes on to its end, nothing new comes in.
         small.signal(15)
         eventually(lambda: not small.serving(), 10, "it drains")
         refused(await stream.run(request("late", prompt(20)), DECODE), pb.Failed.CODE_DRAINING)
-        assert len((await stream.end("fits 1")).tokens) == 1500
+        assert len((await stream.end("fits")).tokens) == 1500
     assert small.ended() == 0

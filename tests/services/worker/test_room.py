@@ -27,7 +27,7 @@ async def test_a_prompt_waits_for_room_and_is_sent_elsewhere_if_there_is_none(wo
         assert saved.HasField("manifest"), saved.problem
         got = await stream.run(core["e"], PREFILL)  # nobody makes room for it
         assert got.failed is not None
-        assert got.failed.code == pb.Failed.CODE_FULL
+        assert got.failed.code == pb.Failed.CODE_STAGING
         assert "StagingFull" in got.failed.message
         assert got.tokens == []
         await stream.abort("b")

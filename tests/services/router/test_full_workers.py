@@ -1,0 +1,204 @@
+"""Workers keep their own bounds: what a Start tells them of a booking, and what follows a refusal as full."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Start
+from baton.services.router import relay
+from harness.fake_worker import BLOCK_SIZE, FakeWorker, Fault, answer, until
+from harness.router import Cluster
+from harness.support import PATIENCE
+from tests.services.router.test_prefix import PROMPT as CHAT
+from tests.services.router.test_prefix import holding
+from tests.services.router.test_relay import LONG, PROMPT, right
+
+FULL = Failed.CODE_FULL
+READY = pb.WORKER_STATE_READY
+
+
+def booked(*starts: Start) -> list[tuple[int, int]]:
+    return [(start.prompt_tokens, start.blocks) for start in starts]
+
+
+def phases(worker: FakeWorker) -> list[int]:
+    return [start.phase for start in worker.seen.starts]
+
+
+def blocks(prompt: list[int], output: int) -> int:
+    return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # and the look-ahead
+
+
+async def known(cluster: Cluster) -> None:
+    """Let the router know its workers, as it does after a second."""
+    deadline = time.monotonic() + 5 * PATIENCE
+    ready = {one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY}
+    while ready != cluster.members.workers.keys():
+        assert time.monotonic() < deadline, ready
+        await cluster.scheduler.refresh()
+        ready = {one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY}
+        await asyncio.sleep(0.02)
+
+
+# -- what a Start tells
+
+
+async def test_each_worker_is_told_its_share(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    prefill.steps = 4  # the decode worker begins to load
+    right(await cluster.ask(LONG), LONG, 8)
+    assert phases(decode) == [PHASE_LOAD, PHASE_DECODE]
+    share = (0, blocks(LONG, 8))
+    assert booked(*prefill.seen.starts) == [(len(LONG), 0)]
+    assert booked(*decode.seen.starts) == [share, share]
+
+
+async def test_a_mixed_worker_is_told_both(cluster: Cluster) -> None:
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    right(await cluster.ask(LONG), LONG, 8)
+    assert booked(*mixed.seen.starts) == [(len(LONG), blocks(LONG, 8))]
+
+
+async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    await known(cluster)
+    await cluster.server.__aexit__(None, None, None)
+    right(await cluster.ask(LONG), LONG, 8)
+    assert booked(*prefill.seen.starts, *decode.seen.starts) == [(len(LONG), 0), (0, blocks(LONG, 8))]
+
+
+async def test_a_prompt_that_is_computed_where_it_was_not_booked_counts_nothing_there(
+    cluster: Cluster,
+) -> None:
+    """The scheduler counts it elsewhere, and may fill this room."""
+    _, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # recomputed
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # the pair is avoided before any worker is asked
+    failed, again, avoided = decode.seen.starts
+    assert not again.HasField("manifest")
+    assert not avoided.HasField("manifest")
+    share = (0, blocks(PROMPT, 8))
+    assert booked(failed, again, avoided) == [share] * 3
+    await cluster.settled()
+
+
+async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
+    """A save of what lies in a cache, and a trial, which may be on a worker of another placement."""
+    _, decode = await holding(cluster)
+    decode.faults.append(Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF))
+    right(await cluster.ask(CHAT), CHAT, 8)
+    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_ENGINE, goes_on=True))
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    unbooked = [one for one in decode.seen.starts if one.phase == PHASE_SAVE or one.alone_tokens]
+    assert len(unbooked) == 2
+    assert booked(*unbooked) == [(0, 0), (0, 0)]
+    await cluster.settled()
+
+
+# -- what follows a refusal
+
+
+async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cluster) -> None:
+    first, second, *decodes = await cluster.pair(prefill=2, decode=2)
+    await known(cluster)
+    first.faults = second.faults = deque([Fault(PHASE_PREFILL, failed=FULL)])
+    cut = deque([Fault(PHASE_DECODE, 5, silent=True)])
+    for one in decodes:
+        one.faults = cut
+    await cluster.send("q", LONG, 20)
+    await until(lambda: len(cluster.got["q"].tokens) == 6, "it decodes")
+    full, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
+    assert phases(full) == phases(other) == [PHASE_PREFILL]
+    assert cluster.count("retries_total", trouble="full", worker=full.worker_id) == 1
+    await cluster.members.leave(other)
+    for one in decodes:
+        one.go_on(Fault(PHASE_DECODE, 5, die=True))
+    right(await cluster.answer("q"), LONG, 20)
+    assert phases(full) == [PHASE_PREFILL, PHASE_PREFILL]  # which it was once too full for
+    await cluster.settled()
+
+
+@pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
+async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, phase: int
+) -> None:
+    """Long prompts among answers make these stutter; and answers on a prefill worker delay all prompts."""
+    monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)  # so it does not wait as long for the lack of another
+    cluster.remake(max_attempts=1)
+    prefill, decode = await cluster.pair()
+    await known(cluster)
+    (prefill if phase == PHASE_PREFILL else decode).faults += [Fault(phase, failed=FULL) for _ in range(3)]
+    right(await cluster.ask(LONG), LONG, 8)
+    assert set(phases(prefill)) == {PHASE_PREFILL}
+    assert set(phases(decode)) == {PHASE_DECODE}
+    assert all(start.HasField("manifest") for start in decode.seen.starts)
+    assert (
+        cluster.count("retries_total", trouble="full", worker="p0" if phase == PHASE_PREFILL else "d0") == 3
+    )
+    await cluster.settled()
+
+
+async def test_nobody_waits_for_others_that_are_full_as_well(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that refused may have room again sooner."""
+    monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)
+    _, first, second = await cluster.pair(decode=2, max_num_seqs=1)
+    await known(cluster)
+    faults = deque([Fault(PHASE_DECODE, silent=True), Fault(PHASE_DECODE, failed=FULL)])
+    first.faults = second.faults = faults
+    await cluster.send("stays", LONG)
+    await until(lambda: len(faults) == 1, "one of them is taken")
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert cluster.count("request_attempts_sum") == 2
+    await cluster.client.abort_requests_async(["stays"])
+    await cluster.settled()
+
+
+async def test_a_refused_load_leaves_the_decode_to_be_asked(cluster: Cluster) -> None:
+    """By then there may be room; if not, the prompt's KV is dropped, and the request is placed again."""
+    prefill, first, second = await cluster.pair(decode=2)
+    await known(cluster)
+    cluster.remake(max_attempts=1)
+    prefill.steps = 4
+    first.faults = second.faults = deque([Fault(PHASE_LOAD, failed=FULL), Fault(PHASE_DECODE, failed=FULL)])
+    right(await cluster.ask(LONG), LONG, 8)
+    full, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
+    assert phases(full) == [PHASE_LOAD, PHASE_DECODE]
+    assert phases(other)[-1] == PHASE_DECODE
+    assert prefill.seen.aborts == [prefill.seen.starts[0].request_id]
+    assert cluster.count("retries_total", trouble="full", worker=full.worker_id) == 1
+    await cluster.settled()
+
+
+async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster: Cluster) -> None:
+    _, decode = await cluster.pair()
+    decode.faults += [
+        Fault(PHASE_DECODE, failed=Failed.CODE_ENGINE, goes_on=True),
+        Fault(PHASE_DECODE, failed=FULL),
+    ]
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert [start.alone_tokens > 0 for start in decode.seen.starts] == [False, True, True, False]
+    await cluster.settled()
+
+
+async def test_a_worker_that_was_promised_too_much_takes_what_it_can(cluster: Cluster) -> None:
+    """The scheduler counts on more room than there is: each request gets its turn, and none fails."""
+    cluster.remake(max_attempts=1)
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))
+    await known(cluster)
+    mixed.most = 3
+    prompts = [[number, number + 1] for number in range(24)]
+    async with asyncio.timeout(20 * PATIENCE):
+        answers = await asyncio.gather(*(cluster.ask(prompt, 6) for prompt in prompts))
+    for prompt, got in zip(prompts, answers, strict=True):
+        assert got.tokens == answer(prompt, 6)
+    assert mixed.fullest == 3
+    assert cluster.count("retries_total", trouble="full", worker="m0") > 0
+    await cluster.settled()
