@@ -164,7 +164,7 @@ class SchedulerClient:
         Raises NoCapacity, and SchedulerUnavailable where there is no snapshot, or only too old a one.
         """
         self._check(need)
-        assigned = self.standby.place(need, self.reporter.holding)
+        assigned = self.standby.place(need, self.reporter.reserved)
         if assigned is None:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
         if isinstance(assigned, NoChoice):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.reporter import Event, Reporter, Send
-from baton.scheduler.types import Known, attempt_to_wire, known_to_wire
+from baton.scheduler.types import Known, Reserved, attempt_to_wire, known_to_wire, shares
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Reports:
         `home` returns the address of the one that this router would ask for a placement now.
         """
         self._held: dict[str, Known] = {}  # by request id; renewed while they are here
+        self.reserved: dict[str, Reserved] = {}  # what they hold, by worker id; no empty ones
         self._lease_s = 0.0
         self._home = home
         self._reporters = {
@@ -44,11 +45,6 @@ class Reports:
         return len(self._held)
 
     @property
-    def holding(self) -> Iterable[Known]:
-        """The attempts being renewed, with what they hold of workers."""
-        return self._held.values()
-
-    @property
     def dropped(self) -> int:
         """The number of events that no scheduler was told."""
         return min(one.dropped for one in self._reporters.values())
@@ -59,7 +55,7 @@ class Reports:
         What it holds is reported to all schedulers but the one at the address `booked_by`, which placed it.
         """
         first = not self._held
-        self._held[known.attempt.request_id] = known
+        self._put(known.attempt.request_id, known)
         self._lease_s = lease_s
         for reporter in self._reporters.values():
             reporter.renew(lease_s, first=first)
@@ -82,7 +78,7 @@ class Reports:
         """Report that the prompt is prefilled."""
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt:
-            self._held[attempt.request_id] = replace(known, prefilled=True)
+            self._put(attempt.request_id, replace(known, prefilled=True))
         self._add(attempt_to_wire(attempt))
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
@@ -90,7 +86,7 @@ class Reports:
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt and known.booking:
             booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
-            self._held[attempt.request_id] = replace(known, booking=booking)
+            self._put(attempt.request_id, replace(known, booking=booking))
             self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
 
     def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
@@ -106,7 +102,8 @@ class Reports:
 
     async def close(self) -> None:
         """Send what is queued, within `CLOSE_S`, and stop renewing."""
-        self._held.clear()
+        for request_id in [*self._held]:
+            self._put(request_id, None)
         await asyncio.gather(*(one.close() for one in self._reporters.values()))
 
     def _add(self, event: Event, but: str = "") -> None:
@@ -133,5 +130,17 @@ class Reports:
         known = self._held.get(attempt.request_id)
         if known is None or known.attempt != attempt:
             return False
-        del self._held[attempt.request_id]
+        self._put(attempt.request_id, None)
         return True
+
+    def _put(self, request_id: str, known: Known | None) -> None:
+        """Hold this of a request from now on, or nothing any more, and keep the sums."""
+        if before := self._held.pop(request_id, None):
+            for worker_id, share in shares(before):
+                self.reserved[worker_id].take(share)
+                if self.reserved[worker_id].empty:
+                    del self.reserved[worker_id]
+        if known:
+            self._held[request_id] = known
+            for worker_id, share in shares(known):
+                self.reserved.setdefault(worker_id, Reserved()).add(share)

@@ -15,7 +15,7 @@ Then:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
@@ -25,12 +25,10 @@ from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.types import (
     FleetView,
-    Known,
     PlacementLimits,
     PolicyOptions,
     Reserved,
     WorkerRecord,
-    held,
     same_limits,
 )
 
@@ -109,8 +107,8 @@ class Standby:
         at = self._at
         return [*self._lost.values(), *(_Seen(status, at) for status in self._fleet.workers.values())]
 
-    def place(self, need: Need, mine: Iterable[Known]) -> Assignment | NoChoice | None:
-        """Choose workers, beside what this router holds already (`mine`); None when no worker is known."""
+    def place(self, need: Need, mine: Mapping[str, Reserved]) -> Assignment | NoChoice | None:
+        """Choose workers; None when no worker is known. `mine`: what this router holds, by worker id."""
         workers = self._workers(mine)
         if self._policy is None or self._limits is None or not workers:
             return None
@@ -120,9 +118,8 @@ class Standby:
         booked = booking_of(need, choice.prefill, choice.decode)
         return Assignment(choice.prefill, choice.decode, booked, waits=waits_for_slot(choice.decode))
 
-    def _workers(self, mine: Iterable[Known]) -> dict[str, WorkerRecord]:
+    def _workers(self, mine: Mapping[str, Reserved]) -> dict[str, WorkerRecord]:
         now = self._clock()
-        own = held(mine)
         found = {}
         for seen in self._seen():
             age_s = now - seen.at
@@ -134,7 +131,7 @@ class Standby:
             reserved = Reserved()
             if valid:
                 reserved.add(_booked(status))
-            reserved.add(own.get(worker_id, Reserved()))
+            reserved.add(mine.get(worker_id, Reserved()))
             found[worker_id] = WorkerRecord(
                 identity=status.identity,
                 state=status.state,

@@ -8,7 +8,7 @@ What an attempt needs is in `need.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -280,14 +280,11 @@ def name_of(identity: pb.WorkerIdentity) -> str:
     return identity.name or identity.worker_id
 
 
-def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
-    """Return what these attempts hold in all, by worker id."""
-    total: dict[str, Reserved] = {}
-    for known in attempts:
-        booking = known.booking
-        for worker_id in booking.worker_ids:
-            total.setdefault(worker_id, Reserved()).add(booking.share(worker_id, prefilled=known.prefilled))
-    return total
+def shares(known: Known) -> Iterator[tuple[str, Reserved]]:
+    """Yield what an attempt holds now of each of its workers, by the worker's id."""
+    booking = known.booking
+    for worker_id in booking.worker_ids:
+        yield worker_id, booking.share(worker_id, prefilled=known.prefilled)
 
 
 def attempt_from_wire(message: pb.Attempt) -> Attempt:

@@ -8,9 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from baton.protos import scheduler_pb2 as pb
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Start
 from baton.scheduler.booking import max_requests, usable_blocks
 from baton.scheduler.servicer import SHOWN_ATTEMPTS
 from baton.scheduler.types import Booking, PlacementLimits, Reserved
+from baton.services.engine.errors import RequestRefused
+from baton.services.worker.admission import Admission, Share
 from harness.chaos.outcome import Span, counts
 from harness.stats import percentile
 
@@ -26,6 +29,7 @@ class Stay:
     since: float
     read_at: float = math.inf  # when its prompt was prefilled
     until: float = math.inf
+    shares: dict[str, Share] = field(default_factory=dict)  # of its workers' room, by worker id
 
     def share(self, worker_id: str, read: float, ended: float) -> Reserved:
         """Return what it holds there, unless it was read by one moment, or has ended by another."""
@@ -35,7 +39,7 @@ class Stay:
 
 
 class Workers:
-    """Workers without engines, as far as placements go: they keep their bounds, and refuse what is beyond.
+    """Workers without engines, as far as placements go: each admits or refuses as a real one.
 
     Who was there when is the truth by which schedulers' sums are judged. A scheduler hears of it a message
     later, so that for each worker there is a least and a greatest sum that it may have.
@@ -43,10 +47,9 @@ class Workers:
 
     def __init__(self, capacity: pb.Capacity, limits: PlacementLimits) -> None:
         """Start with no requests; all workers have the same capacity."""
-        self._most = Reserved(
-            limits.max_queued_prompt_tokens, max_requests(capacity, limits), usable_blocks(capacity)
-        )
-        self._held: dict[str, Reserved] = {}
+        self._limits, self._capacity = limits, capacity
+        self._most = max_requests(capacity, limits), usable_blocks(capacity)
+        self._admissions: dict[str, Admission] = {}
         self._stays: dict[str, list[Stay]] = {}  # by worker id; those that ended a while ago are dropped
         self.fullest = 0.0  # share of a worker's bounds
 
@@ -55,28 +58,30 @@ class Workers:
         stay = Stay(booking, now)
         for worker_id in booking.worker_ids:
             self._stays.setdefault(worker_id, []).append(stay)
-        if full := self._full(booking):
-            stay.until = now
-            return stay, full
         for worker_id in booking.worker_ids:
-            self._of(worker_id).add(booking.share(worker_id))
-        writer, most = self._of(booking.decode_id), self._most
-        self.fullest = max(self.fullest, writer.requests / most.requests, writer.blocks / most.blocks)
+            held = booking.share(worker_id)
+            phase = PHASE_PREFILL if worker_id == booking.prefill_id else PHASE_DECODE
+            start = Start(phase=phase, prompt_tokens=held.prompt_tokens, blocks=held.blocks)
+            try:
+                stay.shares[worker_id] = self._of(worker_id).take(start)
+            except RequestRefused:
+                self._leave(stay, now)
+                return stay, worker_id
+        writer, (requests, blocks) = self._of(booking.decode_id), self._most
+        self.fullest = max(self.fullest, writer.requests / requests, writer.blocks / blocks)
         return stay, ""
 
     def read(self, stay: Stay, now: float) -> None:
         """Note that an attempt's prompt was prefilled."""
         stay.read_at = now
-        for worker_id in stay.booking.worker_ids:
-            before, after = stay.booking.share(worker_id), stay.booking.share(worker_id, prefilled=True)
-            before.take(after)
-            self._of(worker_id).take(before)
+        for worker_id, share in stay.shares.items():
+            self._of(worker_id).prefilled(share)
+            if worker_id == stay.booking.prefill_id:
+                self._of(worker_id).give_back(share)
 
     def end(self, stay: Stay, now: float) -> None:
-        """End an attempt whose prompt was prefilled."""
-        stay.until = now
-        for worker_id in stay.booking.worker_ids:
-            self._of(worker_id).take(stay.booking.share(worker_id, prefilled=True))
+        """End an attempt."""
+        self._leave(stay, now)
 
     def unlike(self, told: pb.Description, asked: float, got: float) -> list[str]:
         """Return what a scheduler lacks, and which of its sums cannot be, as it told between two moments."""
@@ -106,17 +111,17 @@ class Workers:
                     found.append(f"{worker_id}: {sum_} {what}, which can only be {low} to {high}")
         return found
 
-    def _full(self, booking: Booking) -> str:
-        queued, most = self._of(booking.prompt_worker_id).prompt_tokens, self._most
-        if queued and queued + booking.prompt_tokens > most.prompt_tokens:  # an idle one takes any prompt
-            return booking.prompt_worker_id
-        writer = self._of(booking.decode_id)
-        if writer.requests >= most.requests or writer.blocks + booking.blocks > most.blocks:
-            return booking.decode_id
-        return ""
+    def _leave(self, stay: Stay, now: float) -> None:
+        stay.until = now
+        for worker_id, share in stay.shares.items():
+            self._of(worker_id).give_back(share)
 
-    def _of(self, worker_id: str) -> Reserved:
-        return self._held.setdefault(worker_id, Reserved())
+    def _of(self, worker_id: str) -> Admission:
+        found = self._admissions.get(worker_id)
+        if found is None:
+            found = self._admissions[worker_id] = Admission(self._limits)
+            found.fit(self._capacity)
+        return found
 
 
 @dataclass

@@ -78,6 +78,9 @@ class LegHost(Protocol):
     def prefix_loaded(self, admitted: worker_pb2.Admitted) -> None:
         """Note that the prefill worker has loaded the prompt's beginning."""
 
+    def prefilled(self) -> None:
+        """Report that the prompt is prefilled, where no handoff follows."""
+
     def shared(self, blocks: int) -> None:
         """Report KV blocks of the decode worker that the request shares with others."""
 
@@ -204,6 +207,8 @@ class Leg:
         if self._fresh:
             self._fresh = False
             self._begin(output, clock_offset_s)
+            if self._booked[0] and self._phase == worker_pb2.PHASE_DECODE:
+                self._host.prefilled()
         elif output.events is not None:
             self._sink.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:

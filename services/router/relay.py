@@ -522,6 +522,10 @@ class Relay:
         self._metrics.gap("wire", wire_s)
         self._sink.watch(received)
 
+    def prefilled(self) -> None:
+        """Report that the prompt is prefilled, where no handoff follows."""
+        self._placements.prefilled(self.placement.attempt)
+
     def shared(self, blocks: int) -> None:
         """Report KV blocks of the decode worker that the request shares with others."""
         self._placements.shared(self.placement.attempt, blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from baton.scheduler import reporter as reporter_module
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS
 from baton.scheduler.reports import Reports
-from baton.scheduler.types import Booking, Known
+from baton.scheduler.types import Booking, Known, Reserved, shares
 from harness.scheduling import until
 from harness.support import PATIENCE
 
@@ -82,11 +83,51 @@ async def test_batches_and_queue_are_bounded() -> None:
     wire = Wire()
     reporter = reports(wire)
     for _ in range(QUEUED_EVENTS + 3):
-        reporter.prefilled(Attempt("r", 1))
+        reporter.finished(Attempt("r", 1), "stop")
     assert reporter.dropped == 3
     await reporter.close()  # sends what is left
-    assert sum(len(one.prefilled) for one in wire.sent) == QUEUED_EVENTS
-    assert max(len(one.prefilled) for one in wire.sent) == BATCH_EVENTS
+    assert sum(len(one.finished) for one in wire.sent) == QUEUED_EVENTS
+    assert max(len(one.finished) for one in wire.sent) == BATCH_EVENTS
+
+
+async def test_what_is_held_is_told_again_where_events_were_dropped() -> None:
+    wire = Wire()
+    reporter = reports(wire)
+    reporter.hold(live("held"), 30.0, booked_by=HERE)
+    for _ in range(QUEUED_EVENTS):
+        reporter.prefilled(Attempt("another", 1))
+    reporter.prefilled(Attempt("held", 1))
+    assert reporter.dropped == 1
+
+    async def told() -> bool:
+        return any(one.attempt.request_id == "held" and one.read for sent in wire.sent for one in sent.placed)
+
+    await until(told)
+    await reporter.close()
+
+
+async def test_sums_are_those_of_what_is_held() -> None:
+    draw = random.Random(5)
+    reporter = reports(Wire())
+    for _ in range(2_000):
+        name = f"r{draw.randrange(30)}"
+        held = reporter._held.get(name)
+        match draw.choice(("hold", "prefilled", "shared", "finished")):
+            case "hold":
+                reporter.hold(live(name, held.attempt.epoch + 1 if held else 1), 30.0, booked_by=HERE)
+            case "prefilled" if held:
+                reporter.prefilled(held.attempt)
+            case "shared" if held:
+                reporter.shared(held.attempt, draw.randrange(4))
+            case "finished" if held:
+                reporter.finished(held.attempt, "stop")
+        expected: dict[str, Reserved] = {}
+        for known in reporter._held.values():
+            for worker_id, share in shares(known):
+                expected.setdefault(worker_id, Reserved()).add(share)
+        assert reporter.reserved == {key: one for key, one in expected.items() if not one.empty}
+    await reporter.close()
+    assert reporter.reserved == {}
 
 
 async def test_a_batch_is_tried_again() -> None:

@@ -9,7 +9,7 @@ from baton.scheduler.booking import Assignment
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.settling import HELD_UP_S, Settling
 from baton.scheduler.standby import KEPT_S, Standby
-from baton.scheduler.types import Known
+from baton.scheduler.types import Known, Reserved, shares
 from baton.services.config import PolicySettings
 from harness.scheduling import Clock, identity, need
 
@@ -52,7 +52,11 @@ def standby(clock: Clock) -> Standby:
 def fill(standby: Standby, mine: list[Known]) -> int:
     """Place until there is no room; how many got in."""
     for number in range(100):
-        picked = standby.place(need(f"r{len(mine)}.{number}", prompt=1, new=1), mine)
+        held: dict[str, Reserved] = {}
+        for known in mine:
+            for worker_id, share in shares(known):
+                held.setdefault(worker_id, Reserved()).add(share)
+        picked = standby.place(need(f"r{len(mine)}.{number}", prompt=1, new=1), held)
         if not isinstance(picked, Assignment):
             assert isinstance(picked, NoChoice)
             assert picked.code == pb.Rejection.CODE_FULL
@@ -62,7 +66,7 @@ def fill(standby: Standby, mine: list[Known]) -> int:
 
 
 def test_without_a_snapshot_nobody_is_chosen(standby: Standby) -> None:
-    assert standby.place(need(), []) is None
+    assert standby.place(need(), {}) is None
     assert standby.workers == []
 
 
@@ -77,7 +81,7 @@ def test_a_heartbeat_is_told_for_as_long_as_it_is_young(standby: Standby, clock:
 
 def test_a_pair_is_chosen_as_the_scheduler_would(standby: Standby) -> None:
     standby.learn(snapshot("p", "d"))
-    picked = standby.place(need(prompt=100, new=10), [])
+    picked = standby.place(need(prompt=100, new=10), {})
     assert isinstance(picked, Assignment)
     assert picked.prefill is not None
     assert (picked.prefill.worker_id, picked.decode.worker_id) == ("p", "d")
@@ -102,16 +106,16 @@ def test_no_more_is_booked_than_the_snapshot_leaves(standby: Standby, clock: Clo
 def test_a_snapshot_grows_too_old(standby: Standby, clock: Clock) -> None:
     standby.learn(snapshot("m"))
     clock.now += KEPT_S
-    assert isinstance(standby.place(need(), []), Assignment)
+    assert isinstance(standby.place(need(), {}), Assignment)
     clock.now += 1
-    assert standby.place(need(), []) is None
+    assert standby.place(need(), {}) is None
     assert standby.workers == []
 
 
 def test_a_broken_worker_is_avoided(standby: Standby) -> None:
     standby.learn(snapshot("a", "b"))
     for number in range(8):
-        picked = standby.place(need(f"r{number}", 1, 100, 10, "a"), [])
+        picked = standby.place(need(f"r{number}", 1, 100, 10, "a"), {})
         assert isinstance(picked, Assignment)
         assert picked.decode.worker_id == "b"
 

@@ -11,6 +11,7 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Start
 from baton.services.router import relay
+from harness import scheduling
 from harness.fake_worker import BLOCK_SIZE, FakeWorker, Fault, answer, until
 from harness.router import Cluster
 from harness.support import PATIENCE
@@ -62,6 +63,27 @@ async def test_a_mixed_worker_is_told_both(cluster: Cluster) -> None:
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     right(await cluster.ask(LONG), LONG, 8)
     assert booked(*mixed.seen.starts) == [(len(LONG), blocks(LONG, 8))]
+
+
+async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_token(
+    cluster: Cluster,
+) -> None:
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.05))
+    await cluster.send("long", LONG, 40)
+    await until(lambda: cluster.got["long"].tokens, "it decodes")
+
+    async def told() -> bool:
+        (worker,) = (await cluster.scheduler.describe()).workers
+        return (worker.reserved_prompt_tokens, worker.reserved_requests, worker.reserved_decoding) == (
+            0,
+            1,
+            1,
+        )
+
+    await scheduling.until(told)
+    assert mixed.seen.starts[0].prompt_tokens == len(LONG)
+    right(await cluster.answer("long"), LONG, 40)
+    await cluster.settled()
 
 
 async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster: Cluster) -> None:
