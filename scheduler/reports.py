@@ -135,12 +135,14 @@ class Reports:
 
     def _put(self, request_id: str, known: Known | None) -> None:
         """Hold this of a request from now on, or nothing any more, and keep the sums."""
-        if before := self._held.pop(request_id, None):
+        if before := self._held.get(request_id):
             for worker_id, share in shares(before):
                 self.reserved[worker_id].take(share)
                 if self.reserved[worker_id].empty:
                     del self.reserved[worker_id]
-        if known:
-            self._held[request_id] = known
-            for worker_id, share in shares(known):
-                self.reserved.setdefault(worker_id, Reserved()).add(share)
+        if known is None:
+            del self._held[request_id]
+            return
+        self._held[request_id] = known
+        for worker_id, share in shares(known):
+            self.reserved.setdefault(worker_id, Reserved()).add(share)

@@ -281,10 +281,12 @@ def name_of(identity: pb.WorkerIdentity) -> str:
 
 
 def shares(known: Known) -> Iterator[tuple[str, Reserved]]:
-    """Yield what an attempt holds now of each of its workers, by the worker's id."""
+    """Yield what an attempt holds now of its workers, by the worker's id, where it is anything."""
     booking = known.booking
     for worker_id in booking.worker_ids:
-        yield worker_id, booking.share(worker_id, prefilled=known.prefilled)
+        share = booking.share(worker_id, prefilled=known.prefilled)
+        if not share.empty:
+            yield worker_id, share
 
 
 def attempt_from_wire(message: pb.Attempt) -> Attempt:
