@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
-from baton.scheduler.types import Booking, RouterReport
+from baton.scheduler.types import Booking, Known, Reserved, RouterReport, shares
 from baton.services.config import PolicySettings
 from harness.support import PATIENCE, free_port
 
@@ -120,6 +120,15 @@ def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str =
     booking = booking_of(what, workers[prefill] if prefill else None, workers[decode])
     ledger.place(booking)
     return booking
+
+
+def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
+    """Return what these attempts hold in all, by worker id."""
+    total: dict[str, Reserved] = {}
+    for known in attempts:
+        for worker_id, share in shares(known):
+            total.setdefault(worker_id, Reserved()).add(share)
+    return total
 
 
 def report(

@@ -16,8 +16,8 @@ from baton.scheduler.ledger import Ledger
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
 from baton.scheduler.roster import Roster
-from baton.scheduler.types import Known, Reserved, RouterReport, held
-from harness.scheduling import LIMITS, Clock, identity, need, report
+from baton.scheduler.types import Known, Reserved, RouterReport
+from harness.scheduling import LIMITS, Clock, held, identity, need, report
 
 WORKERS = {"p1": pb.ROLE_PREFILL, "p2": pb.ROLE_PREFILL, "d1": pb.ROLE_DECODE, "d2": pb.ROLE_DECODE}
 WORKERS |= {"m": pb.ROLE_MIXED}

@@ -14,7 +14,8 @@ from baton.scheduler import reporter as reporter_module
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS
 from baton.scheduler.reports import Reports
-from baton.scheduler.types import Booking, Known, Reserved, shares
+from baton.scheduler.types import Booking, Known
+from harness.scheduling import held as held_by
 from harness.scheduling import until
 from harness.support import PATIENCE
 
@@ -121,11 +122,7 @@ async def test_sums_are_those_of_what_is_held() -> None:
                 reporter.shared(held.attempt, draw.randrange(4))
             case "finished" if held:
                 reporter.finished(held.attempt, "stop")
-        expected: dict[str, Reserved] = {}
-        for known in reporter._held.values():
-            for worker_id, share in shares(known):
-                expected.setdefault(worker_id, Reserved()).add(share)
-        assert reporter.reserved == {key: one for key, one in expected.items() if not one.empty}
+        assert reporter.reserved == held_by(reporter._held.values())
     await reporter.close()
     assert reporter.reserved == {}
 

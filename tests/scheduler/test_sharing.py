@@ -21,8 +21,8 @@ from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import Reserved, held
-from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, until
+from baton.scheduler.types import Reserved
+from harness.scheduling import Options, RedisServer, capacity, free_port, held, identity, need, until
 from harness.support import PATIENCE
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -89,8 +89,7 @@ class Pair:
         """Wait until each scheduler has booked exactly what these routers hold."""
 
         async def so() -> bool:
-            total = held(known for router in routers for known in router.reporter.holding)
-            holding = {worker_id: one for worker_id, one in total.items() if not one.empty}
+            holding = held(known for router in routers for known in router.reporter._held.values())
             return all(self.booked(number) == holding for number in self.servers)
 
         await until(so)

@@ -9,9 +9,9 @@ from baton.scheduler.booking import Assignment
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.settling import HELD_UP_S, Settling
 from baton.scheduler.standby import KEPT_S, Standby
-from baton.scheduler.types import Known, Reserved, shares
+from baton.scheduler.types import Known
 from baton.services.config import PolicySettings
-from harness.scheduling import Clock, identity, need
+from harness.scheduling import Clock, held, identity, need
 
 LEASE_S = 15.0
 
@@ -52,11 +52,7 @@ def standby(clock: Clock) -> Standby:
 def fill(standby: Standby, mine: list[Known]) -> int:
     """Place until there is no room; how many got in."""
     for number in range(100):
-        held: dict[str, Reserved] = {}
-        for known in mine:
-            for worker_id, share in shares(known):
-                held.setdefault(worker_id, Reserved()).add(share)
-        picked = standby.place(need(f"r{len(mine)}.{number}", prompt=1, new=1), held)
+        picked = standby.place(need(f"r{len(mine)}.{number}", prompt=1, new=1), held(mine))
         if not isinstance(picked, Assignment):
             assert isinstance(picked, NoChoice)
             assert picked.code == pb.Rejection.CODE_FULL

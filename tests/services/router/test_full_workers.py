@@ -74,11 +74,8 @@ async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_t
 
     async def told() -> bool:
         (worker,) = (await cluster.scheduler.describe()).workers
-        return (worker.reserved_prompt_tokens, worker.reserved_requests, worker.reserved_decoding) == (
-            0,
-            1,
-            1,
-        )
+        reserved = worker.reserved_prompt_tokens, worker.reserved_requests, worker.reserved_decoding
+        return reserved == (0, 1, 1)
 
     await scheduling.until(told)
     assert mixed.seen.starts[0].prompt_tokens == len(LONG)
