@@ -308,7 +308,7 @@ async def test_what_one_that_stood_still_places_late_gives_way(
                 assert isinstance(one, Placement | SchedulerUnavailable) or (
                     isinstance(one, NoCapacity) and one.code == pb.Rejection.CODE_STALE_EPOCH
                 )
-            holding = {known.attempt for known in client.reporter.holding}
+            holding = {known.attempt for known in client.reporter._held.values()}
             assert len(holding) == 4
 
             async def the_later_ones_alone() -> bool:
