@@ -116,7 +116,7 @@ def compare(service: Service, seed: int, starts: list[float]) -> dict[str, Any]:
 
 
 def decision_ms(workers: int = 1_000, routers: int = 100, steps: int = 30) -> dict[str, float]:
-    """Return the CPU time of a decision, from the store's view and messages on, with all workers busy."""
+    """Return the CPU time of a decision, from the view and messages on, with all workers busy."""
     goals = Goals("on", 1.0, 0.04, Bounds(1, workers), Bounds(1, workers), 2.0, 120.0, 5.0)
     controller = Controller(goals)
     fleets = {f"f{n}": _fleet(range(n * 8, n * 8 + 10)) for n in range(workers // 8)}

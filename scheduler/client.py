@@ -244,15 +244,15 @@ class SchedulerClient:
     async def describe(self) -> pb.Description:
         """Return all that the schedulers know, for operators.
 
-        All of them know the same workers and attempts: the one that knows most workers tells them, of those
-        that have their store. A router is known to its home alone.
+        All of them know the same workers and attempts: the one that knows most workers tells them. A router
+        is known to its home alone.
         """
         replies: dict[str, pb.Description] = await self._schedulers.each(
             "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S
         )
         found = pb.Description()
         found.CopyFrom(
-            min(replies.values(), key=lambda reply: (bool(reply.store_problem), -len(reply.workers)))
+            min(replies.values(), key=lambda reply: (-len(reply.workers), bool(reply.store_problem)))
         )
         routers = {one.router_id: one for reply in replies.values() for one in reply.routers}
         del found.routers[:], found.schedulers[:]

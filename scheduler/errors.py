@@ -47,7 +47,7 @@ class SchedulerUnavailable(SchedulerError):
 
 
 class Refused(SchedulerError):
-    """The scheduler refuses what it was sent: another model or vLLM than the topic's, a malformed call."""
+    """The scheduler refuses what it was sent: another model than the topic's, a malformed call."""
 
 
 class StaleWorker(SchedulerError):

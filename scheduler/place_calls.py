@@ -17,7 +17,7 @@ from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.tasks import spawn, stop
 
-PLACE_TIMEOUT_S = 3.0  # of a call; the scheduler itself gives up on its store after 0.9 s
+PLACE_TIMEOUT_S = 3.0  # of a call
 BEHIND_S = 0.005  # s; the longest wait for a call that is under way
 MOST = 64  # placements in a call
 

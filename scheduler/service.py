@@ -43,7 +43,7 @@ from baton.scheduler.store import open_store
 from baton.scheduler.turns import SharedTurns
 from baton.scheduler.types import SchedulerOptions
 
-WATCH_S = 0.5  # s; how often the store is tended and swept
+WATCH_S = 0.5  # s; how often the store is tended, and what ran out of time is swept
 STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
 _WORK = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
 # The names that gRPC's health service knows.

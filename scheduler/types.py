@@ -79,7 +79,7 @@ class Reserved:
         self.decoding += other.decoding
 
     def take(self, other: Reserved) -> None:
-        """Undo `add`; what would be below zero becomes zero: two views may be of different moments."""
+        """Undo `add`; what would be below zero becomes zero: a snapshot may be of another moment."""
         self.prompt_tokens = max(0, self.prompt_tokens - other.prompt_tokens)
         self.requests = max(0, self.requests - other.requests)
         self.blocks = max(0, self.blocks - other.blocks)

@@ -304,7 +304,7 @@ class SchedulerSettings(_Section):
         if several:
             raise ConfigError(
                 f"{several} and scheduler.store is memory: "
-                "each would book the same room again; set scheduler.store to the Redis that they share, or "
+                "drains and orders would hold at one of them alone; set scheduler.store to the Redis that they share, or "
                 "name one scheduler"
             )
 

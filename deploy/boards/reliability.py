@@ -66,7 +66,7 @@ BOARD = Board(
                     "Booked by routers' reports",
                     (rate(f"{_S}_adopted_total"), "attempts"),
                     unit="ops",
-                    about="Placed without a scheduler, or lost by it.",
+                    about="Placed by another scheduler or by none, or lost here.",
                 ),
             ),
         ),

@@ -62,7 +62,7 @@ UNHEARD = {
     "drain-router": _PLANNED,
     "kill-watcher": "no request needs it; the worker killed with it is as of kill-decode",
     "delay-network": "slower, and within the deadlines: the time to first token shows it",
-    "slow-redis": "slower, and within the deadlines: the placements' time shows it",
+    "slow-redis": "no request needs it",
 }
 HOLD_S = {"kill-router": 2.0}  # longer than by default, so that it is seen, but for this one
 HELD_S = 25.0

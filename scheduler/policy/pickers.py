@@ -21,7 +21,7 @@ class Best(Picker):
 class PowerOfTwo(Best):
     """Picks the best of two drawn at random and of those that hold most of the prompt.
 
-    Several schedulers that see the same slightly old state do not all run to the same best worker
+    Several schedulers that have not heard of each other's last choices do not all run to the same best worker
     (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
     """
 

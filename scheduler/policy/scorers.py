@@ -1,7 +1,7 @@
 """The built-in scorers.
 
-The scheduler's bookings and the worker's heartbeat are two views of one load: bookings are exact at once,
-heartbeats are late but know what was placed before the store was lost. The higher one counts.
+The scheduler's bookings and the worker's heartbeat are two views of one load: bookings count at once,
+heartbeats are late but know what this scheduler has not been told of. The higher one counts.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ __all__ = ["Store", "open_store"]
 
 
 def open_store(url: str, topic: str, password: str = "") -> Store:
-    """Return the store that a URL names: `memory`, or a Redis (`store_url.FORM`).
+    """Return the store that a URL names: `memory`, or a Redis (`redis_url.FORM`).
 
     `password` is for a URL without one. Raises StoreRefuses if the URL makes no sense.
     """

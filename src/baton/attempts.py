@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_EPOCH = 2**31  # Lua's numbers are doubles; nobody gets near it
+MAX_EPOCH = 2**31  # nobody gets near it
 EPOCH_KEEP_S = 60  # s; a request's last epoch is known so long: a deadline stops calls that come later
 
 
