@@ -46,8 +46,6 @@ from baton.scheduler.types import SchedulerOptions
 WATCH_S = 0.5  # s; how often the store is tended, and what ran out of time is swept
 STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
 _WORK = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
-# The names that gRPC's health service knows.
-PROCESS, SERVICE = "", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 log = logging.getLogger(__name__)
@@ -126,8 +124,7 @@ class SchedulerServer:
         except BaseException:
             await self._store.close()
             raise
-        for name in (PROCESS, SERVICE):
-            await self._health.set(name, _SERVING)
+        await self._health.set("", _SERVING)
         self._tasks = [keep(self._watch_store, "scheduler-watch-store")]
         if self._balance:
             self._tasks.append(keep(partial(self._keep_balance, self._balance), "scheduler-balance"))

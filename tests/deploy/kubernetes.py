@@ -18,8 +18,6 @@ from typer.testing import CliRunner
 
 from baton import addresses
 from baton.protos import worker_pb2
-from baton.scheduler.service import PROCESS
-from baton.scheduler.service import SERVICE as SCHEDULER_SERVICE
 from baton.security.authority import KEPT, KEY, TOKENS
 from baton.security.authority import ROOT as CA_CERTIFICATE
 from baton.security.errors import NotSecured
@@ -309,7 +307,7 @@ def _probe_problem(one: Workload, kind: str, probe: Doc) -> str:
         get = probe.get("httpGet", {})
         asked = (get.get("scheme"), one.ports.get(get.get("port")), get.get("path"))
         return "" if asked == ("HTTPS", ports(one)[0], "/ca") else "does not ask the CA for its certificate"
-    served = {PROCESS, SCHEDULER_SERVICE if one.kind == "scheduler" else _WORKER_SERVICE}
+    served = {""} if one.kind == "scheduler" else {"", _WORKER_SERVICE}
     program, script, place, *named = [*probe.get("exec", {}).get("command", []), "", "", ""][:4]
     if (program, script) != ("python", f"{dockerfile.workdir()}/{_CHECK.relative_to(ROOT)}"):
         return "is not the command that shows a certificate"
@@ -323,8 +321,6 @@ def _probe_problem(one: Workload, kind: str, probe: Doc) -> str:
     if probe.get("timeoutSeconds", 1) <= _CHECK_S:
         return "is over before its command"
     patience_s = probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3)
-    if kind == "liveness" and one.kind == "scheduler" and service:
-        return "kills a scheduler that lacks Redis"
     if kind == "liveness" and one.kind == "worker" and patience_s <= one.settings.worker.drain_timeout_s:
         return "kills a worker that drains"
     return ""

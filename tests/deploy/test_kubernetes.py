@@ -305,7 +305,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "is over before its command",
     ),
     "a probe of an unknown service": (
-        lambda d: probe(d, "scheduler", "readiness").__setitem__(3, "Scheduler"),
+        lambda d: probe(d, "scheduler", "readiness").append("Scheduler"),
         "which is not served",
     ),
     "a probe that needs a key": (
@@ -315,10 +315,6 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "routers killed for want of workers": (
         lambda d: container(d, "router")["livenessProbe"]["httpGet"].update(path="/health"),
         "liveness probe asks /health",
-    ),
-    "schedulers killed for want of Redis": (
-        lambda d: probe(d, "scheduler", "liveness").append("baton.scheduler.v1.Scheduler"),
-        "kills a scheduler",
     ),
     "a worker killed as it drains": (
         lambda d: container(d, "decode")["livenessProbe"].update(failureThreshold=3),
