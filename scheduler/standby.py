@@ -7,7 +7,8 @@ Then:
 - Only workers of a snapshot are chosen, by the scheduler's own policy and limits. Those that died since are
   known by their broken streams (`exclude`).
 - Bookings of others count, as of the snapshot, until their leases are over; those of this router count as
-  they are. Several routers do not see each other's bookings: workers refuse what does not fit, and it is placed again.
+  they are. Several routers do not see each other's bookings: workers refuse what does not fit, and it is
+  placed again.
 - A worker that was in no snapshot for `KEPT_S` is not chosen any more.
 """
 

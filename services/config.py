@@ -304,8 +304,8 @@ class SchedulerSettings(_Section):
         if several:
             raise ConfigError(
                 f"{several} and scheduler.store is memory: "
-                "drains and orders would hold at one of them alone; set scheduler.store to the Redis that they share, or "
-                "name one scheduler"
+                "drains and orders would hold at one of them alone; set scheduler.store to the Redis that "
+                "they share, or name one scheduler"
             )
 
 

@@ -60,8 +60,8 @@ class RouterMetrics:
         )
         self._without_scheduler = Counter(
             "baton_router_placements_without_scheduler_total",
-            "Placements made by the router itself from its last snapshot: no scheduler answered, or it did not "
-            "know the workers",
+            "Placements made by the router itself from its last snapshot: no scheduler answered, or it did "
+            "not know the workers",
             registry=registry,
         )
         self._rejections = Counter(
