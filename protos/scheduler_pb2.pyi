@@ -56,16 +56,18 @@ class WorkerIdentity(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("id", "kind", "host", "metrics_address")
+    __slots__ = ("id", "kind", "host", "metrics_address", "workers")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: str
     host: str
     metrics_address: str
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    workers: int
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[str] = ..., metrics_address: _Optional[str] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class Capacity(_message.Message):
     __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports", "speculative_method", "facts", "hashing", "adapters", "steps")

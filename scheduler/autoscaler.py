@@ -23,6 +23,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.autoscale_metrics import AutoscaleMetrics
 from baton.scheduler.booking import usable_blocks
 from baton.scheduler.flip import set_role
+from baton.scheduler.members import Members
 from baton.scheduler.roster import Roster
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
@@ -38,11 +39,19 @@ class Autoscaler:
     """The autoscaler of one scheduler. `run` is its task."""
 
     def __init__(
-        self, goals: Goals, store: Store, roster: Roster, settling: Settling, metrics: AutoscaleMetrics
+        self,
+        goals: Goals,
+        store: Store,
+        roster: Roster,
+        members: Members,
+        *,
+        settling: Settling,
+        metrics: AutoscaleMetrics,
     ) -> None:
         self._goals = goals
         self._store = store
         self._roster = roster
+        self._members = members
         self._settling = settling
         self._metrics = metrics
         self._name = uuid.uuid4().hex
@@ -54,7 +63,8 @@ class Autoscaler:
         """Decide again and again, while it is this scheduler's turn."""
         while True:
             await asyncio.sleep(self._goals.interval_s)
-            if self._settling or not await self._lead():
+            # What this scheduler alone does not hear may be well: it would be ordered away.
+            if self._settling or not self._members.hears_all or not await self._lead():
                 continue
             view = self._roster.view()
             told = await self._store.told()

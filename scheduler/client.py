@@ -266,7 +266,8 @@ class SchedulerClient:
     async def drain(self, worker_id: str) -> pb.DrainReply:
         """Ask a worker to drain; a unique beginning of its id is enough. The reply may name a problem."""
         request = pb.DrainRequest(worker_id=worker_id)
-        reply: pb.DrainReply = await self._schedulers.call("Drain", request, CALL_TIMEOUT_S)
+        replies = await self._schedulers.each("Drain", request, CALL_TIMEOUT_S)
+        reply: pb.DrainReply = min(replies.values(), key=lambda one: bool(one.problem))
         return reply
 
     async def undrain(self, worker: str) -> pb.UndrainReply:
@@ -275,7 +276,8 @@ class SchedulerClient:
         The reply may name a problem.
         """
         request = pb.UndrainRequest(worker_id=worker)
-        reply: pb.UndrainReply = await self._schedulers.call("Undrain", request, CALL_TIMEOUT_S)
+        replies = await self._schedulers.each("Undrain", request, CALL_TIMEOUT_S)
+        reply: pb.UndrainReply = min(replies.values(), key=lambda one: bool(one.problem))
         return reply
 
     async def set_role(self, worker_id: str, role: pb.Role) -> pb.SetRoleReply:

@@ -12,7 +12,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nlargest
 
 from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -154,7 +154,7 @@ class Ledger:
     def history(self, limit: int) -> History:
         """Return at most `limit` attempts under way and as many finished ones, newest first."""
         now = self._clock()
-        newest = sorted(self.live.values(), key=lambda live: live.lease_until, reverse=True)[:limit]
+        newest = nlargest(limit, self.live.values(), key=lambda live: live.lease_until)
         handoffs: list[pb.PastHandoff] = []
         for past, ended in list(self._handoffs)[:limit]:
             aged = pb.PastHandoff()

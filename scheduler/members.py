@@ -67,6 +67,22 @@ class Members:
         """The number of schedulers, as far as is known."""
         return sum(one.kind == "scheduler" for one in self.known)
 
+    @property
+    def hears_all(self) -> bool:
+        """Whether no other scheduler hears of more workers, as far as is known."""
+        mine = self._mine
+        return mine is None or all(
+            one.workers <= mine.workers for key, one in self._known.items() if key != mine.id
+        )
+
+    def hears(self, workers: int) -> None:
+        """Tell others, from the next `tend` on, how many workers this scheduler hears of."""
+        if self._mine and self._mine.workers != workers:
+            mine = pb.Process()
+            mine.CopyFrom(self._mine)
+            mine.workers = workers
+            self._mine = mine
+
     def introduce(self, mine: pb.Process) -> None:
         """Tell of this process, from the next `tend` on."""
         self._mine = mine

@@ -23,6 +23,9 @@ from baton.scheduler.types import Known, attempt_from_wire, attempt_to_wire, kno
 from baton.tasks import stop
 
 FLUSH_S = 0.01  # s between two reports: an event that comes alone goes at once, many go together
+# The same, to a scheduler that this router asks for no placements. Each report costs it 0.5 ms, and it gets
+# those of all routers; workers refuse what it chooses without knowing better.
+ELSEWHERE_FLUSH_S = 0.05
 RETRY_S = 0.2  # s between tries while nobody answers
 KEEP_S = 60.0  # s; older events are of no use any more: their attempts' leases have run out
 BATCH_EVENTS = 512
@@ -43,17 +46,17 @@ class Reporter:
         self,
         send: Send,
         held: Mapping[str, Known],
-        on_fenced: Callable[[Attempt], None],
+        is_home: Callable[[], bool],
         on_released: Callable[[], None],
     ) -> None:
         """Report by `send`, and renew what is in `held`, by request id: others fill and empty it.
 
-        `on_fenced` gets attempts that are over for the scheduler. `on_released` is called when it knows that
-        reservations ended, and when it has stopped answering.
+        `is_home` tells whether the router would ask this scheduler for a placement now. `on_released` is
+        called when it knows that reservations ended, and when it has stopped answering.
         """
         self._send = send
         self._held = held
-        self._on_fenced = on_fenced
+        self._is_home = is_home
         self._on_released = on_released
         self._events: deque[tuple[float, Event]] = deque()  # with time.monotonic() when they came
         self._renew_every_s = 0.0
@@ -112,7 +115,9 @@ class Reporter:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
-            pause_s = FLUSH_S if self.answered else RETRY_S
+            pause_s = RETRY_S
+            if self.answered:
+                pause_s = FLUSH_S if self._is_home() else ELSEWHERE_FLUSH_S
             await asyncio.sleep(max(0.0, self._flushed_at + pause_s - time.monotonic()))
             self._flushed_at = time.monotonic()
             self._wake.clear()
@@ -147,6 +152,7 @@ class Reporter:
             except Refused as error:
                 log.warning("a report was refused: %s", error)
                 self.dropped += len(batch)
+                self.answered = self._anew = True
             for _ in batch:
                 self._events.popleft()
             if request.prefilled or request.finished or request.shared:
@@ -157,14 +163,15 @@ class Reporter:
         self._anew = False
         log.warning("a scheduler has lost count: reporting %d bookings again", len(self._held))
         self._events = deque(one for one in self._events if isinstance(one[1], pb.Finished))
-        for known in self._held.values():
-            self.add(known_to_wire(known))
+        now = time.monotonic()
+        self._events.extend((now, known_to_wire(known)) for known in self._held.values())
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - KEEP_S
         while self._events and self._events[0][0] < oldest:
             self._events.popleft()
             self.dropped += 1
+            self._anew = True
 
     async def _renew(self, held: list[Attempt]) -> None:
         self._renew_at = time.monotonic() + self._renew_every_s
@@ -198,5 +205,5 @@ class Reporter:
                     extra={"request_id": message.request_id},
                 )
                 self.add(known_to_wire(known))
-        for message in reply.fenced:
-            self._on_fenced(attempt_from_wire(message))
+        for message in reply.fenced:  # of an epoch whose reply was lost: it goes on under a later one
+            log.debug("%s, epoch %d, is over for a scheduler", message.request_id, message.epoch)

@@ -8,7 +8,6 @@ away holds up no other. With S schedulers S reports are sent in place of one.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,8 +16,6 @@ from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.reporter import Event, Reporter, Send
 from baton.scheduler.types import Known, Reserved, attempt_to_wire, known_to_wire, shares
-
-log = logging.getLogger(__name__)
 
 
 class Reports:
@@ -34,7 +31,9 @@ class Reports:
         self._lease_s = 0.0
         self._home = home
         self._reporters = {
-            address: Reporter(send, self._held, self._fenced, partial(self._released, address))
+            address: Reporter(
+                send, self._held, partial(self._is_home, address), partial(self._released, address)
+            )
             for address, send in sends.items()
         }
         self.on_released: Callable[[], None] = lambda: None  # the scheduler knows that reservations ended
@@ -113,17 +112,11 @@ class Reports:
 
     def _released(self, address: str) -> None:
         """Pass on that a scheduler knows of ends, or has stopped answering, where placements depend on it."""
-        if len(self._reporters) == 1 or address == self._home() or not self._reporters[address].answered:
+        if self._is_home(address) or not self._reporters[address].answered:
             self.on_released()
 
-    def _fenced(self, attempt: Attempt) -> None:
-        if self._drop(attempt):
-            log.warning(
-                "%s, epoch %d, is over for a scheduler",
-                attempt.request_id,
-                attempt.epoch,
-                extra={"request_id": attempt.request_id},
-            )
+    def _is_home(self, address: str) -> bool:
+        return len(self._reporters) == 1 or address == self._home()
 
     def _drop(self, attempt: Attempt) -> bool:
         """Renew it no longer; return False when it is not held, or another attempt at the request is."""

@@ -96,7 +96,14 @@ class SchedulerServer:
         self._server: grpc.aio.Server | None = None
         self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None
         self._autoscaler = (
-            Autoscaler(goals, self._store, self._roster, self._settling, self.metrics.autoscale)
+            Autoscaler(
+                goals,
+                self._store,
+                self._roster,
+                self.members,
+                settling=self._settling,
+                metrics=self.metrics.autoscale,
+            )
             if goals and autoscales
             else None
         )
@@ -115,6 +122,7 @@ class SchedulerServer:
     async def __aenter__(self) -> Self:
         try:
             await self._store.open()
+            self._roster.drain(self._store.drained)
             self._look()
             self._server = aio_server()
             rpc.add_SchedulerServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
@@ -125,7 +133,10 @@ class SchedulerServer:
             await self._store.close()
             raise
         await self._health.set("", _SERVING)
-        self._tasks = [keep(self._watch_store, "scheduler-watch-store")]
+        self._tasks = [
+            keep(self._watch_store, "scheduler-watch-store"),
+            keep(self._watch_memory, "scheduler-watch-memory"),
+        ]
         if self._balance:
             self._tasks.append(keep(partial(self._keep_balance, self._balance), "scheduler-balance"))
         if self._autoscaler:
@@ -146,19 +157,25 @@ class SchedulerServer:
     async def _watch_store(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            self._settling.tick()
             await self._store.tend()
+            self._roster.drain(self._store.drained)
             await self.members.tend()
             if self.members.schedulers > 1:
                 await self._turns.tend()
             await self._servicer.tend()
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._settling.tick()
             self._look()
             await self._knowledge.tend()
 
     async def _keep_balance(self, balance: Balance) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            flip = None if self._settling else balance.look(self._roster.view())
+            unsure = self._settling or not self.members.hears_all
+            flip = None if unsure else balance.look(self._roster.view())
             if flip is None or not await self._store.take_turn("balance", balance.pause_s):
                 continue
             if problem := await set_role(flip.worker, flip.role):
@@ -169,7 +186,6 @@ class SchedulerServer:
 
     def _look(self) -> None:
         """Take stock; also sweep what ran out of time, even without placements."""
-        self._roster.drain(self._store.drained)
         self._ledger.sweep()
         view = self._roster.view()
         self.metrics.seen(view, len(self._ledger.live))
@@ -177,6 +193,7 @@ class SchedulerServer:
         self._losses.look(view, self._roster.left(), unsure=bool(self._settling))
         self._knowledge.look(view)
         self._workers = [one.identity for one in view.workers.values()]
+        self.members.hears(len(self._workers))
         self.metrics.store_up.set(not self._store.problem)
         if self._store.problem and not self._store_problem:
             self.metrics.store_losses.inc()

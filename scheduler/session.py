@@ -203,6 +203,7 @@ class _Line:
         self._registrations = 0  # begun
         self._drain_asked = False
         self._heard_at: float | None = None  # time.monotonic()
+        self._answers = True  # as far as is known
 
     @property
     def registered(self) -> bool:
@@ -228,9 +229,11 @@ class _Line:
                     await self.register()
                 if self.registered:  # else a later registration is under way, and wakes this
                     await self.heartbeat()
+                self._answers = True
             except Refused as error:
                 log.warning("scheduler %s refuses this worker: %s", self.address, error)
             except SchedulerUnavailable as error:
+                self._answers = False
                 log.debug("no heartbeat: %s", error)
 
     async def register(self) -> None:
@@ -295,4 +298,4 @@ class _Line:
         """The seconds until the next heartbeat."""
         session = self._session
         behind = session.blocks is not None and session.blocks.to(self.address).behind
-        return min(HURRY_S, session.heartbeat_s) if behind else session.heartbeat_s
+        return min(HURRY_S, session.heartbeat_s) if behind and self._answers else session.heartbeat_s

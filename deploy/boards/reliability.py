@@ -56,7 +56,12 @@ BOARD = Board(
         Row(
             "Fencing",
             (
-                lines("Leases that ran out", (rate(f"{_S}_leases_expired_total"), "attempts"), unit="ops"),
+                lines(
+                    "Leases that ran out",
+                    (f"max(rate({_S}_leases_expired_total[$__rate_interval]))", "attempts"),
+                    unit="ops",
+                    about="Each scheduler counts all of them.",
+                ),
                 lines(
                     "Late messages refused",
                     (rate(f"{_S}_stale_epochs_total", "what"), "{{what}}"),

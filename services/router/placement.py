@@ -63,17 +63,20 @@ class Placements:
         return placement
 
     def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
-        """Return the `full` workers beside which another one of their role is ready, and not among `others`.
+        """Return the `full` workers whose work one can do that is neither full nor in `others`.
 
-        Without it the other side would do the work of a full one, and that is not covered for
-        (`scheduler/policy/choose.py`): the full one is asked again.
+        It has their role, or is mixed.
+
+        Without it the other side would do the work of a full one (`scheduler/policy/choose.py`): the full one
+        is asked again.
         """
         if not full:
             return set()
         known = [one for one in self._client.standby.workers if one.state == pb.WORKER_STATE_READY]
         roles = {one.identity.worker_id: one.identity.role for one in known}
         left = {role for worker, role in roles.items() if worker not in full and worker not in others}
-        return {worker for worker in full if roles.get(worker) in left or worker not in roles}
+        others_can = {worker for worker in full if roles.get(worker) in left or worker not in roles}
+        return set(full) if pb.ROLE_MIXED in left else others_can
 
     def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:
         """Hold what an attempt holds under a new epoch: another placement was refused. Return its attempt."""

@@ -217,7 +217,7 @@ def test_redis_that_refuses() -> None:
         ("router --model {model} --scheduler nope", "scheduler.address: value 'nope'"),
         ("scheduler --store redis://h:port", "scheduler.store is not a Redis URL: it must look like"),
         *(
-            (f"{part} --scheduler a:7400,b:7400", "each would book the same room again; set")
+            (f"{part} --scheduler a:7400,b:7400", "drains and orders would hold at one of them alone; set")
             for part in (
                 "up --model {model}",
                 "scheduler",
