@@ -1,10 +1,11 @@
 """A router's process for bench/scheduler_cpu.py: it places at an even rate, and reports, as a router does.
 
-    python -m bench.scheduler_client ADDRESS NAME RATE BEGIN FROM UNTIL
+    python -m bench.scheduler_client ADDRESS NAME RATE
 
-BEGIN, FROM and UNTIL are of time.monotonic, which all processes of a machine share: when it begins to place,
-and between which moments it measures. It prints its figures as JSON, those of itself included: where this
-process had no time left, a placement's latency is its own and not the scheduler's.
+Once all is imported it prints READY, and reads BEGIN, FROM and UNTIL from stdin: when it begins to place, and
+between which moments it measures, of time.monotonic, which all processes of a machine share. It prints its
+figures as JSON, those of itself included: where this process had no time left, a placement's latency is its
+own and not the scheduler's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from baton.scheduler.errors import SchedulerError
 from baton.tasks import spawn, stop
 from harness.scheduling import place
 
+READY = "ready"
 LIVES_S = 2.0  # a request; its prompt is prefilled after a tenth of that
 TICK_S = 0.01
 SNAPSHOT_S = 1.0  # a router asks for one as often, to place alone where no scheduler answers
@@ -123,5 +125,7 @@ async def run(
 
 
 if __name__ == "__main__":
-    address, name, *numbers = sys.argv[1:]
-    print(json.dumps(uvloop.run(run(address, name, *map(float, numbers)))))
+    address, name, rate = sys.argv[1:]
+    print(READY, flush=True)
+    times = map(float, sys.stdin.readline().split())
+    print(json.dumps(uvloop.run(run(address, name, float(rate), *times))))

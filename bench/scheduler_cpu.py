@@ -31,12 +31,12 @@ from baton.attempts import EPOCH_KEEP_S
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.store.resilient import AWAY
+from bench.scheduler_client import READY
 from harness.stats import percentile
 from harness.support import PYTHON, ROOT, eventually, free_port, listening, redis_server
 
 CLIENTS = 2  # processes; one alone is itself late at some hundred placements a second
 START_S = 20.0
-IMPORT_S = 4.0  # until clients have imported gRPC
 END_S = 60.0  # for the last requests
 
 
@@ -75,15 +75,15 @@ def measure(
 def _measure(
     rate: int, hold_s: float, address: str, schedulers: list[int], redis: int, folder: Path
 ) -> dict[str, float]:
-    begin = time.monotonic() + IMPORT_S
-    since, until = begin + min(EPOCH_KEEP_S, hold_s / 2), begin + hold_s
     processes = [psutil.Process(pid) for pid in (*schedulers, redis)]
     with ExitStack() as stack:
         answers = [folder / f"router-{number}" for number in range(CLIENTS)]
-        clients = [
-            stack.enter_context(_client(address, answer, rate / CLIENTS, begin, since, until))
-            for answer in answers
-        ]
+        clients = [stack.enter_context(_client(address, answer, rate / CLIENTS)) for answer in answers]
+        eventually(lambda: all(READY in one.read_text() for one in answers), START_S, "they have begun")
+        begin = time.monotonic()
+        since, until = begin + min(EPOCH_KEEP_S, hold_s / 2), begin + hold_s
+        for client in clients:
+            print(begin, since, until, file=client.stdin, flush=True)
         time.sleep(since - time.monotonic())
         before, idle = [_cpu_s(one) for one in processes], _idle_s()
         load: list[float] = []
@@ -97,7 +97,7 @@ def _measure(
         for client in clients:
             if client.wait(END_S):
                 raise SystemExit(f"a client ended with {client.returncode}: no figure means anything")
-    told = [json.loads(answer.read_text()) for answer in answers]
+    told = [json.loads(answer.read_text().partition("\n")[2]) for answer in answers]
     return _figures(rate, until - since, told) | {
         "scheduler_cores": round(max(own), 3),
         "redis_cores": round(redis_cores, 3),
@@ -153,10 +153,13 @@ def _scheduler(code: Path, address: str, store: str, log: Path) -> Iterator[int]
 
 
 @contextmanager
-def _client(address: str, answer: Path, *numbers: float) -> Iterator[subprocess.Popen[bytes]]:
+def _client(address: str, answer: Path, rate: float) -> Iterator[subprocess.Popen[str]]:
     """Start a client's process, which ends with the block; its figures are in the file `answer` then."""
-    command = [str(PYTHON), "-m", "bench.scheduler_client", address, answer.name, *map(str, numbers)]
-    with answer.open("wb") as out, subprocess.Popen(command, cwd=ROOT, stdout=out) as process:
+    command = [str(PYTHON), "-m", "bench.scheduler_client", address, answer.name, str(rate)]
+    with (
+        answer.open("wb") as out,
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=out, text=True) as process,
+    ):
         try:
             yield process
         finally:

@@ -28,9 +28,8 @@ def test_a_run_in_which_the_scheduler_loses_its_store_fails(monkeypatch: pytest.
         return measure(rate, hold_s, address, schedulers, redis, folder)
 
     monkeypatch.setattr(scheduler_cpu, "_measure", disturbed)
-    monkeypatch.setattr(scheduler_cpu, "IMPORT_S", 2.0)
     workers = [_identity(number) for number in range(2)]
-    with pytest.raises(SystemExit, match="the store was lost 1 times") as failed:
+    with pytest.raises(SystemExit, match=r"the store was lost \d+ times") as failed:
         scheduler_cpu.measure(20, 3.0, workers)
     assert "'asked_per_s': 20, 'placed_per_s': " in str(failed.value)  # all else was measured
     assert "'failed': 0" in str(failed.value)
