@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,10 @@ collect_ignore = [] if "harness.null_gpu.hooks" in sys.modules else ["null_gpu"]
 # Two threads of OpenMP that share a busy core wait for each other, spinning: sixfold the time, and at times
 # sixtyfold. torch reads this when it is loaded; what starts an engine says how many threads that has.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# nohup has it ignored, which all that tests start would inherit; what is caught is not inherited.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("patient", deadline=None)
