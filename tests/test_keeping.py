@@ -21,7 +21,6 @@ OTHERS = {
     "src/baton/rpc.py": "ends by itself: a channel's close",
     "src/baton/security/join_service.py": "one connection's",
     "src/baton/tasks.py": "tasks that end by themselves: a bug is logged, or raised where one waits",
-    "scheduler/client.py": "ends by itself within a second",
     "scheduler/endpoints.py": "one check, made again within a second",
     "scheduler/place_calls.py": "one call; its callers are told",
     "services/engine/grammars/house.py": "a helper's: what ends it ends the helper, and another one starts",

@@ -240,7 +240,7 @@ async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> 
     await reporter.close()
 
 
-async def test_a_lost_booking_is_told_again_and_a_fenced_one_dropped() -> None:
+async def test_a_lost_booking_is_told_again_and_a_fenced_one_is_not() -> None:
     wire = Wire()
     wire.lost = [pb.Attempt(request_id="a", epoch=1)]
     wire.fenced = [pb.Attempt(request_id="b", epoch=1)]
@@ -255,7 +255,7 @@ async def test_a_lost_booking_is_told_again_and_a_fenced_one_dropped() -> None:
     await until(told)
     again = next(one.placed for one in wire.sent if one.placed)
     assert [(one.attempt.request_id, one.read, one.blocks) for one in again] == [("a", True, 7)]
-    assert reporter.held == 1
+    assert reporter.held == 2
     await reporter.close()
 
 
@@ -437,15 +437,22 @@ async def test_a_lost_booking_is_told_to_the_one_that_lost_it() -> None:
     await pair.reports.close()
 
 
-async def test_what_is_over_for_one_is_renewed_with_none() -> None:
+async def test_what_a_late_placement_ended_goes_on_under_the_next_epoch() -> None:
+    """The scheduler heard of the end of an epoch whose placement never got a reply."""
     pair = Pair()
     pair.there.fenced = [pb.Attempt(request_id="a", epoch=1)]
     pair.reports.hold(live("a"), 0.03, booked_by=HERE)
 
-    async def over() -> bool:
-        return pair.reports.held == 0
+    async def fenced() -> bool:
+        return any(one.renewed for one in pair.there.sent)
 
-    await until(over)
+    await until(fenced)
+    assert pair.reports.hold_on(Attempt("a", 1), 3) == Attempt("a", 3)
+
+    async def told() -> bool:
+        return any(one.attempt.epoch == 3 for sent in pair.there.sent for one in sent.placed)
+
+    await until(told)
     await pair.reports.close()
 
 

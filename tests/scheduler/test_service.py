@@ -224,7 +224,6 @@ async def test_drain_takes_a_unique_beginning(server: SchedulerServer, client: S
 async def test_health_and_gauges(server: SchedulerServer, client: SchedulerClient) -> None:
     serving = health_pb2.HealthCheckResponse.SERVING
     assert await health(server.address) == serving
-    assert await health(server.address, "baton.scheduler.v1.Scheduler") == serving
     await add(client, ("m", M))
     await place(client, "r", 1, 1, 1)
 
