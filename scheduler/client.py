@@ -154,7 +154,7 @@ class SchedulerClient:
             prompt_tokens=placement.prompt_tokens,
             blocks=placement.blocks,
         )
-        known = Known(need.attempt, booking)
+        known = Known(booking)
         self.reporter.hold(known, placement.lease_s, booked_by=scheduler.address)
         return placement
 
@@ -169,7 +169,7 @@ class SchedulerClient:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
         if isinstance(assigned, NoChoice):
             raise NoCapacity(assigned.code, assigned.message, ALONE_RETRY_S)
-        self.reporter.hold(Known(need.attempt, assigned.booking), self.standby.lease_s)
+        self.reporter.hold(Known(assigned.booking), self.standby.lease_s)
         return Placement(
             attempt=need.attempt,
             prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,

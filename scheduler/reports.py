@@ -68,9 +68,8 @@ class Reports:
         """
         held = Attempt(attempt.request_id, epoch)
         known = self._held.get(attempt.request_id)
-        if known and known.attempt == attempt and known.booking:
-            booking = replace(known.booking, attempt=held)
-            self.hold(replace(known, attempt=held, booking=booking), self._lease_s)
+        if known and known.attempt == attempt:
+            self.hold(replace(known, booking=replace(known.booking, attempt=held)), self._lease_s)
         return held
 
     def prefilled(self, attempt: Attempt) -> None:
@@ -83,7 +82,7 @@ class Reports:
     def shared(self, attempt: Attempt, blocks: int) -> None:
         """Report that other requests hold so many KV blocks of the decode worker as well."""
         known = self._held.get(attempt.request_id)
-        if known and known.attempt == attempt and known.booking:
+        if known and known.attempt == attempt:
             booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
             self._put(attempt.request_id, replace(known, booking=booking))
             self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))

@@ -188,9 +188,12 @@ class Booking:
 class Known:
     """A live attempt, as its router reports it: what it holds, and how far it is."""
 
-    attempt: Attempt
     booking: Booking
     prefilled: bool = False
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.booking.attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +340,7 @@ def known_from_wire(message: pb.Booking, router_id: str) -> Known:
         prompt_tokens=message.prompt_tokens,
         blocks=message.blocks,
     )
-    return Known(attempt, booking, prefilled=message.read)
+    return Known(booking, prefilled=message.read)
 
 
 def known_to_wire(known: Known) -> pb.Booking:

@@ -72,6 +72,43 @@ class HasRoom(Filter):
         return f"{self.reason} ({first.worker_id}: {bound})"
 
 
+class SameRevision(Filter):
+    """The worker runs the vLLM whose messages the router speaks, and the weights that began the output."""
+
+    code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
+    reason: ClassVar[str] = (
+        "those that are ready run another vLLM than the router, or other weights than began the output"
+    )
+
+    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
+        del side
+        one = worker.identity
+        return need.vllm_version in ("", one.vllm_version) and need.model_fingerprint in (
+            "",
+            one.model_fingerprint,
+        )
+
+
+class HasAdapter(Filter):
+    """The worker has the adapter that the request is for, with the files that its router knows."""
+
+    code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
+    reason: ClassVar[str] = "those that are ready do not have the adapter"
+
+    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
+        del side
+        wanted = need.adapter
+        return wanted is None or worker.capacity.adapters.get(wanted.name) == wanted.fingerprint
+
+    def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
+        del side
+        name = need.adapter.name if need.adapter else ""
+        others = [one.worker_id for one in workers if name in one.capacity.adapters]
+        if others:
+            return f"{others[0]} has other files than the router under the adapter's name {name!r}"
+        return f"{workers[0].worker_id} does not have the adapter {name!r} (engine.lora)"
+
+
 class Compatible(PairFilter):
     """Both have the same weights, KV that means the same, whatever their ranks, and a transport in common."""
 

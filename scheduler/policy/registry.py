@@ -22,8 +22,8 @@ PARTS: Registry[type[PolicyPart]] = Registry(
     {
         # filters
         "placeable": f"{_HERE}.filters:Placeable",
-        "same_revision": f"{_HERE}.revisions:SameRevision",
-        "has_adapter": f"{_HERE}.adapters:HasAdapter",
+        "same_revision": f"{_HERE}.filters:SameRevision",
+        "has_adapter": f"{_HERE}.filters:HasAdapter",
         "not_excluded": f"{_HERE}.filters:NotExcluded",
         "fits": f"{_HERE}.filters:Fits",
         "room": f"{_HERE}.filters:HasRoom",

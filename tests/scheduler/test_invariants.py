@@ -38,7 +38,7 @@ class Scheduler:
 
     def check(self) -> None:
         assert not self.ledger.live.keys() & self.ledger._past.keys()
-        live = [Known(one.booking.attempt, one.booking, one.prefilled) for one in self.ledger.live.values()]
+        live = [Known(one.booking, one.prefilled) for one in self.ledger.live.values()]
         sums = held(live)
         booked = {name: one for name, one in self.ledger._reserved.items() if not one.empty}
         assert booked == {name: one for name, one in sums.items() if not one.empty}
@@ -68,7 +68,7 @@ class Scheduler:
         self.within_limits(booking.decode_id, prompts=booking.prompt_worker_id == booking.decode_id)
         self.within_limits(booking.prompt_worker_id, decodes=booking.prompt_worker_id == booking.decode_id)
         self._last[request_id] = (epoch, False), self._clock.now
-        return Known(booking.attempt, booking)
+        return Known(booking)
 
 
 @dataclass

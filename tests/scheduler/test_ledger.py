@@ -33,7 +33,7 @@ def known(
     router: str = "router",
 ) -> Known:
     attempt = Attempt(request_id, epoch)
-    return Known(attempt, Booking(attempt, router, prefill, decode, 100, blocks), prefilled)
+    return Known(Booking(attempt, router, prefill, decode, 100, blocks), prefilled)
 
 
 def tells(*placed: Known) -> RouterReport:

@@ -201,7 +201,7 @@ def test_what_others_placed_counts_whatever_the_limits(
     for number in range(8):
         mine = placed(placer, need(f"mine{number}", prompt=1)).booking
     theirs = [replace(mine, attempt=Attempt(f"theirs{number}", 1)) for number in range(8)]
-    ledger.report(RouterReport(placed=tuple(Known(one.attempt, one) for one in theirs)))
+    ledger.report(RouterReport(placed=tuple(Known(one) for one in theirs)))
     assert roster.view().workers["m"].reserved.requests == 16
     ledger.report(report(finished=[Attempt(f"mine{number}", 1) for number in range(8)]))
     assert refused(placer, need("new", prompt=1)) == FULL

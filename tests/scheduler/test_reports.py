@@ -55,7 +55,7 @@ def reports(wire: Wire) -> Reports:
 
 def live(request_id: str, epoch: int = 1) -> Known:
     attempt = Attempt(request_id, epoch)
-    return Known(attempt, Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7))
+    return Known(Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7))
 
 
 @pytest.fixture(autouse=True)

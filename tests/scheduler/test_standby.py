@@ -57,7 +57,7 @@ def fill(standby: Standby, mine: list[Known]) -> int:
             assert isinstance(picked, NoChoice)
             assert picked.code == pb.Rejection.CODE_FULL
             return number
-        mine.append(Known(picked.booking.attempt, picked.booking))
+        mine.append(Known(picked.booking))
     raise AssertionError("it never gets full")
 
 
