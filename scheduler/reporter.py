@@ -23,8 +23,8 @@ from baton.scheduler.types import Known, attempt_from_wire, attempt_to_wire, kno
 from baton.tasks import stop
 
 FLUSH_S = 0.01  # s between two reports: an event that comes alone goes at once, many go together
-# The same, to a scheduler that this router asks for no placements. Each report costs it 0.5 ms, and it gets
-# those of all routers; workers refuse what it chooses without knowing better.
+# The same of ends, to a scheduler that this router asks for no placements. Bookings go at once. So where all
+# is full, room that comes free is seen by one scheduler first, and not given away by two.
 ELSEWHERE_FLUSH_S = 0.05
 RETRY_S = 0.2  # s between tries while nobody answers
 KEEP_S = 60.0  # s; older events are of no use any more: their attempts' leases have run out
@@ -66,6 +66,7 @@ class Reporter:
         self._generation = ""  # of the scheduler: one life of it
         self._anew = False  # it has begun another, or events were dropped: it is to be told all
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()  # a booking is to be told
         self._task: asyncio.Task[None] | None = None
         self.dropped = 0  # events that were never reported
 
@@ -85,6 +86,8 @@ class Reporter:
             return
         self._events.append((time.monotonic(), event))
         self._wake.set()
+        if isinstance(event, pb.Booking):
+            self._hurry.set()
         self._start()
 
     def saw_generation(self, generation: str) -> None:
@@ -115,12 +118,15 @@ class Reporter:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
-            pause_s = RETRY_S
-            if self.answered:
-                pause_s = FLUSH_S if self._is_home() else ELSEWHERE_FLUSH_S
+            pause_s = FLUSH_S if self.answered else RETRY_S
             await asyncio.sleep(max(0.0, self._flushed_at + pause_s - time.monotonic()))
+            if not self._is_home():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ELSEWHERE_FLUSH_S):
+                        await self._hurry.wait()
             self._flushed_at = time.monotonic()
             self._wake.clear()
+            self._hurry.clear()
             # Before the events are sent: what is held later, the scheduler may not have been told yet.
             due = list(self._held.values()) if self._held and self._flushed_at >= self._renew_at else []
             await self._flush()
