@@ -4,10 +4,15 @@ from harness.overbooking import overbook
 
 
 async def test_nobody_is_overbooked_and_the_eldest_go_first() -> None:
-    figures = await overbook(6.0, routers=12, times=3.0)
-    assert figures["failed"] == 0
-    assert figures["placed"] > 100
-    assert figures["fullest"] == 1.0  # full, and not beyond
-    refused = figures["refused by workers, times"]
-    assert sum(count for times, count in refused.items() if int(times) >= 2) < 0.1 * figures["placed"]
-    assert figures["overtaken"] < 0.1 * figures["placed"]
+    figures = await overbook(4.0, routers=12, times=3.0, schedulers=1)
+    assert (figures["failed"], figures["fullest"]) == (0, 1.0)  # full, and not beyond
+    assert list(figures["refused by workers, times"]) == ["0"]
+    assert figures["placed"] > 80
+    assert figures["overtaken"] < 0.05 * figures["placed"]
+
+
+async def test_of_two_schedulers_the_workers_refuse_what_both_gave_away() -> None:
+    figures = await overbook(4.0, routers=12, times=3.0, schedulers=2)
+    assert (figures["failed"], figures["fullest"]) == (0, 1.0)
+    again = [count for times, count in figures["refused by workers, times"].items() if int(times) >= 2]
+    assert sum(again) < 0.2 * figures["placed"]
