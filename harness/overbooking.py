@@ -196,8 +196,7 @@ async def overbook(seconds: float, routers: int, times: float, schedulers: int =
         failed = sum(task.done() for task in tasks)
         for task in tasks:
             await stop(task)
-        for router in made:
-            await router.client.close()
+        await asyncio.gather(*(router.client.close() for router in made))
     return {
         "seconds": seconds,
         "routers": routers,
