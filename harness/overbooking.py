@@ -54,7 +54,7 @@ Waiting = dict[str, tuple[str, float]]  # request -> its class, and when it arri
 
 @dataclass
 class Outcome:
-    """What became of the requests."""
+    """The fate of the requests."""
 
     waits: dict[str, list[float]] = field(default_factory=dict)  # by class, seconds
     refused: Counter[str] = field(default_factory=Counter)  # times that workers refused a request
