@@ -127,11 +127,7 @@ class _Router:
             self.placements.finished(state, placement.attempt, "retried")
             await asyncio.sleep(backoff_s(refused))
 
-            async def again(as_class: ServiceClass) -> None:
-                del as_class
-                await place(service)
-
-            await self.room.resume(WAIT_S, again)
+            await self.room.resume(WAIT_S, place)
         now = time.monotonic()
         del waiting[state.request_id]
         outcome = self._outcome

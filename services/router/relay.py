@@ -227,11 +227,6 @@ class Relay:
             self._metrics.pair_avoided()
             await self._avoid_pair(suspects, service)
 
-    async def _place_as_own(self, service: ServiceClass) -> None:
-        """Get the next placement of a request that has no tokens yet: its class still gives way."""
-        del service
-        await self._place(self.state.service)
-
     def _apart(self) -> bool:
         """Tell whether the placement's two workers do not reach each other, as far as is known."""
         prefill, decode = self.placement.prefill, self.placement.decode
@@ -343,7 +338,7 @@ class Relay:
             await asyncio.sleep(backoff_s(self._retries))
             try:
                 wait_s = min(EXCLUDED_S, self._give_up - time.monotonic())
-                return await self._waiting.resume(wait_s, self._place if state.tokens else self._place_as_own)
+                return await self._waiting.resume(wait_s, self._place)
             except NotAdmitted as error:
                 self._metrics.rejected(error.why)
                 self._retries = max(self._retries, 1) + 1

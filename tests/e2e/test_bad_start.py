@@ -225,7 +225,10 @@ def test_redis_that_refuses() -> None:
                 "router --model {model}",
             )
         ),
-        ("up --model {model} --schedulers 2", "--schedulers is 2 and scheduler.store is memory: drains and orders"),
+        (
+            "up --model {model} --schedulers 2",
+            "--schedulers is 2 and scheduler.store is memory: drains and orders",
+        ),
         ("status --scheduler 127.0.0.1:9,127.0.0.1:8", "does not answer"),
         ("scheduler --worker-lease-s 1 --heartbeat-s 1", "is less than two heartbeat_s"),
         ("prefill --model {model} --listen nope", "worker.listen: value 'nope'"),
