@@ -115,9 +115,17 @@ async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
             return await placements() > before
 
         await until(at_home, 30)
-        for port in ports:
-            async with SchedulerClient(f"127.0.0.1:{port}") as alone:
-                assert len((await alone.describe()).workers) == 1  # also the one that began anew
+
+        async def all_know_the_worker() -> bool:
+            """Also the one that began anew."""
+            return all([len((await alone.describe()).workers) == 1 for alone in each])
+
+        async with (
+            SchedulerClient(f"127.0.0.1:{ports[0]}") as first,
+            SchedulerClient(f"127.0.0.1:{ports[1]}") as second,
+        ):
+            each = first, second
+            await until(all_know_the_worker, 30)
         await load.end()
         assert load.longest_s < (PAUSE_S + 2) * PATIENCE
 

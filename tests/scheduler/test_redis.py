@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import time
@@ -213,6 +214,7 @@ async def test_no_call_raises_and_none_waits_once_the_store_is_known_to_be_away(
     failure: Callable[[RedisServer], AbstractAsyncContextManager[str]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "baton")  # as in a process; other tests' imports leave the root at ERROR
     one, other = stores
     assert await use(one) == WELL
     async with failure(own_redis) as text:
