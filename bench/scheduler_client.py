@@ -36,8 +36,8 @@ from baton.scheduler.session import WorkerSession
 from baton.services.imports import collect_seldom
 from baton.tasks import spawn, stop
 
-WARM_S = 2.0  # of each part: placed, but not measured
-BETWEEN_S = 4.0  # in which the first part's requests end
+WARM_S = 2.0  # each part begins with so many seconds that are not measured
+BETWEEN_S = 4.0  # the first part's requests end meanwhile
 LIVES_S = 2.0  # a request that is placed at a rate; its prompt is prefilled after a tenth of that
 AT_ONCE = 32  # placements under way in this process, as fast as they can; one of each router at least
 SNAPSHOT_S = 1.0
@@ -158,7 +158,7 @@ async def routers(address: str, name: str, many: int, rate: float, begin: float,
 
 
 async def workers(address: str, pairs: int) -> None:
-    """Send heartbeats of so many prefill and as many decode workers, for ever."""
+    """Send heartbeats of `pairs` prefill and as many decode workers until the process ends."""
     async with SchedulerClient(address) as client:
         sessions = [_session(client, number) for number in range(2 * pairs)]
         for at in range(0, len(sessions), STARTED_AT_ONCE):
@@ -197,7 +197,7 @@ def _capacity() -> pb.Capacity:
 
 def main(kind: str, address: str, *rest: str) -> None:
     """Run one of the two kinds."""
-    collect_seldom()  # as the product's own processes do
+    collect_seldom()  # the product's own processes do so, too
     # Clients of one process would share a connection: routers are processes of their own.
     rpc.CHANNEL_OPTIONS.append(("grpc.use_local_subchannel_pool", 1))
     if kind == "workers":

@@ -32,7 +32,7 @@ START_S = 20.0
 READY_S = 60.0  # until all workers are
 IMPORT_S = 4.0  # until routers' processes have imported gRPC
 IDLE_S = 3.0  # without placements
-END_S = 60.0  # for the last requests
+END_S = 60.0  # deadline of the last requests
 HEARTBEAT_S = 5.0  # not 1 s: those of 1,000 workers would take a core from what is measured
 
 
@@ -145,7 +145,7 @@ def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[s
         "own_p50_ms": round(percentile(own, 0.5), 3),  # in the scheduler
         "own_p99_ms": round(percentile(own, 0.99), 3),
         "late_p99_ms": round(percentile(late, 0.99), 3) if late else 0.0,  # a router's process, by itself
-        "cpu_us": round(1e6 * cpu_s / many, 1),  # of all schedulers, for each placement
+        "cpu_us": round(1e6 * cpu_s / many, 1),  # a placement, all schedulers together
         "redis_us": round(1e6 * max(0.0, redis_s) / many, 1),
         "scheduler_cores": round(max(used.schedulers) / used.seconds, 3),
     }

@@ -154,8 +154,7 @@ class SchedulerClient:
             prompt_tokens=placement.prompt_tokens,
             blocks=placement.blocks,
         )
-        known = Known(booking)
-        self.reporter.hold(known, placement.lease_s, booked_by=scheduler.address)
+        self.reporter.hold(Known(booking), placement.lease_s, booked_by=scheduler.address)
         return placement
 
     def place_alone(self, need: Need) -> Placement:
@@ -196,10 +195,6 @@ class SchedulerClient:
         self.standby.learn(snapshot, reached)
         self.reporter.saw_generation(snapshot.generation, home.address)
         return snapshot.log_level
-
-    async def report(self, request: pb.ReportRequest) -> pb.ReportReply:
-        """Send one batch to this router's home. Routers use `reporter` instead."""
-        return await self._report(self._schedulers.pick(self.router_id), request)
 
     async def register(
         self, identity: pb.WorkerIdentity, state: pb.WorkerState, *, scheduler: str = ""

@@ -82,11 +82,6 @@ class ClusterView:
             self._hurry_until = time.monotonic() + HURRY_S
             self._news.set()
 
-    @property
-    def hurries(self) -> bool:
-        """Whether a snapshot with a worker that was chosen is looked for."""
-        return bool(self._missing)
-
     async def watch(self) -> None:
         """Take snapshots forever. To be run as a task of its own."""
         while True:

@@ -63,12 +63,11 @@ class Placements:
         return placement
 
     def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
-        """Return the `full` workers whose work one can do that is neither full nor in `others`.
+        """Return the `full` workers that one of their role, or a mixed one, can stand in for.
 
-        It has their role, or is mixed.
+        Workers among `others` cannot stand in.
 
-        Without it the other side would do the work of a full one (`scheduler/policy/choose.py`): the full one
-        is asked again.
+        The rest are asked again. Without them the other side would do their work (policy/choose.py).
         """
         if not full:
             return set()

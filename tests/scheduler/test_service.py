@@ -31,6 +31,11 @@ def figure(server: SchedulerServer, name: str, **labels: str) -> float:
     return server.metrics.registry.get_sample_value(f"baton_scheduler_{name}", labels) or 0.0
 
 
+async def told(client: SchedulerClient, request: pb.ReportRequest) -> pb.ReportReply:
+    """Send one report as the client's router."""
+    return await client._report(client._schedulers.pick(), request)
+
+
 @pytest.fixture
 async def server(topic: str) -> AsyncIterator[SchedulerServer]:
     async with SchedulerServer(Options(topic=topic)) as running:
@@ -190,7 +195,7 @@ async def test_malformed_calls_are_refused(server: SchedulerServer, client: Sche
     for reply, text in zip(found.replies, ("counts from 1", "no prompt tokens"), strict=True):
         assert text in reply.refusal
     with pytest.raises(Refused, match="request_id is empty"):
-        await client.report(pb.ReportRequest(renewed=[pb.Attempt(epoch=1)]))
+        await told(client, pb.ReportRequest(renewed=[pb.Attempt(epoch=1)]))
     with pytest.raises(Refused, match="sent no state"):
         await client.heartbeat("w", pb.WORKER_STATE_UNSPECIFIED, pb.WorkerLoad())
 
@@ -279,8 +284,8 @@ async def test_what_runs_already_is_booked_and_what_is_over_is_not(
     runs = pb.Booking(attempt=pb.Attempt(request_id="r", epoch=1), decode_worker_id="d", prompt_tokens=10)
     ended = pb.Attempt(request_id="ended", epoch=1)
     late = pb.Booking(attempt=ended, decode_worker_id="d", prompt_tokens=10)
-    first = await client.report(pb.ReportRequest(finished=[pb.Finished(attempt=ended, outcome="stop")]))
-    reply = await client.report(pb.ReportRequest(placed=[runs, late]))
+    first = await told(client, pb.ReportRequest(finished=[pb.Finished(attempt=ended, outcome="stop")]))
+    reply = await told(client, pb.ReportRequest(placed=[runs, late]))
     assert list(reply.fenced) == [ended]
     assert reply.generation == first.generation != ""
     assert (await client.describe()).workers[0].reserved_requests == 1

@@ -81,7 +81,7 @@ async def test_a_worker_that_no_snapshot_has_costs_no_more_than_a_few_of_them(
         await until(lambda: taken == 1, "the first snapshot came")
         for number in range(100):
             cluster.view.chosen(f"gone{number % 2}")
-        await until(lambda: not cluster.view.hurries, "it has given up")
+        await until(lambda: not cluster.view._missing, "it has given up")
         assert 2 <= taken <= 2 + clusters.HURRY_S / clusters.HURRY_POLL_S
     finally:
         watching.cancel()
