@@ -14,12 +14,10 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_UNSPECIFIED: _ClassVar[Phase]
     PHASE_PREFILL: _ClassVar[Phase]
     PHASE_DECODE: _ClassVar[Phase]
-    PHASE_LOAD: _ClassVar[Phase]
     PHASE_SAVE: _ClassVar[Phase]
 PHASE_UNSPECIFIED: Phase
 PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
-PHASE_LOAD: Phase
 PHASE_SAVE: Phase
 
 class HelloRequest(_message.Message):
@@ -44,39 +42,53 @@ class HelloReply(_message.Message):
     protocol: int
     def __init__(self, refusal: _Optional[str] = ..., identity: _Optional[_Union[_scheduler_pb2.WorkerIdentity, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
+class Source(_message.Message):
+    __slots__ = ("worker_id", "address", "request_id", "key", "tokens")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    request_id: str
+    key: bytes
+    tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., request_id: _Optional[str] = ..., key: _Optional[bytes] = ..., tokens: _Optional[int] = ...) -> None: ...
+
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent", "prefix_tokens", "service", "draft_token_ids", "alone_tokens", "more_alone", "party", "prompt_tokens", "blocks")
+    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "traceparent", "prefix_tokens", "service", "alone_tokens", "more_alone", "party", "prompt_tokens", "blocks", "source", "key")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    MANIFEST_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ALONE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MORE_ALONE_FIELD_NUMBER: _ClassVar[int]
     PARTY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     phase: Phase
     engine_request: bytes
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    manifest: _handoff_pb2.Manifest
     traceparent: str
     prefix_tokens: int
     service: ServiceClass
-    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
     alone_tokens: int
     more_alone: bool
     party: int
     prompt_tokens: int
     blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+    source: Source
+    key: bytes
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class ServiceClass(_message.Message):
     __slots__ = ("priority", "patience_ms", "share", "itl_s", "preemptible", "ttft_s")
@@ -109,20 +121,18 @@ class RunRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class RunReply(_message.Message):
-    __slots__ = ("engine_outputs", "saved", "admitted", "failed", "shared", "begun")
+    __slots__ = ("engine_outputs", "saved", "admitted", "failed", "shared")
     ENGINE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
-    BEGUN_FIELD_NUMBER: _ClassVar[int]
     engine_outputs: bytes
     saved: _containers.RepeatedCompositeFieldContainer[Saved]
     admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
     shared: _containers.RepeatedCompositeFieldContainer[Shared]
-    begun: _containers.RepeatedCompositeFieldContainer[Begun]
-    def __init__(self, engine_outputs: _Optional[bytes] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[Shared, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Begun, _Mapping]]] = ...) -> None: ...
+    def __init__(self, engine_outputs: _Optional[bytes] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[Shared, _Mapping]]] = ...) -> None: ...
 
 class Shared(_message.Message):
     __slots__ = ("request_id", "epoch", "blocks")
@@ -134,29 +144,21 @@ class Shared(_message.Message):
     blocks: int
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
-class Begun(_message.Message):
-    __slots__ = ("request_id", "epoch", "manifest")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    epoch: int
-    manifest: _handoff_pb2.Manifest
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ...) -> None: ...
-
 class Saved(_message.Message):
-    __slots__ = ("request_id", "epoch", "manifest", "problem", "draft_token_ids")
+    __slots__ = ("request_id", "epoch", "problem", "saved_at_s", "save_ms", "chunks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_AT_S_FIELD_NUMBER: _ClassVar[int]
+    SAVE_MS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
-    manifest: _handoff_pb2.Manifest
     problem: str
-    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., problem: _Optional[str] = ..., draft_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    saved_at_s: float
+    save_ms: float
+    chunks: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., problem: _Optional[str] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., chunks: _Optional[int] = ...) -> None: ...
 
 class Admitted(_message.Message):
     __slots__ = ("request_id", "epoch", "transport", "bytes", "blocks_pulled", "wait_ms", "move_ms", "check_ms", "load_ms", "total_ms", "early_bytes", "tokens")
@@ -187,7 +189,7 @@ class Admitted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., blocks_pulled: _Optional[int] = ..., wait_ms: _Optional[float] = ..., move_ms: _Optional[float] = ..., check_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., early_bytes: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("request_id", "epoch", "code", "message", "phase", "engine_goes_on")
+    __slots__ = ("request_id", "epoch", "code", "message", "engine_goes_on")
     class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CODE_UNSPECIFIED: _ClassVar[Failed.Code]
@@ -212,15 +214,51 @@ class Failed(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_GOES_ON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     code: Failed.Code
     message: str
-    phase: Phase
     engine_goes_on: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_goes_on: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ..., engine_goes_on: _Optional[bool] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("request_id", "epoch", "key")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    key: bytes
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("begun", "complete", "problem")
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    begun: _handoff_pb2.Manifest
+    complete: Complete
+    problem: Problem
+    def __init__(self, begun: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+
+class Complete(_message.Message):
+    __slots__ = ("manifest", "token_ids", "draft_token_ids")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    manifest: _handoff_pb2.Manifest
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Problem(_message.Message):
+    __slots__ = ("name", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
     __slots__ = ("role", "fence")

@@ -61,6 +61,11 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_worker__pb2.RunRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_worker__pb2.RunReply.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/baton.worker.v1.Worker/Follow',
+                request_serializer=baton_dot_protos_dot_worker__pb2.FollowRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.FollowReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -99,6 +104,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Follow(self, request, context):
+        """Tell another worker how far an attempt's KV is, until its end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=baton_dot_protos_dot_worker__pb2.RunRequest.FromString,
                     response_serializer=baton_dot_protos_dot_worker__pb2.RunReply.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.FollowRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.FollowReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class Worker:
             '/baton.worker.v1.Worker/Run',
             baton_dot_protos_dot_worker__pb2.RunRequest.SerializeToString,
             baton_dot_protos_dot_worker__pb2.RunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.worker.v1.Worker/Follow',
+            baton_dot_protos_dot_worker__pb2.FollowRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.FollowReply.FromString,
             options,
             channel_credentials,
             insecure,

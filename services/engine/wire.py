@@ -17,9 +17,7 @@ import msgspec
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-PROTOCOL = (
-    4  # version of the router-worker stream: raise it with changes that the other side would not understand
-)
+PROTOCOL = 5  # version of the streams between routers and workers: raise it with changes the other side would not understand
 _ALWAYS_INLINE = 1 << 62  # bytes: above any array, so none leaves the frame
 
 
