@@ -117,7 +117,7 @@ def _hand_over(
             first_token = time.monotonic() - began
     if read.saved is None or read.saved.manifest is None:
         raise RuntimeError(f"the KV of {name} was not saved")
-    load = load_params(1, read.saved.manifest, f"{name}-read")
+    load = load_params(1, read.saved.manifest.num_tokens, read.saved.manifest, f"{name}-read")
     answer = engine.add(name, prompt, ANSWER, load, written=read.tokens)  # type: ignore[arg-type]
     first_drafts.give(engine.core.scheduler.requests[name], made.get(f"{name}-read", []))
     began, ends = time.monotonic(), list[float]()  # of the steps that gave the second token, and so on

@@ -31,7 +31,8 @@ import torch
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import CacheGroup, Part, described, num_blocks
-from baton.handoff.load.loader import Loader, LoadJob
+from baton.handoff.load.job import LoadJob
+from baton.handoff.load.loader import Loader
 from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
@@ -161,7 +162,9 @@ class Bench:
         )
         seal(manifest)
         start = time.monotonic()
-        self.loader.submit(LoadJob(request_id, 1, manifest.SerializeToString(), (Part(0, 0, ours),), start))
+        parts = (Part(0, 0, ours),)
+        job = LoadJob(request_id, 1, self.shape.tokens, parts, start, manifest=manifest, complete=True)
+        self.loader.reserve(job)
         while not (done := self.loader.take_finished()):
             time.sleep(0.0001)
         wall_ms = (time.monotonic() - start) * 1e3

@@ -24,7 +24,8 @@ import numpy as np
 from baton.handoff import transports, windows
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import CacheGroup, Part, described
-from baton.handoff.load.loader import Loader, LoadJob
+from baton.handoff.load.job import LoadJob
+from baton.handoff.load.loader import Loader
 from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.host import HostBlockCache
@@ -116,7 +117,7 @@ class Bench:
 
     def loader(self, transport: Transport, client: HandoffClient) -> Loader:
         """Return a loader with this transport alone."""
-        form = Puller("bench", 0, HASH, GROUPS, self._cache.record_bytes)
+        form = Puller("bench", 0, HASH, GROUPS, self._cache.layers, self._cache.form)
         return Loader(self._cache, form, [transport], client, pull_timeout_s=60, chunk_bytes=4 * MIB)
 
     def round(self, loader: Loader, staging: str, early: bool) -> dict[str, float]:
@@ -128,10 +129,10 @@ class Bench:
         blocks = STEP_TOKENS // SHAPE.block_size if early else BLOCKS
         self._connection.send((staging, name, blocks))
         if early:
-            self._submit(loader, name, self._connection.recv(), early)
+            manifest = self._submit(loader, name, self._connection.recv(), early)
         ended: Ended = self._connection.recv()
         if early:
-            loader.resume([(name, 1)])
+            loader.complete((name, 1), manifest)
         else:
             self._submit(loader, name, ended.save, early)
         while not (done := loader.take_finished()):
@@ -147,7 +148,7 @@ class Bench:
             "early": done[0].early_bytes / done[0].bytes,
         }
 
-    def _submit(self, loader: Loader, name: str, saved: ShardSave, early: bool) -> None:
+    def _submit(self, loader: Loader, name: str, saved: ShardSave, early: bool) -> Manifest:
         manifest = Manifest(
             request_id=name,
             epoch=1,
@@ -157,8 +158,9 @@ class Bench:
             groups=described(GROUPS, TOKENS),
             shards=[Shard.FromString(saved.shard)],
         )
-        serialized = seal(manifest).SerializeToString()
-        loader.submit(LoadJob(name, 1, serialized, (Part(0, 0, ALL),), time.monotonic(), "s", early=early))
+        parts, now = (Part(0, 0, ALL),), time.monotonic()
+        loader.reserve(LoadJob(name, 1, TOKENS, parts, now, manifest=seal(manifest), complete=not early))
+        return manifest
 
 
 def main(arguments: list[str]) -> None:

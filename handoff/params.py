@@ -33,22 +33,19 @@ class LoadParams(TypedDict):
 
     baton: Literal["load"]
     epoch: int
-    manifest: bytes  # serialized
+    tokens: int
+    manifest: bytes  # serialized; empty: not here yet
     saved_as: str
 
 
 @dataclass(frozen=True)
 class LoadWish:
-    """Pull this request's KV from the source that the manifest names. Answered by a `Loaded`."""
+    """Pull the KV of this request's first tokens from another worker. Answered by a `Loaded`."""
 
     epoch: int
-    manifest: Manifest
-    saved_as: str = ""  # the request as which the source saved it; empty: under this one's own id
-
-    @property
-    def early(self) -> bool:
-        """Whether the prompt is still computed there: the first token comes later, by `resume`."""
-        return not self.manifest.saved_at_s
+    tokens: int
+    manifest: Manifest | None  # of the complete prompt; None: it comes later, and with it the first token
+    saved_as: str = ""  # the request as which the source saves it; empty: under this one's own id
 
 
 @dataclass(frozen=True)
@@ -74,13 +71,15 @@ def save_params(epoch: int, *, cached: bool = False, prefix: LoadParams | None =
     return params
 
 
-def load_params(epoch: int, manifest: Manifest, saved_as: str = "") -> LoadParams:
-    """Return what makes attempt `epoch` at a request load the KV that `manifest` describes.
+def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved_as: str = "") -> LoadParams:
+    """Return what makes attempt `epoch` at a request load the KV of its first tokens.
 
-    saved_as: the request as which it was saved, where that is another one
+    manifest: of the complete prompt, whose first token the request has; without it room is reserved, and
+    `BatonConnector.begin_load` and `complete_load` bring the rest. saved_as: the request as which it is saved,
+    where that is another one
     """
-    serialized = manifest.SerializeToString()
-    return {"baton": "load", "epoch": epoch, "manifest": serialized, "saved_as": saved_as}
+    serialized = manifest.SerializeToString() if manifest is not None else b""
+    return {"baton": "load", "epoch": epoch, "tokens": tokens, "manifest": serialized, "saved_as": saved_as}
 
 
 def parse(params: Mapping[str, Any] | None) -> Wish | None:
@@ -97,9 +96,13 @@ def parse(params: Mapping[str, Any] | None) -> Wish | None:
         return SaveWish(epoch, bool(params.get("cached")), prefix)
     if kind != "load":
         raise InvalidWish(f"kv_transfer_params: {_KEY!r} is {kind!r}; allowed: 'save', 'load'")
+    tokens = params.get("tokens")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise InvalidWish(f"kv_transfer_params: tokens is {tokens!r}; a number from 1 on is needed")
     try:
-        manifest = Manifest.FromString(params.get("manifest", b""))
-        return LoadWish(epoch, manifest, str(params.get("saved_as", "")))
+        serialized = params.get("manifest", b"")
+        manifest = Manifest.FromString(serialized) if serialized != b"" else None
+        return LoadWish(epoch, tokens, manifest, str(params.get("saved_as", "")))
     except (DecodeError, TypeError) as error:
         raise InvalidWish(f"kv_transfer_params: the manifest cannot be parsed: {error}") from None
 

@@ -35,7 +35,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     from baton.services.engine import wire
 
 _WISH = re.compile(r"cut-(\d+)([rp]?)-[a-z0-9-]*(?=\.)")
-_STREAMS = 8
+_STREAMS = 64  # of routers, and of workers that follow an attempt
 
 
 @dataclass
@@ -68,6 +68,15 @@ class Cutter(rpc.WorkerServicer):
         reply: pb.HelloReply = self._stub.Hello(request, timeout=CALL_TIMEOUT_S)
         return reply
 
+    def Follow(self, request: pb.FollowRequest, context: Any) -> Iterator[pb.FollowReply]:
+        call = self._stub.Follow(request)
+        context.add_callback(call.cancel)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            if not call.cancelled():
+                context.abort(error.code(), error.details())
+
     def Run(self, requests: Any, context: Any) -> Iterator[pb.RunReply]:
         up: queue.SimpleQueue[pb.RunRequest | None] = queue.SimpleQueue()
         down: queue.SimpleQueue[pb.RunReply | None] = queue.SimpleQueue()
@@ -87,7 +96,6 @@ class Cutter(rpc.WorkerServicer):
                     if refusal is None:
                         up.put(request)
                     else:
-                        refusal.phase = request.start.phase
                         down.put(pb.RunReply(failed=[refusal]))
             except grpc.RpcError:
                 pass  # the router is gone: the callback above ends the rest
@@ -111,10 +119,14 @@ class Cutter(rpc.WorkerServicer):
         if wish is None:
             return None
         at, how, generated = int(wish[1]), wish[2], len(start.output_token_ids)
-        prefilling = start.phase == pb.PHASE_PREFILL
+        prefilling, follows = start.phase == pb.PHASE_PREFILL, start.HasField("source")
         if start.epoch > 1:
             return self._failed(start.request_id, start.epoch) if prefilling and how == "r" else None
-        if generated >= at and not (prefilling and at):
+        if follows and not prefilling:
+            if not at or how == "p":
+                return None  # it begins before the prefill that is to fail
+            generated += 1  # by its source
+        elif generated >= at and not (prefilling and at):
             return self._failed(start.request_id, start.epoch)
         if not prefilling or how == "p":
             with self._lock:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from baton.handoff import transports
+from baton.handoff.load.loader import State
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Begun, Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
@@ -98,6 +99,7 @@ class Engine:
         config = EngineArgs(**(arguments | options.engine)).create_engine_config()
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.connector = self.core.scheduler.get_kv_connector()
+        self.connector.wake_on_loads(lambda: None)
         self.answers: dict[str, Answer] = {}
 
     def add(
@@ -143,6 +145,7 @@ class Engine:
         """Run a step and add its outputs and reports to the answers. False when the engine is idle."""
         if not self.core.scheduler.has_requests() and not self.core.batch_queue:
             return False
+        self.connector.promote(self.core.scheduler)
         outputs, executed = self.core.step_fn()
         self.core.post_step(executed)  # takes the drafts
         if not executed:
@@ -176,12 +179,12 @@ class Engine:
                 raise TimeoutError("the engine did not come to an end")
 
     def resume(self, request_id: str, tokens: Sequence[int], manifest: Manifest) -> None:
-        """Give a request that loads early its first tokens, as the worker's host does."""
+        """Give a request that waits for them its first tokens, as the worker's host does."""
         request = self.core.scheduler.requests[request_id]
         request.sampling_params.extra_args = {GENERATED_KEY: len(tokens)}
         request.append_output_token_ids(list(tokens))
         request.prefill_stats = None
-        self.connector.resume(request_id, manifest.epoch, manifest)
+        self.connector.complete_load(request_id, manifest.epoch, manifest)
 
     @property
     def free_blocks(self) -> int:
@@ -240,7 +243,8 @@ def begin_decode(engine: Engine, request_id: str, prompt: list[int], max_tokens:
 
     The engine steps on its own between the calls, as a worker does.
     """
-    engine.add(request_id, prompt, max_tokens, load_params(early.epoch, early))
+    engine.add(request_id, prompt, max_tokens, load_params(early.epoch, early.num_tokens))
+    engine.connector.begin_load(request_id, early.epoch, early)
     return pulled(engine, request_id, early.epoch)
 
 
@@ -253,9 +257,9 @@ def pulled(engine: Engine, request_id: str, epoch: int) -> int:
     seen, since = 0, time.monotonic()
     while time.monotonic() < since + QUIET_S:
         engine.step()
-        progress = loader._running.get((request_id, epoch))
-        if progress is not None and progress.bytes != seen:
-            seen, since = progress.bytes, time.monotonic()
+        load = loader._loads.get((request_id, epoch))
+        if load is not None and load.state is State.PULLING and load.progress.bytes != seen:
+            seen, since = load.progress.bytes, time.monotonic()
     return seen
 
 
@@ -281,7 +285,9 @@ def decode(
     written: Sequence[int] = (),
 ) -> Answer:
     """Go on where the manifest's KV ends; without `written` tokens one position before it, as vLLM alone."""
-    answer = engine.add(request_id, prompt, max_tokens, load_params(epoch, manifest), written=written)
+    answer = engine.add(
+        request_id, prompt, max_tokens, load_params(epoch, manifest.num_tokens, manifest), written=written
+    )
     engine.run()
     return answer
 

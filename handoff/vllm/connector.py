@@ -3,14 +3,15 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses `take_reports`, `resume`, `loads`, `wake_on_loads`, `step_failed`, `compatibility_hash`, `facts`,
-`staged`, `kv_addresses` and `try_handoff`.
+uses what stands under "for the worker's host".
 
 Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
 (vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups,
 KVConnectorRole, KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed),
 has_kv_transfer_group, get_kv_transfer_group (vllm.distributed.kv_transfer),
-KVTransferConfig.kv_connector_extra_config; further symbols in the modules beside this one.
+KVTransferConfig.kv_connector_extra_config, Scheduler.{requests, finished_recving_kv_req_ids: read by
+_handle_blocked_waiting_request}, RequestStatus.WAITING_FOR_REMOTE_KVS; further symbols in the modules beside
+this one.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.v1.request import RequestStatus
 
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import HandoffError
-from baton.handoff.reports import Reports, Staged
+from baton.handoff.reports import Reports, ShardLoad, Staged
 from baton.handoff.vllm import facts
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.handoff.vllm.scheduler_side import SchedulerSide
@@ -51,6 +53,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._config = HandoffConfig.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
+        self._near: WorkerSide | None = None  # the only rank's, where it is in the scheduler's process
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 self._config, facts.groups(kv_cache_config), kv_cache_config.num_blocks
@@ -100,22 +103,55 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         """Have `wake` called, on any thread, when a load has ended, or what was kept may be freed.
 
         Return whether it will be. It is not where ranks have processes of their own: their loads are noticed
-        in the next step.
+        in the next step. Where it is, `promote` is to be called before each step.
         """
         rank = get_kv_transfer_group() if has_kv_transfer_group() else None
         if not isinstance(rank, BatonConnector):
             return False
-        rank._worker_side.wake_on_ends(wake)
+        self._near = rank._worker_side
+        self._near.come_near(wake)
         return True
 
-    @property
-    def loads(self) -> int:
-        """The number of loads under way."""
-        return self._scheduler_side.loads
+    def promote(self, scheduler: Any) -> None:
+        """Let requests whose KV is here take part in the step that begins next.
 
-    def resume(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let an early load end: its prompt and manifest are complete, and its request has a first token."""
-        self._scheduler_side.resume(request_id, epoch, manifest)
+        vLLM would hear of them with a step's results, and schedule them a step later. Failed loads and those
+        of aborted requests go that way, as they do from ranks in processes of their own.
+        """
+        if self._near is None:
+            return
+
+        def promote(load: ShardLoad) -> bool:
+            request = scheduler.requests.get(load.request_id)
+            if load.problem is not None or request is None:
+                return False
+            if request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+                return False
+            self._scheduler_side.load_ended(load)
+            scheduler.finished_recving_kv_req_ids.add(load.request_id)
+            return True
+
+        self._near.take_loads(promote)
+
+    def idle_loads(self, *, told: bool) -> int:
+        """Return how many requests wait for a load, and need no step before a message says so."""
+        return self._scheduler_side.idle_loads(told=told)
+
+    def begin_now(self, request_id: str, epoch: int, manifest: Manifest) -> None:
+        """Do as `begin_load` does, from any thread and at once; nothing where ranks are other processes."""
+        if self._near is not None:
+            self._near.loader.begin((request_id, epoch), manifest)
+
+    def begin_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
+        """Let a load that has blocks, or will have them, pull what is there of a prompt."""
+        self._scheduler_side.begin_load(request_id, epoch, manifest)
+        self.begin_now(request_id, epoch, manifest)
+
+    def complete_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
+        """Let a load end: its prompt and manifest are complete, and its request has a first token."""
+        self._scheduler_side.complete_load(request_id, epoch, manifest)
+        if self._near is not None:
+            self._near.loader.complete((request_id, epoch), manifest)
 
     def step_failed(self, end_requests: Callable[[], None], known: Container[str]) -> None:
         """Undo a step that raised, when the only rank is in this process.

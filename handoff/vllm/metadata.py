@@ -15,9 +15,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from baton.handoff.load.loader import Key, LoadJob
+from baton.handoff.load.job import Key, LoadJob
 from baton.handoff.reports import ShardLoad, ShardSave
 from baton.handoff.save.saver import SaveJob
+from baton.protos.handoff_pb2 import Manifest
 
 
 @dataclass
@@ -26,8 +27,9 @@ class StepJobs(KVConnectorMetadata):
 
     saves: list[SaveJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
-    cancels: list[Key] = field(default_factory=list)  # loads of earlier steps whose requests ended
-    resumes: list[Key] = field(default_factory=list)  # early loads whose prompts are complete now
+    begins: list[tuple[Key, Manifest]] = field(default_factory=list)  # loads that have a manifest now
+    completes: list[tuple[Key, Manifest]] = field(default_factory=list)  # those whose requests can go on
+    cancels: list[Key] = field(default_factory=list)  # loads whose requests ended
     drops: list[Key] = field(default_factory=list)  # saves whose prompts are computed no further
     preempted: list[Key] = field(default_factory=list)  # requests whose blocks this step may write to
     ended: list[Key] = field(default_factory=list)  # requests whose blocks are kept until all is copied

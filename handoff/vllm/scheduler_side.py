@@ -11,7 +11,6 @@ step.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,20 +27,16 @@ from baton.handoff.groups import (
     described,
     final_part,
     final_records,
-    loaded_parts,
     num_records,
     parts_from,
     saved_parts,
-    serve,
 )
-from baton.handoff.load.loader import Key, LoadJob
-from baton.handoff.manifest import is_of, seal
+from baton.handoff.load.job import Key
+from baton.handoff.manifest import seal
 from baton.handoff.memory.cache import NULL_BLOCK
 from baton.handoff.params import LoadWish, SaveWish
 from baton.handoff.reports import (
     Begun,
-    Costs,
-    Loaded,
     Problem,
     Reports,
     Saved,
@@ -51,6 +46,7 @@ from baton.handoff.reports import (
 )
 from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
+from baton.handoff.vllm.loads import Loads
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.protos.handoff_pb2 import Manifest, Shard, TrialReply
 from baton.rpc import host_id
@@ -79,16 +75,6 @@ class _Save:
     wanted: bool = True
 
 
-@dataclass
-class _Load:
-    """A load under way on the ranks."""
-
-    manifest: Manifest
-    arrived_s: float
-    tokens: int
-    done: list[ShardLoad] = field(default_factory=list)
-
-
 class SchedulerSide:
     """The state of all saves and loads of an engine. All methods are called on the engine's thread."""
 
@@ -98,16 +84,14 @@ class SchedulerSide:
         self._states = any(group.state for group in groups)
         self._host = host_id()
         self._client = HandoffClient()
+        self._loads = Loads(groups, self._client, self._host)
         self._ranks: list[RankHandshake] = []
         self._to_save: dict[str, _Prompt] = {}  # by request id, until its save begins
-        self._to_load: dict[str, tuple[LoadWish, float]] = {}  # the same for its load; with the arrival
         self._saving: dict[Key, _Save] = {}
-        self._loading: dict[Key, _Load] = {}
         self._jobs = StepJobs()
         self.ordered = StepJobs()  # jobs of the last step
         self._begun: list[Begun] = []
         self._saved: list[Saved] = []
-        self._loaded: list[Loaded] = []
         self._kept: dict[str, Key] = {}  # requests whose blocks a window's save may read, by request id
         self._room = SaveRoom(cache_blocks)
 
@@ -128,10 +112,13 @@ class SchedulerSide:
         """Addresses of the ranks' Handoff services, in rank order."""
         return [rank.address for rank in self._ranks]
 
-    @property
-    def loads(self) -> int:
-        """The number of loads under way."""
-        return len(self._loading)
+    def idle_loads(self, *, told: bool) -> int:
+        """Return how many requests wait for a load, and need no step before a message says so.
+
+        told: the end of a pull is such a message
+        """
+        prompts = sum(prompt.wish.prefix is not None for prompt in self._to_save.values())
+        return max(0, len(self._loads) - prompts - (0 if told else self._loads.begun))
 
     def take_reports(self) -> Reports:
         """Return what ended since the last call.
@@ -144,22 +131,21 @@ class SchedulerSide:
                 StagingFull("the KV that waits to be pulled leaves no room for this prompt's")
             )
             self._saved.append(Saved(request_id, wish.epoch, None, problem))
-        reports = Reports(tuple(self._begun), tuple(self._saved), tuple(self._loaded))
-        self._begun, self._saved, self._loaded = [], [], []
+        reports = Reports(tuple(self._begun), tuple(self._saved), self._loads.take())
+        self._begun, self._saved = [], []
         return reports
 
-    def resume(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let an early load end: its request has its first token now.
+    def begin_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
+        """Let a load without a manifest pull what its prompt's steps leave."""
+        self._loads.begin((request_id, epoch), manifest, self._jobs)
 
-        manifest: complete. Unknown loads are ignored: they have failed.
-        """
-        key = request_id, epoch
-        if request_id in self._to_load:
-            self._to_load[request_id] = LoadWish(epoch, manifest), time.monotonic()
-        elif key in self._loading:
-            load = self._loading[key]
-            load.manifest, load.arrived_s = manifest, time.monotonic()  # nobody has waited for it until now
-            self._jobs.resumes.append(key)
+    def complete_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
+        """Let a load end: its prompt is complete, and its request has its first token now."""
+        self._loads.complete((request_id, epoch), manifest, self._jobs)
+
+    def load_ended(self, part: ShardLoad) -> None:
+        """Take over the end of one rank's load."""
+        self._loads.update(part, len(self._ranks), self._jobs)
 
     def staged(self, timeout_s: float) -> Staged:
         """Ask the ranks how much waits to be pulled. Raises TransportFailed."""
@@ -189,23 +175,18 @@ class SchedulerSide:
             self._to_save[request.request_id] = _Prompt(request, wish)
             wish = wish.prefix
         if isinstance(wish, LoadWish):
-            self._to_load[request.request_id] = (wish, time.monotonic())
+            self._loads.add(request.request_id, wish)
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int | None:
         """Return the number of tokens beyond the first `num_computed` whose KV can be loaded.
 
         None makes vLLM ask again in the next step: there is no room yet for what the request will save, or it
-        is refused. After a preemption it is 0. The last token is always computed here: its logits give the
-        next token. A request that loads early gets that one before its load ends.
+        is refused.
         """
         prompt = self._to_save.get(request.request_id)
         if prompt is not None and not self._may_begin(prompt, num_computed):
             return None
-        if request.request_id not in self._to_load:
-            return 0
-        wish, _ = self._to_load[request.request_id]
-        end = self._end(request)
-        return max(0, end - num_computed) if serve(self._groups, wish.manifest.num_tokens, end) else 0
+        return self._loads.loadable_tokens(request, num_computed)
 
     def _may_begin(self, prompt: _Prompt, num_computed: int) -> bool:
         """Return whether a prompt that will be saved may be computed now, from this token on.
@@ -227,32 +208,8 @@ class SchedulerSide:
         return self._room.admits(request.request_id, blocks, self._slots(request, blocks))
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], num_external: int) -> None:
-        """Begin a load into these blocks, by group.
-
-        The wish is used up, even if the prefix cache left nothing to load.
-        """
-        found = self._to_load.get(request.request_id)
-        if found is None:
-            return
-        end = self._end(request)
-        wish, arrived_s = self._to_load.pop(request.request_id)
-        if num_external == 0:
-            self._give_up(request.request_id, wish)
-            self._loaded.append(Loaded(request.request_id, wish.epoch))
-            return
-        self._loading[request.request_id, wish.epoch] = _Load(wish.manifest, arrived_s, num_external)
-        self._jobs.loads.append(
-            LoadJob(
-                request_id=request.request_id,
-                epoch=wish.epoch,
-                manifest=wish.manifest.SerializeToString(),
-                parts=loaded_parts(self._groups, tables, wish.manifest.num_tokens, end, end - num_external),
-                arrived_s=arrived_s,
-                source=wish.manifest.worker_id,
-                early=wish.early,
-                saved_as=wish.saved_as,
-            )
-        )
+        """Order a load into these blocks, by group."""
+        self._loads.allocated(request, tables, num_external, self._jobs)
 
     def build_step(self, scheduler_output: Any) -> StepJobs:
         """Return the step's loads, and a save of each prompt's records that are final after it."""
@@ -325,11 +282,9 @@ class SchedulerSide:
 
         Returns whether its blocks are to be kept until the ranks say that nothing reads them.
         """
-        self._jobs.cancels += [key for key in self._loading if key[0] == request.request_id]
+        self._loads.finished(request.request_id, self._jobs)
         if (prompt := self._to_save.pop(request.request_id, None)) is not None:
             self._drop((request.request_id, prompt.wish.epoch))
-        if (unused := self._to_load.pop(request.request_id, None)) is not None:
-            self._give_up(request.request_id, unused[0])
         if request.status == RequestStatus.FINISHED_ABORTED:
             for (request_id, _), save in self._saving.items():
                 if request_id == request.request_id:
@@ -352,7 +307,7 @@ class SchedulerSide:
         for saved in results.saves:
             self._add_save(saved)
         for loaded in results.loads:
-            self._add_load(loaded)
+            self.load_ended(loaded)
 
     def lost(self, results: Iterable[StepResults]) -> None:
         """Process the unreported results of the last steps; drop saves that the ranks did not end.
@@ -366,8 +321,8 @@ class SchedulerSide:
                 if not saved.begun:
                     self._add_save(saved)
             for loaded in one.loads:
-                if (loaded.request_id, loaded.epoch) in self._loading:
-                    self._add_load(loaded)
+                if (loaded.request_id, loaded.epoch) in self._loads.ordered:
+                    self.load_ended(loaded)
         for key in list(self._saving):
             self._drop(key)
 
@@ -377,12 +332,6 @@ class SchedulerSide:
 
     # ---- inside
 
-    def _end(self, request: Any) -> int:
-        """Return the number of the request's tokens whose KV its manifest offers."""
-        wish, _ = self._to_load[request.request_id]
-        known = request.num_tokens if wish.early else request.num_tokens - 1
-        return int(min(wish.manifest.num_tokens, known))
-
     def _lost(self, job: SaveJob, beyond: int) -> SaveFailed | None:
         """Return why the step does not leave what the job is to save. beyond: tokens computed after it."""
         what = f"KV of request {job.request_id!r}, epoch {job.epoch}"
@@ -391,14 +340,6 @@ class SchedulerSide:
         if any(NULL_BLOCK in part.block_ids for part in job.parts):
             return SaveFailed(f"{what}: a block that the next token needs is not kept any more")
         return None
-
-    def _give_up(self, request_id: str, wish: LoadWish) -> None:
-        """Release what is not wanted here, but never what a mangled manifest names of another's.
-
-        Of a prompt that is still prefilled nothing: its KV may be wanted whole at its end.
-        """
-        if not wish.early and is_of(wish.manifest, wish.saved_as or request_id, wish.epoch):
-            self._client.release_soon(wish.manifest)
 
     def _add_save(self, part: ShardSave) -> None:
         key = part.request_id, part.epoch
@@ -449,30 +390,4 @@ class SchedulerSide:
             wire_dtype=self._config.kv_wire_dtype,
             lease_s=self._config.lease_s,
             host=self._host,
-        )
-
-    def _add_load(self, part: ShardLoad) -> None:
-        key = part.request_id, part.epoch
-        load = self._loading[key]
-        load.done.append(part)
-        if len(load.done) < len(self._ranks):
-            if part.problem is not None:  # an early load of another rank would wait for its prompt's end
-                self._jobs.cancels.append(key)
-            return
-        del self._loading[key]
-        done, manifest = load.done, load.manifest
-        # An early load that failed knows of no save's end.
-        start = (manifest.saved_at_s if manifest.host == self._host else 0.0) or load.arrived_s
-        self._loaded.append(
-            Loaded(
-                *key,
-                transport=done[0].transport,
-                bytes=sum(each.bytes for each in done),
-                blocks=min(each.blocks for each in done),
-                costs=Costs.slowest([each.costs for each in done]),
-                total_ms=(time.monotonic() - start) * 1e3,
-                problem=next((each.problem for each in done if each.problem is not None), None),
-                early_bytes=sum(each.early_bytes for each in done),
-                tokens=load.tokens,
-            )
         )

@@ -35,6 +35,7 @@ from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.records import Bytes
+from baton.handoff.reports import ShardLoad
 from baton.handoff.save import sizing
 from baton.handoff.save.saver import Saver
 from baton.handoff.save.service import HandoffService
@@ -112,6 +113,8 @@ class WorkerSide:
         self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
         self._jobs: StepJobs | None = None  # jobs of the last step
+        self._ended: list[ShardLoad] = []  # loads to be told with the step, where `take_loads` was called
+        self._near = False  # to the scheduler: it takes loads before each step
         # Results of the last steps, which a failed step may have kept from the scheduler's side.
         self._told: deque[tuple[StepResults, KVConnectorTransferResults]] = deque(maxlen=STEPS_KEPT)
         self._untold: tuple[KVConnectorTransferResults, ...] = ()
@@ -178,10 +181,13 @@ class WorkerSide:
         self._results, self._jobs = StepResults(), jobs
         self._saver.drop(jobs.drops)
         self._saver.backlog.leave(jobs.ended)
-        self.loader.cancel(jobs.cancels)
-        self.loader.resume(jobs.resumes)
         for job in jobs.loads:
-            self.loader.submit(job)
+            self.loader.reserve(job)
+        for key, manifest in jobs.begins:
+            self.loader.begin(key, manifest)
+        for key, manifest in jobs.completes:
+            self.loader.complete(key, manifest)
+        self.loader.cancel(jobs.cancels)
 
     def save(self, jobs: StepJobs) -> None:
         """Do the step's saves, after its forward pass."""
@@ -191,7 +197,9 @@ class WorkerSide:
 
     def transfer_results(self) -> KVConnectorTransferResults:
         """Return the loads that ended, failed ones in both sets, and the saves whose blocks may be freed."""
-        loads = self.loader.take_finished()
+        if not self._near:
+            self._ended += self.loader.take_finished()
+        loads, self._ended = self._ended, []
         self._results.loads += loads
         found = KVConnectorTransferResults(
             finished_sending={request_id for request_id, _ in self._saver.backlog.copied()},
@@ -240,9 +248,17 @@ class WorkerSide:
         if room != self._reported_room:
             self._reported_room = self._results.staging[self._rank] = room
 
-    def wake_on_ends(self, wake: Callable[[], object]) -> None:
-        """Have `wake` called, on any thread, when a load has ended, or blocks that were kept may be freed."""
+    def come_near(self, wake: Callable[[], object]) -> None:
+        """Have `take_loads` called before each step from now on.
+
+        wake: called, on any thread, when a load has ended, or blocks that were kept may be freed
+        """
+        self._near = True
         self.loader.on_finished = self._saver.backlog.on_copied = wake
+
+    def take_loads(self, promote: Callable[[ShardLoad], bool]) -> None:
+        """Have loads that ended promoted; those that are not are told with the step that begins next."""
+        self._ended += [load for load in self.loader.take_finished() if not promote(load)]
 
     def close(self) -> None:
         """Stop everything and remove the shared memory. Idempotent."""

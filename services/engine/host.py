@@ -49,8 +49,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.0005
 _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
-# The same where it waits for nothing but loads, whose end wakes it: it looks at their deadlines alone.
-_POLL_WOKEN_S = 0.1
+_POLL_WOKEN_S = 1.0  # where it waits for nothing but loads, of whose end a message tells
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -121,7 +120,7 @@ class EngineHost:
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
         # Bounded by services/worker/admission.py, which counts the requests that it lets in.
-        self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Callable[[], bool | None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loaded: Future[EngineInfo] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -152,9 +151,20 @@ class EngineHost:
         """Queue a prepared request."""
         self._messages.put(lambda: self._add(request))
 
-    def resume(self, internal_id: str, epoch: int, give_tokens: Callable[[], Manifest]) -> None:
-        """Let a request that loads early go on, with the tokens that it is given on the engine's thread."""
-        self._messages.put(lambda: self._resume(internal_id, epoch, give_tokens))
+    def begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> None:
+        """Let a request that waits for its KV pull what is there of it, beside whatever step runs."""
+        self._connector.begin_now(internal_id, epoch, manifest)
+        self._messages.put(lambda: self._begin_load(internal_id, epoch, manifest))
+
+    def resume(
+        self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Callable[[], None]
+    ) -> None:
+        """Let a request go on whose prompt is complete at its source.
+
+        Its KV is pulled at once; its tokens it is given on the engine's thread.
+        """
+        self._connector.begin_now(internal_id, epoch, manifest)
+        self._messages.put(lambda: self._resume(internal_id, epoch, manifest, give_tokens))
 
     def abort(self, internal_ids: list[str]) -> None:
         """End requests without any output; unknown ones are ignored."""
@@ -277,32 +287,36 @@ class EngineHost:
             idle = not scheduler.has_requests() and not engine.batch_queue
             if not self._take(idle or not self._steps_left, None if idle else poll_s, burst):
                 return
-            if scheduler.has_requests() or engine.batch_queue:
+            if self._steps_left and (scheduler.has_requests() or engine.batch_queue):
                 executed = self._step(engine)
                 self._steps_left = burst if executed else self._steps_left - 1
-                poll_s = _POLL_S if executed else min(poll_s * _POLL_GROWTH, self._poll_most_s())
+                poll_s = _POLL_S if executed else self._next_poll_s(poll_s)
 
-    def _poll_most_s(self) -> float:
-        loads = self._connector.loads if self._woken else 0
-        return (
-            _POLL_WOKEN_S
-            if loads and loads == self._engine.scheduler.get_num_unfinished_requests()
-            else _POLL_MOST_S
-        )
+    def _next_poll_s(self, poll_s: float) -> float:
+        """Return how long to wait for a message before another step is tried, after one without tokens."""
+        loads = self._connector.idle_loads(told=self._woken) if self._connector is not None else 0
+        if loads and loads >= self._engine.scheduler.get_num_unfinished_requests():
+            return _POLL_WOKEN_S
+        return min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
 
     def _take(self, block: bool, timeout: float | None, burst: int) -> bool:
-        """Run the messages that are there; wait for the first one with `block`. Return whether to go on."""
+        """Run the messages that are there; wait for the first one with `block`. Return whether to go on.
+
+        A message may say, with False, that it calls for no step.
+        """
         try:
             message = self._messages.get(block, timeout)
-            while True:
-                if message is None:
-                    return False
-                message()
-                self._steps_left = burst
-                message = self._messages.get_nowait()
         except queue.Empty:
             self._steps_left = self._steps_left or burst
             return True
+        try:
+            while message is not None:
+                if message() is not False:
+                    self._steps_left = burst
+                message = self._messages.get_nowait()
+        except queue.Empty:
+            return True
+        return False
 
     def _add(self, request: Any) -> None:
         if request.request_id in self._engine.scheduler.requests:
@@ -325,9 +339,18 @@ class EngineHost:
         else:
             self._unseen.add(request.request_id)
 
-    def _resume(self, internal_id: str, epoch: int, give_tokens: Callable[[], Manifest]) -> None:
-        if internal_id in self._engine.scheduler.requests:  # else its load failed a moment ago
-            self._connector.resume(internal_id, epoch, give_tokens())
+    def _begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> bool:
+        """Return whether a step is to tell the ranks of it."""
+        self._connector.begin_load(internal_id, epoch, manifest)
+        return not self._woken
+
+    def _resume(
+        self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Callable[[], None]
+    ) -> None:
+        request = self._engine.scheduler.requests.get(internal_id)
+        if request is not None and not request.is_finished():  # else its load failed a moment ago
+            give_tokens()
+            self._connector.complete_load(internal_id, epoch, manifest)
 
     def _abort(self, internal_ids: list[str]) -> None:
         self._engine.abort_requests(internal_ids)
@@ -337,6 +360,8 @@ class EngineHost:
         began = self._step_began = time.monotonic()
         step = EngineStep()
         try:
+            if self._connector is not None:
+                self._connector.promote(engine.scheduler)
             outputs, step.executed = engine.step_fn()
             step.outputs = outputs or {}
             engine.post_step(step.executed)

@@ -4,8 +4,8 @@ Nothing that a client can write steers the engine's transfers: `SamplingParams.e
 key that vLLM or we give a meaning, and ours are put in their place.
 
 Leans on: vllm.v1.request.Request (from_engine_core_request, append_output_token_ids, max_tokens,
-kv_transfer_params, prefill_stats, priority, skip_reading_prefix_cache, status, stop_reason,
-get_finished_reason),
+num_output_tokens, num_tokens, kv_transfer_params, prefill_stats, priority, skip_reading_prefix_cache,
+structured_output_request, status, stop_reason, get_finished_reason),
 vllm.v1.core.sched.utils.check_stop, vllm.v1.engine.{EngineCoreRequest, FinishReason},
 vllm.lora.request.LoRARequest (name, number, path),
 vllm.sampling_params.SamplingParams (extra_args, prompt_logprobs, prompt_logprob_token_ids, max_tokens,
@@ -26,14 +26,13 @@ from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.request import Request
 
-from baton.attempts import attempt_id, prefix_id
+from baton.attempts import attempt_id
 from baton.handoff.params import LoadParams, load_params, save_params
-from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import (
     PHASE_DECODE,
-    PHASE_LOAD,
     PHASE_PREFILL,
     PHASE_SAVE,
+    Complete,
     Failed,
     ServiceClass,
     Start,
@@ -79,25 +78,40 @@ class Prepared:
     saves: bool  # its KV is wanted elsewhere after the prefill
     vocabulary: int  # EngineLimits'
     cut: bool = False  # tried alone, and ends after a few tokens
+    late: bool = False  # it depends on its first token from its beginning on: prepare it again with that
 
 
-def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
+def prepare(
+    start: Start,
+    internal_id: str,
+    client_index: int,
+    limits: EngineLimits,
+    complete: Complete | None = None,
+) -> Prepared:
     """Build the engine's request for one phase of one attempt.
 
     The tokens generated so far become output: penalties, min_tokens and max_tokens count them. A PREFILL is
     cut to one token more by the request's own max_tokens, so that SamplingParams still says what the
-    client asked for. A SAVE is a PREFILL of the prompt's beginning, whose token nobody gets. Raises
+    client asked for. A SAVE is a PREFILL of the prompt's beginning, whose token nobody gets.
+
+    complete: what the source said at its prompt's end. Without it a DECODE with a source reserves room for its
+    KV and waits for its first token, and a PREFILL computes its prompt from the beginning. Raises
     RequestRefused(INVALID) for what cannot be run here.
     """
     core = _decode(start)
-    if start.alone_tokens and (start.phase != PHASE_DECODE or start.HasField("manifest")):
+    decodes, follows = start.phase == PHASE_DECODE, start.HasField("source")
+    if start.alone_tokens and (not decodes or follows):
         raise _invalid(
-            "a request tried alone computes its prompt itself: it must be a DECODE without a manifest"
+            "a request tried alone computes its prompt itself: it must be a DECODE without a source"
         )
     generated = list(start.output_token_ids)
-    _check(core, generated, limits)
-    if start.phase == PHASE_LOAD:
-        _check_early(core, limits)
+    waits = decodes and follows and complete is None
+    if decodes and complete is not None:
+        generated += complete.token_ids
+    _check(core, generated, limits, more=waits)
+    if decodes and follows:
+        _check_source(start, len(core.prompt_token_ids))
+        _clear_prompt_logprobs(core.sampling_params)  # they come with the first token, from the source
     if start.phase == PHASE_SAVE:
         _cut(core, start.prefix_tokens)
         generated = []
@@ -110,70 +124,93 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     if generated:
         _mark_generated(params, len(generated), limits.vocabulary)
     request = Request.from_engine_core_request(core, limits.block_hasher)
-    prefills, brings = start.phase == PHASE_PREFILL, start.HasField("manifest")
-    tokens = len(core.prompt_token_ids) - start.manifest.num_tokens if prefills else 0
-    # Whatever a client asked for: requests that only decode keep the order in which they came.
-    request.priority = fair_share.priority(
-        time.monotonic(),
-        max(0, tokens),
-        handed_over=start.phase == PHASE_SAVE or (brings and not prefills),
-        patience_ms=start.service.patience_ms,
-    )
+    request.priority = _priority(start, len(core.prompt_token_ids), follows, complete)
     if start.HasField("service"):
         request.standing = _standing(start.service)
     if generated:
         request.append_output_token_ids(generated)
         request.prefill_stats = None  # sent with its first token; a prefix hit beyond the prompt kills vLLM
+    late = waits and _is_late(request, limits)
     max_tokens = request.max_tokens
-    cut = prefills or start.phase == PHASE_SAVE
+    cut = start.phase in (PHASE_PREFILL, PHASE_SAVE)
     saves = cut and max_tokens > len(generated) + 1
     if cut:
         request.max_tokens = len(generated) + 1
     if start.alone_tokens:
         request.max_tokens = min(max_tokens, len(generated) + start.alone_tokens)
-    load = _load(start) if brings else None
-    if prefills and saves:
+    load = _load(start, internal_id, complete) if follows and (decodes or complete is not None) else None
+    if start.phase == PHASE_PREFILL and saves:
         first_drafts.want(request)
-    if start.draft_token_ids:
-        first_drafts.give(request, _drafts(start, limits.vocabulary))
+    if decodes and complete is not None:
+        first_drafts.give(request, _drafts(complete, limits.vocabulary))
     if saves:
-        request.kv_transfer_params = save_params(start.epoch, cached=not prefills, prefix=load)
+        cached = start.phase == PHASE_SAVE
+        request.kv_transfer_params = save_params(start.epoch, cached=cached, prefix=load)
     else:
         request.kv_transfer_params = load
-    ends_early = start.alone_tokens > 0
-    return Prepared(start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary, ends_early)
+    return Prepared(
+        start.request_id,
+        start.epoch,
+        request,
+        max_tokens,
+        saves,
+        limits.vocabulary,
+        cut=start.alone_tokens > 0,
+        late=late,
+    )
+
+
+def _priority(start: Start, prompt: int, follows: bool, complete: Complete | None) -> int:
+    """Return the place in the queue.
+
+    Whatever a client asked for: requests that only decode keep the order in which they came.
+    """
+    prefills = start.phase == PHASE_PREFILL
+    loaded = start.source.tokens if complete is not None else 0
+    return fair_share.priority(
+        time.monotonic(),
+        max(0, prompt - loaded) if prefills else 0,
+        handed_over=start.phase == PHASE_SAVE or (follows and not prefills),
+        patience_ms=start.service.patience_ms,
+    )
 
 
 def _standing(service: ServiceClass) -> Standing:
     return Standing(service.priority, service.share, service.itl_s, service.preemptible, service.ttft_s)
 
 
-def resume(prepared: Prepared, start: Start) -> Callable[[], Manifest]:
-    """Return what gives a request that loads early its first tokens, on the engine's thread.
+def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
+    """Return what gives a request that waits its first tokens and drafts, on the engine's thread.
 
-    Raises RequestRefused(HANDOFF) where the DECODE's tokens do not continue those that the LOAD came with.
+    Raises RequestRefused(HANDOFF) where its source's tokens do not go on behind those that it has.
     """
-    request = prepared.request
-    before, generated = list(request.output_token_ids), list(start.output_token_ids)
-    if generated[: len(before)] != before or len(generated) == len(before) or not start.HasField("manifest"):
+    request, tokens = prepared.request, list(complete.token_ids)
+    before = request.num_output_tokens
+    has_come = request.num_tokens > request.kv_transfer_params["tokens"]
+    if not tokens or has_come or before + len(tokens) >= request.max_tokens:
         raise RequestRefused(
             Failed.CODE_HANDOFF,
-            f"{len(generated)} tokens of output do not go on behind the {len(before)} of this load",
+            f"{len(tokens)} tokens from the source do not go on behind the {before} of this attempt; it may"
+            f" have {request.max_tokens}",
+        )
+    if max(tokens) >= prepared.vocabulary:
+        raise RequestRefused(
+            Failed.CODE_HANDOFF,
+            f"token id {max(tokens)} from the source is outside the vocabulary of {prepared.vocabulary}",
         )
 
-    def give_tokens() -> Manifest:
-        _mark_generated(request.sampling_params, len(generated), prepared.vocabulary)
-        request.append_output_token_ids(generated[len(before) :])
+    def give_tokens() -> None:
+        _mark_generated(request.sampling_params, before + len(tokens), prepared.vocabulary)
+        request.append_output_token_ids(tokens)
         request.prefill_stats = None
-        first_drafts.give(request, _drafts(start, prepared.vocabulary))
-        return start.manifest
+        first_drafts.give(request, _drafts(complete, prepared.vocabulary))
 
     return give_tokens
 
 
-def _drafts(start: Start, vocabulary: int) -> list[int]:
+def _drafts(complete: Complete, vocabulary: int) -> list[int]:
     """Return the proposals that came along, up to the first that is no token."""
-    return list(takewhile(lambda token: token < vocabulary, start.draft_token_ids))
+    return list(takewhile(lambda token: token < vocabulary, complete.draft_token_ids))
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
@@ -198,7 +235,8 @@ def _decode(start: Start) -> EngineCoreRequest:
         raise _invalid(str(error)) from None
 
 
-def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimits) -> None:
+def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimits, *, more: bool) -> None:
+    """Refuse what cannot be run. more: another token comes before the first of this worker's own."""
     if core.sampling_params is None or core.sampling_params.max_tokens is None:
         raise _invalid(
             "only text generation with a max_tokens is served; this request has no sampling parameters"
@@ -214,10 +252,10 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
             f"prompt and output so far take {len(core.prompt_token_ids)} + {len(generated)} tokens; "
             f"this model's limit of {limits.max_model_len} leaves none to generate"
         )
-    if len(generated) >= core.sampling_params.max_tokens:
+    if len(generated) + more >= core.sampling_params.max_tokens:
         raise _invalid(
-            f"the output is complete: it has {len(generated)} tokens, max_tokens is "
-            f"{core.sampling_params.max_tokens}"
+            f"the output is complete: it has {len(generated)} tokens{' and its source gives one' * more}, "
+            f"max_tokens is {core.sampling_params.max_tokens}"
         )
     if problem := step_checks.problem(core.sampling_params, len(core.prompt_token_ids), limits.steps):
         raise _invalid(problem)
@@ -243,16 +281,23 @@ def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> Lo
     raise _invalid(f"this worker does not have the adapter {wanted.lora_name!r} (engine.lora)")
 
 
-def _check_early(core: EngineCoreRequest, limits: EngineLimits) -> None:
-    """Refuse to load early what depends on the first token from its begin on."""
-    params = core.sampling_params
-    of_prompt = params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None
-    if params.structured_outputs is not None or of_prompt:
-        raise RequestRefused(Failed.CODE_HANDOFF, "grammars and prompt_logprobs are not loaded early")
-    if params.skip_reading_prefix_cache:  # vLLM would load nothing, and generate a first token of its own
-        raise RequestRefused(Failed.CODE_HANDOFF, "what must not use the prefix cache is not loaded early")
-    if len(core.prompt_token_ids) + 1 >= limits.max_model_len:
-        raise RequestRefused(Failed.CODE_HANDOFF, "the prompt's first token is its last")
+def _check_source(start: Start, prompt: int) -> None:
+    """Refuse a source that saves other tokens than those that are here."""
+    here = prompt + len(start.output_token_ids)
+    if start.source.tokens != here:
+        raise _invalid(f"the source saves the KV of {start.source.tokens} tokens; this attempt has {here}")
+
+
+def _is_late(request: Request, limits: EngineLimits) -> bool:
+    """Return whether a request depends on its first token from its beginning on.
+
+    One that must not use the prefix cache loads nothing: vLLM would generate a first token of its own.
+    """
+    return (
+        request.structured_output_request is not None
+        or request.skip_reading_prefix_cache
+        or request.num_tokens + 1 >= limits.max_model_len
+    )
 
 
 def _cut(core: EngineCoreRequest, tokens: int) -> None:
@@ -264,12 +309,11 @@ def _cut(core: EngineCoreRequest, tokens: int) -> None:
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
-def _load(start: Start) -> LoadParams:
-    """Return the load of what the manifest describes: this request's KV, or the beginning of its prompt's."""
-    if start.phase != PHASE_PREFILL:
-        return load_params(start.epoch, start.manifest)
-    saved_as = attempt_id(prefix_id(start.request_id), start.epoch)
-    return load_params(start.epoch, start.manifest, saved_as)
+def _load(start: Start, internal_id: str, complete: Complete | None) -> LoadParams:
+    """Return the load of what the source saves: this request's KV, or the beginning of its prompt's."""
+    source, manifest = start.source, complete.manifest if complete is not None else None
+    saved_as = attempt_id(source.request_id, start.epoch)
+    return load_params(start.epoch, source.tokens, manifest, saved_as if saved_as != internal_id else "")
 
 
 def _clean(extra: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -278,8 +322,12 @@ def _clean(extra: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _mark_generated(params: Any, count: int, vocabulary: int) -> None:
     params.extra_args = {**(params.extra_args or {}), GENERATED_KEY: count, VOCABULARY_KEY: vocabulary}
+    _clear_prompt_logprobs(params)
+
+
+def _clear_prompt_logprobs(params: Any) -> None:
+    """Ask for nothing that was sent with the first token: the prefix cache and a handoff may be used again."""
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
-        # Sent with the first token. Without them the prefix cache and a handoff may be used again.
         params.prompt_logprobs = None
         params.prompt_logprob_token_ids = None
         params.skip_reading_prefix_cache = False

@@ -19,7 +19,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,11 @@ from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, InvalidWish, named
 from baton.handoff.groups import num_records
-from baton.handoff.load.loader import Loader, LoadJob
-from baton.handoff.manifest import seal
+from baton.handoff.load.job import LoadJob
+from baton.handoff.load.loader import Loader
+from baton.handoff.manifest import read, seal
 from baton.handoff.params import load_params, parse
-from baton.handoff.reports import ShardLoad
+from baton.handoff.reports import Problem, ShardLoad
 from baton.kernels.kv_pack import WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff import caches, mutants
@@ -226,7 +227,18 @@ class Range:
         return request_id, self._source.save(request_id, TOKENS, self._blocks, epoch)
 
     def _load(self, request_id: str, manifest: bytes, epoch: int) -> ShardLoad:
-        self._loader.submit(LoadJob(request_id, epoch, manifest, self._parts, time.monotonic()))
+        """Load early or whole, in one go or in the order in which the words of it come."""
+        try:
+            described = read(manifest)
+        except HandoffError as error:  # as where a message is parsed
+            return ShardLoad(request_id, epoch, 0, problem=Problem.of(error))
+        job = LoadJob(request_id, epoch, TOKENS, self._parts, time.monotonic())
+        if self.random.random() < 0.5:
+            self._loader.reserve(replace(job, manifest=described, complete=True))
+        else:
+            self._loader.reserve(job)
+            self._loader.begin(job.key, described)
+            self._loader.complete(job.key, described)
         deadline = time.monotonic() + TIMEOUT_S
         while not (done := self._loader.take_finished()):
             if time.monotonic() > deadline:
@@ -242,7 +254,7 @@ class Range:
 def mangled_wishes(number: int, seed: int) -> Tally:
     """`kv_transfer_params` that are no wish."""
     rng, tally = random.Random(seed), Tally()
-    good = load_params(3, seal(Manifest(request_id="r", epoch=3, num_tokens=9)))
+    good = load_params(3, 9, seal(Manifest(request_id="r", epoch=3, num_tokens=9)))
     values = [None, "", "x", -1, 1.5, True, b"", b"\xff", [], {}, 2**70, "save", b"\x0a\xff\xff\xff\xff\x0f"]
     for _ in range(number):
         key = rng.choice(list(good))

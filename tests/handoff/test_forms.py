@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ from baton.handoff.channels import HandoffClient
 from baton.handoff.forms import Division, Form, heads_of, shares, unfit
 from baton.handoff.groups import CacheGroup, Part
 from baton.handoff.layers import CacheLayer
-from baton.handoff.load.loader import Loader, LoadJob
+from baton.handoff.load.job import LoadJob
+from baton.handoff.load.loader import Loader
 from baton.handoff.manifest import seal
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
@@ -243,9 +244,10 @@ def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
     with workers(there, here, transport, wire) as made:
         manifest, rest = made.begin(blocks, 6 * TOKENS, first=4)
         parts = (Part(0, 0, into), Part(1, 6, into))
-        job = LoadJob("r", 1, manifest.SerializeToString(), parts, time.monotonic(), "s", early=True)
-        made.loaders[0].submit(job)
-        running = made.loaders[0]._running["r", 1]
+        job = LoadJob("r", 1, manifest.num_tokens, parts, time.monotonic(), manifest=manifest)
+        for loader in made.loaders:
+            loader.reserve(job if loader is made.loaders[0] else replace(job, manifest=None))
+        running = made.loaders[0]._loads["r", 1].progress
         # Not one shard after the other: what is there of each comes while the prompt is computed.
         wanted = 4 * sum(
             share.record_bytes
@@ -257,8 +259,8 @@ def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
             assert one.saver.save(job_left) is not None
         for loader in made.loaders[1:]:
             assert made.held() >= 1
-            loader.submit(LoadJob("r", 1, manifest.SerializeToString(), parts, time.monotonic(), "s"))
-        made.loaders[0].resume([("r", 1)])
+            loader.complete(job.key, manifest)
+        made.loaders[0].complete(job.key, manifest)
         for loader in made.loaders:
             done = []
             eventually(lambda loader=loader, done=done: bool(done.extend(loader.take_finished()) or done))
@@ -281,14 +283,12 @@ def test_a_window_serves_every_rank(there: int, here: int, transport: str, event
     with workers(there, here, transport, "auto") as made:
         manifest = made.save(SaveJob("r", 1, parts, 12, slots=4), 6 * TOKENS)
         assert {shard.slots for shard in manifest.shards} == {4}
+        into_both = (Part(0, 0, into), Part(1, 6, into))
         job = LoadJob(
-            *("r", 1, manifest.SerializeToString()),
-            (Part(0, 0, into), Part(1, 6, into)),
-            time.monotonic(),
-            "s",
+            *("r", 1, manifest.num_tokens, into_both, time.monotonic()), manifest=manifest, complete=True
         )
         for loader in made.loaders:
-            loader.submit(job)
+            loader.reserve(job)
         for loader, right in zip(made.loaders, caches(1, here), strict=True):
             done = []
             eventually(lambda loader=loader, done=done: bool(done.extend(loader.take_finished()) or done))

@@ -15,9 +15,10 @@ from baton.services.config import HandoffSettings
 def test_wishes_survive_their_way_through_vllm() -> None:
     manifest = Manifest(request_id="r", epoch=3, num_tokens=7)
     assert parse(save_params(2)) == SaveWish(2)
-    assert parse(load_params(3, manifest)) == LoadWish(3, manifest)
-    beginning = LoadWish(3, manifest, "r/prefix")
-    both = save_params(3, prefix=load_params(3, manifest, "r/prefix"))
+    assert parse(load_params(3, 7, manifest)) == LoadWish(3, 7, manifest)
+    assert parse(load_params(3, 7)) == LoadWish(3, 7, None)
+    beginning = LoadWish(3, 7, manifest, "r/prefix")
+    both = save_params(3, prefix=load_params(3, 7, manifest, "r/prefix"))
     assert parse(both) == SaveWish(3, prefix=beginning)
     assert parse(save_params(2, cached=True)) == SaveWish(2, cached=True)
     assert parse(None) is None
@@ -31,8 +32,11 @@ def test_wishes_survive_their_way_through_vllm() -> None:
         ({"baton": "save"}, "epoch is None"),
         ({"baton": "save", "epoch": -1}, "epoch is -1"),
         ({"baton": "save", "epoch": True}, "epoch is True"),
-        ({"baton": "load", "epoch": 1, "manifest": b"\xff\xff"}, "cannot be parsed"),
-        ({"baton": "load", "epoch": 1, "manifest": 5}, "cannot be parsed"),
+        ({"baton": "load", "epoch": 1, "tokens": 7, "manifest": b"\xff\xff"}, "cannot be parsed"),
+        ({"baton": "load", "epoch": 1, "tokens": 7, "manifest": 5}, "cannot be parsed"),
+        ({"baton": "load", "epoch": 1, "manifest": b""}, "tokens is None"),
+        ({"baton": "load", "epoch": 1, "tokens": 0}, "tokens is 0"),
+        ({"baton": "load", "epoch": 1, "tokens": True}, "tokens is True"),
         ({"baton": "save", "epoch": 1, "prefix": {"baton": "save", "epoch": 1}}, "is a load, not a save"),
     ],
 )

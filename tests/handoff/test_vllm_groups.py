@@ -135,7 +135,7 @@ def go_on(
     """Go on from each of these many tokens, all at once; return those whose answers are as expected."""
     answers = {}
     for count, manifest in manifests.items():
-        params = load_params(1, manifest)
+        params = load_params(1, manifest.num_tokens, manifest)
         answers[count] = engine.add(f"on-{count}", prompt, len(expected), params, written=expected[:count])
     engine.run()
     return [
@@ -176,7 +176,7 @@ def save_beginning(engine: Engine, name: str, prompt: list[int]) -> Answer:
 
 def prefill_behind(engine: Engine, name: str, prompt: list[int], beginning: Manifest) -> Answer:
     """Load a prompt's beginning, compute the rest, and save all."""
-    prefix = load_params(1, beginning, saved_as=beginning.request_id)
+    prefix = load_params(1, beginning.num_tokens, beginning, saved_as=beginning.request_id)
     answer = engine.add(name, prompt, 1, save_params(1, prefix=prefix))
     engine.run()
     return answer
@@ -318,7 +318,7 @@ def test_a_state_is_loaded_at_its_boundary_or_not_at_all(states: EngineProcess) 
 def failing(engine: Engine, prompt: list[int], manifest: Manifest) -> tuple[str, str, int]:
     """A load that cannot work: how it ended, why, and how many blocks it cost."""
     before = engine.free_blocks
-    answer = engine.add("spoilt", prompt, WRITTEN, load_params(2, manifest), written=[5])
+    answer = engine.add("spoilt", prompt, WRITTEN, load_params(2, manifest.num_tokens, manifest), written=[5])
     engine.run()
     return f"{answer.finish_reason} {answer.tokens}", str(answer.loaded.problem), before - engine.free_blocks
 

@@ -16,6 +16,7 @@ import pytest
 
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
+from baton.handoff.load.loader import State
 from baton.handoff.manifest import seal
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Loaded, Saved
@@ -180,7 +181,7 @@ def write_many(
     engine.add("running", [5] * 40, 60)
     engine.run(until=lambda: len(engine.answers["running"].tokens) > 3)
     answers = {
-        name: engine.add(name, prompt, WRITTEN, load_params(1, manifests[name]))
+        name: engine.add(name, prompt, WRITTEN, load_params(1, manifests[name].num_tokens, manifests[name]))
         for name, prompt in prompts.items()
     }
     engine.run()
@@ -208,7 +209,7 @@ def failing(
 ) -> tuple[str, str, int]:
     """A load that cannot work: how it ended, why, and how many blocks it cost."""
     free = engine.free_blocks
-    answer = engine.add(name, prompt, WRITTEN, load_params(epoch, manifest))
+    answer = engine.add(name, prompt, WRITTEN, load_params(epoch, manifest.num_tokens, manifest))
     engine.run()
     return f"{answer.finish_reason} {answer.tokens}", str(answer.loaded.problem), free - engine.free_blocks
 
@@ -290,7 +291,7 @@ def abort_while_pulling(
     mock.sources[manifest.shards[0].address] = get_kv_transfer_group()._worker.staging
     loader.transports.insert(0, mock)
     before = engine.free_blocks
-    engine.add(name, prompt, WRITTEN, load_params(1, manifest))
+    engine.add(name, prompt, WRITTEN, load_params(1, manifest.num_tokens, manifest))
     engine.run(until=lambda: bool(mock.pulls))
     during = engine.free_blocks
     # The mock's source is this engine's own staging, which lacks the KV: it must not get that far.
@@ -322,7 +323,7 @@ def test_an_abort_while_pulling_leaks_nothing(reader: EngineProcess, writer: Eng
 
 
 def abort_before_pulling(engine: Engine, name: str, prompt: list[int], manifest: Manifest) -> None:
-    engine.add(name, prompt, WRITTEN, load_params(1, manifest))
+    engine.add(name, prompt, WRITTEN, load_params(1, manifest.num_tokens, manifest))
     engine.core.abort_requests([name])
     engine.run()
 
@@ -338,7 +339,7 @@ def take_over(engine: Engine, name: str, prompt: list[int], manifest: Manifest) 
     first = engine.add(name, prompt, 50)
     engine.run(until=lambda: bool(first.tokens))
     engine.core.abort_requests([name])
-    second = engine.add(name, prompt, WRITTEN, load_params(2, manifest))
+    second = engine.add(name, prompt, WRITTEN, load_params(2, manifest.num_tokens, manifest))
     engine.run()
     assert str(second.loaded.problem) == "None"
     return second.tokens
@@ -494,9 +495,12 @@ def test_a_prefill_that_is_given_up_ends_the_early_pull(
     writer.call(begin_decode, name, prompt, WRITTEN, early)
     reader.call(abort, name)
     until_nothing_is_held(reader)
-    answer = writer.call(end_prefill, name)
-    assert (answer.tokens, answer.finish_reason) == ([], "error")
-    assert str(answer.loaded.problem).startswith(("LeaseExpired: ", "UnknownHandoff: "))
+    writer.call(pulled, name, 1)
+    assert writer.call(states) == {
+        name: State.RESERVED
+    }  # it waits for the word of its source, which is its worker's
+    problem, _ = writer.call(abort, name)
+    assert problem.startswith("PullCancelled: ")
     assert (reader.call(free), writer.call(free)) == before
 
 
@@ -523,15 +527,39 @@ def test_an_early_pull_that_is_given_up_leaves_the_prefill_alone(
 def test_broken_bytes_that_came_early_end_the_request_by_name(
     reader: EngineProcess, writer: EngineProcess, transport: str
 ) -> None:
+    """Early is an extra: the whole is pulled once more, and only then the request ends."""
     prompt, name = prompt_of(300), f"broken-early-{transport}"
     early = begin(reader, name, prompt)
     reader.call(flip)
     writer.call(begin_decode, name, prompt, WRITTEN, early)
-    answer = writer.call(end_prefill, name)
-    assert answer.finish_reason == "error"
+    assert writer.call(states) == {name: State.RESERVED}
+    first = reader.call(end_prefill, name)
+    answer = writer.call(end_decode, name, first.tokens, first.saved.manifest)
+    assert (answer.tokens, answer.finish_reason) == ([], "error")
     assert str(answer.loaded.problem).startswith("DigestMismatch: ")
-    whole = reader.call(end_prefill, name).saved.manifest
-    # Early is an extra: only now its router hears that the KV is broken, and gives it up.
-    again = writer.call(decode, name, prompt, WRITTEN, whole)
-    assert str(again.loaded.problem).startswith("DigestMismatch: ")
     until_nothing_is_held(reader)
+
+
+def test_an_early_pull_that_fails_is_made_up_for_at_the_end(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    prompt, name = clear_prompt_of(reader, 300), f"mended-{transport}"
+    expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+    early = begin(reader, name, prompt)
+    reader.call(flip)
+    writer.call(begin_decode, name, prompt, WRITTEN, early)
+    reader.call(flip)  # back
+    first = reader.call(end_prefill, name)
+    answer = writer.call(end_decode, name, first.tokens, first.saved.manifest)
+    assert first.tokens + answer.tokens == expected
+    assert answer.loaded.problem is None
+    assert (answer.loaded.blocks, answer.loaded.early_bytes) == (first.saved.manifest.num_blocks, 0)
+    until_nothing_is_held(reader)
+
+
+def states(engine: Engine) -> dict[str, State]:
+    """Return the state of each load that is not told yet."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    loads = get_kv_transfer_group()._worker.loader._loads
+    return {name: load.state for (name, _), load in loads.items()}

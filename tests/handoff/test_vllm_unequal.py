@@ -73,7 +73,7 @@ def write_all(
     engine: Engine, prompts: dict[str, list[int]], manifests: dict[str, Manifest] | None
 ) -> dict[str, Answer]:
     def params(name: str) -> Any:
-        return load_params(1, manifests[name]) if manifests is not None else None
+        return load_params(1, manifests[name].num_tokens, manifests[name]) if manifests is not None else None
 
     for name, prompt in prompts.items():
         engine.add(name, prompt, WRITTEN, params(name))

@@ -302,7 +302,7 @@ def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProce
 
 def resumed(engine: Engine, name: str, early: Manifest) -> Answer:
     """Let an early load end, whose source may be gone."""
-    if (name, 1) in engine.connector._scheduler_side._loading:
-        engine.connector.resume(name, 1, early)
+    if engine.core.scheduler.requests:
+        engine.resume(name, [5], early)
     engine.run()
     return engine.answers[name]

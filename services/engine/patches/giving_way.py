@@ -6,8 +6,7 @@ their KV, and go on in a later step, in turns. Where a request that goes first f
 short, preemptible ones are preempted as vLLM does it: they are computed again, or what is left of them in the
 prefix cache is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be
 next in the queue: there its time has come (services/prefill/fair_share.py). Steps without one that goes first
-are short, while such requests come (services/prefill/step_length.py), and do not begin while the KV of one
-is about to be here (awaited_loads.py).
+are short, while such requests come (services/prefill/step_length.py).
 
 A request's class hangs on it as `standing`. Where all are of one class, a step costs a look at each.
 
@@ -34,7 +33,6 @@ from typing import Any
 
 from baton.services.decode.step_share import STANDARD, Contest, Standing, StepShare
 from baton.services.engine.patches import accepted_states
-from baton.services.engine.patches.awaited_loads import AwaitedLoads
 from baton.services.engine.patches.replace import replace
 from baton.services.prefill.prompt_share import PromptShare
 from baton.services.prefill.step_length import LATELY_S, StepLength
@@ -90,13 +88,10 @@ class Yielded:
 class GivingWay:
     """The seam in a loaded engine's scheduler. For the engine's thread."""
 
-    def __init__(
-        self, scheduler: Any, *, rows_may_miss: bool = True, awaits_loads: bool = True, ahead: int = 0
-    ) -> None:
+    def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, ahead: int = 0) -> None:
         """Decide from now on who takes part in a step; who decodes only with `rows_may_miss`.
 
-        awaits_loads: steps of those that give way may wait for the KV of one that goes first. ahead: steps
-        that are scheduled before a step's results come.
+        ahead: steps that are scheduled before a step's results come
         """
         from vllm.v1.core.sched.interface import PauseState
 
@@ -113,8 +108,6 @@ class GivingWay:
         self._scheduled = False  # a step, since the last look
         self._leaving: list[Any] = []  # left out of a step, to be preempted in the next one
         self._prompt_share: PromptShare | None = None
-        self._awaits_loads = rows_may_miss and awaits_loads
-        self._loads = AwaitedLoads(scheduler, lambda request: standing_of(request).priority)
         self._idle = False  # nothing was scheduled beside those that were left out: leave out none
         replace(scheduler, "schedule", self._wrap, ("throttle_prefills",))
 
@@ -131,7 +124,6 @@ class GivingWay:
             return
         # A GPU's step with prompts can take longer to launch than to compute, and another call launched it.
         seconds = max(seconds, ended.launched_s)
-        self._loads.observe(seconds)
         if self._prompt_share is not None and ended.prompts:
             self._prompt_share.observe(total, seconds)
             self._scheduler.scheduler_config.long_prefill_token_threshold = self._prompt_share.tokens
@@ -177,9 +169,6 @@ class GivingWay:
         return giving_way
 
     def _divided(self, schedule: Callable[[], Any]) -> Any:
-        awaited = self._loads.next() if self._awaits_loads else None
-        if awaited is not None and self._has_room(awaited):
-            return self._loads.schedule(awaited, schedule)
         step = self._contested()
         if step is None:
             return schedule()
@@ -209,14 +198,6 @@ class GivingWay:
         self._count(step)
         self._step = step
         return step.output
-
-    def _has_room(self, awaited: Any) -> bool:
-        """Return whether there is a slot and KV for a request whose load is to begin, or has begun."""
-        if self._loads.has_begun(awaited):
-            return True
-        scheduler = self._scheduler
-        has_kv = self._make_room(standing_of(awaited).priority, awaited) is not None
-        return has_kv and len(scheduler.running) < scheduler.max_num_active_reqs
 
     def _put_back(self, step: _Step) -> None:
         """Put back what was left out, before those that took part: so it has the next turn."""
@@ -427,9 +408,8 @@ def install(engine: Any, *, measured_share: bool = False) -> GivingWay | None:
             "classes: requests that decode are not left out of steps, as this model keeps states and drafts, "
             "with a prefix cache, asynchronous scheduling or model runner V2"
         )
-    # With asynchronous scheduling a step runs while the next one is scheduled: a wait would come too late.
     ahead = engine.batch_queue_size - 1 if engine.batch_queue is not None else 0
-    seam = GivingWay(engine.scheduler, rows_may_miss=may_miss, awaits_loads=not ahead, ahead=ahead)
+    seam = GivingWay(engine.scheduler, rows_may_miss=may_miss, ahead=ahead)
     if measured_share:
         config = engine.vllm_config.scheduler_config
         seam.measure_share(PromptShare(config.long_prefill_token_threshold, config.max_num_batched_tokens))

@@ -392,8 +392,7 @@ OBJECTS = (
         file="services/engine/patches/giving_way.py",
         why="vLLM schedules what runs before what waits, whatever its priority: long answers fill each step. "
         "The loaded engine's schedule is wrapped: it sees no request that gives way to another class in this "
-        "step, and preemptible ones are preempted where those that go first want slots or KV. The step of "
-        "those that give way waits for the KV of one that goes first (awaited_loads.py).",
+        "step, and preemptible ones are preempted where those that go first want slots or KV.",
         symbols=("vllm.v1.core.sched.scheduler:Scheduler.schedule",),
         processes=CORE,
         until="vLLM's scheduler orders what runs by priority, and bounds what the lower ones get of a step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import pytest
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import Part
-from baton.handoff.load.loader import Loader, LoadJob
+from baton.handoff.load.job import LoadJob
+from baton.handoff.load.loader import Loader, State
 from baton.handoff.load.turns import EARLY
 from baton.handoff.manifest import seal
 from baton.handoff.reports import ShardLoad
@@ -31,7 +33,7 @@ from tests.handoff.caches import (
     source,
     tensors,
 )
-from tests.handoff.mock import Mock
+from tests.handoff.mock import Faults, Mock
 
 CACHE_BLOCKS = 25
 LONG_S, DELAY_S = 2.5, 0.15  # a pull's time, of which four delays are enough on a free machine
@@ -51,14 +53,12 @@ class Pair:
     def load(
         self, manifest: Manifest, first: int, into: tuple[int, ...], *, request_id: str = "r", epoch: int = 1
     ) -> None:
-        self.loader.submit(
+        parts = (Part(0, first, into),)
+        self.loader.reserve(
             LoadJob(
-                request_id,
-                epoch,
-                manifest.SerializeToString(),
-                (Part(0, first, into),),
-                arrived_s=time.monotonic(),
-                source=manifest.shards[0].address,
+                *(request_id, epoch, manifest.num_tokens, parts, time.monotonic()),
+                manifest=manifest,
+                complete=True,
             )
         )
 
@@ -260,6 +260,8 @@ def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair) -> None:
         began = time.monotonic()
         for number in range(4):
             manifest = other.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
+            manifest.worker_id = "other"
+            seal(manifest)
             pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
         done: list[ShardLoad] = []
         while len(done) < 4:
@@ -281,11 +283,17 @@ def test_an_unexpected_failure_is_reported_too(pair: Pair) -> None:
     assert "TypeError" in problem.text
 
 
-def test_bytes_that_are_no_manifest(pair: Pair) -> None:
-    pair.loader.submit(LoadJob("r", 1, b"\xff", (Part(0, 0, (1,)),), time.monotonic()))
+def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair) -> None:
+    """Its blocks may be as many: only the number says that it is of another prompt."""
+    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
+    parts = (Part(0, 0, random_blocks(CACHE_BLOCKS, 10)),)
+    job = LoadJob("r", 1, 309, parts, time.monotonic(), manifest=manifest, complete=True)
+    pair.loader.reserve(job)
     problem = pair.finished().problem
     assert problem is not None
     assert problem.name == "MalformedManifest"
+    assert "of 310 tokens; 309 were announced" in problem.text
+    assert pair.mock.pulls == []
 
 
 def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
@@ -353,23 +361,47 @@ def begin(pair: Pair, name: str = "r") -> tuple[SaveJob, Manifest]:
     return SaveJob(name, 1, (Part(0, 4, blocks[4:]),), 10), manifest
 
 
+def reserve(pair: Pair, into: tuple[int, ...] = (), name: str = "r") -> tuple[str, int]:
+    """Reserve room for a prompt that may not have begun."""
+    blocks = into or random_blocks(CACHE_BLOCKS, 10, 3)
+    pair.loader.reserve(LoadJob(name, 1, 310, (Part(0, 0, blocks),), time.monotonic()))
+    return name, 1
+
+
 def early(pair: Pair, manifest: Manifest, into: tuple[int, ...], name: str = "r") -> None:
-    pair.loader.submit(
-        LoadJob(name, 1, manifest.SerializeToString(), (Part(0, 0, into),), time.monotonic(), "s", early=True)
-    )
+    pair.loader.begin(reserve(pair, into, name), manifest)
 
 
-def test_an_early_load_is_told_when_its_prompt_is_complete(pair: Pair, eventually: Eventually) -> None:
+def whole(manifest: Manifest) -> Manifest:
+    """Return the manifest of the same save at its end."""
+    made = Manifest()
+    made.CopyFrom(manifest)
+    made.saved_at_s = time.monotonic()
+    return seal(made)
+
+
+def state(pair: Pair, name: str = "r") -> State | None:
+    load = pair.loader._loads.get((name, 1))
+    return load.state if load is not None else None
+
+
+def pulled(pair: Pair, name: str = "r") -> int:
+    """Return the blocks that are here."""
+    load = pair.loader._loads.get((name, 1))
+    return load.progress.blocks if load is not None and load.state is State.PULLING else 0
+
+
+def test_an_early_load_is_told_when_its_request_has_its_token(pair: Pair, eventually: Eventually) -> None:
     rest, manifest = begin(pair)
     into = random_blocks(CACHE_BLOCKS, 10, 3)
     early(pair, manifest, into)
-    running = pair.loader._running["r", 1]
-    eventually(lambda: running.blocks == 4)
+    eventually(lambda: pulled(pair) == 4)
     pair.source.saver.save(rest)
     eventually(lambda: pair.source.staging.held() == (0, 0))
+    eventually(lambda: state(pair) is State.HELD)
     assert pair.loader.take_finished() == []
-    pair.loader.resume([("r", 1)])
-    done = pair.finished()
+    pair.loader.complete(("r", 1), whole(manifest))
+    (done,) = pair.loader.take_finished()  # at once
     assert done.problem is None
     assert done.blocks == 10
     assert done.early_bytes == done.bytes == 10 * manifest.shards[0].record_bytes
@@ -378,12 +410,54 @@ def test_an_early_load_is_told_when_its_prompt_is_complete(pair: Pair, eventuall
     )
 
 
-def test_the_times_of_an_early_load_count_from_its_resumption(pair: Pair, eventually: Eventually) -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_manifest_may_come_before_the_blocks_or_after(
+    pair: Pair, when: str, eventually: Eventually
+) -> None:
+    into = random_blocks(CACHE_BLOCKS, 10, 3)
+    if when == "after":
+        key = reserve(pair, into)
+        assert state(pair) is State.RESERVED
+    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
+    pair.loader.begin(("r", 1), manifest)
+    if when == "before":  # there is nobody to hear of it yet: the job brings it along
+        assert state(pair) is None
+        job = LoadJob("r", 1, 310, (Part(0, 0, into),), time.monotonic(), manifest=manifest)
+        pair.loader.reserve(job)
+        key = job.key
+    eventually(lambda: state(pair) is State.HELD)
+    pair.loader.complete(key, manifest)
+    assert pair.finished().problem is None
+    assert np.array_equal(
+        cache_of(pair, into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
+    )
+
+
+def test_a_load_begins_on_any_thread_and_once(pair: Pair, eventually: Eventually) -> None:
+    rest, manifest = begin(pair)
+    key = reserve(pair)
+    threads = [threading.Thread(target=pair.loader.begin, args=(key, manifest)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: pulled(pair) == 4)
+    pair.source.saver.save(rest)
+    for _ in range(3):
+        pair.loader.begin(key, whole(manifest))
+        pair.loader.complete(key, whole(manifest))
+    assert pair.finished().problem is None
+    assert len(pair.mock.pulls) == 1
+    pair.loader.begin(key, manifest)
+    assert pair.loader.take_finished() == []
+    assert state(pair) is None
+
+
+def test_the_times_of_an_early_load_count_from_its_prompts_end(pair: Pair, eventually: Eventually) -> None:
     rest, manifest = begin(pair)
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    running = pair.loader._running["r", 1]
-    eventually(lambda: running.blocks == 4)
-    pair.loader.resume([("r", 1)])
+    eventually(lambda: pulled(pair) == 4)
+    pair.loader.complete(("r", 1), whole(manifest))
     pair.source.saver.save(rest)
     done = pair.finished()
     assert done.problem is None
@@ -391,23 +465,61 @@ def test_the_times_of_an_early_load_count_from_its_resumption(pair: Pair, eventu
     assert done.costs.wait_ms == 0
 
 
-def test_an_early_load_that_is_held_ends_with_its_request(pair: Pair, eventually: Eventually) -> None:
+@pytest.mark.parametrize("at", list(State))
+def test_a_load_can_be_given_up_in_each_state(pair: Pair, at: State, eventually: Eventually) -> None:
+    """Before its pull it is told at once, as nobody writes to its blocks."""
     rest, manifest = begin(pair)
-    pair.source.saver.save(rest)
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: not pair.loader._running)
+    if at is State.QUEUED:
+        for number in range(EARLY):
+            _, other = begin(pair, f"long-{number}")
+            early(pair, other, (number + 1,) * 10, f"long-{number}")
+        eventually(lambda: len(pair.mock.pulls) == EARLY)
+    key = reserve(pair)
+    if at is not State.RESERVED:
+        pair.loader.begin(key, manifest)
+    if at is State.PULLING:
+        eventually(lambda: pulled(pair) == 4)
+    if at is State.HELD:
+        pair.source.saver.save(rest)
+    eventually(lambda: state(pair) is at)
+    woken = threading.Event()
+    pair.loader.on_finished = woken.set
+    pair.loader.cancel([key, key])
+    done = pair.finished() if at is State.PULLING else pair.loader.take_finished()[0]
+    assert (done.problem and done.problem.name) == (None if at is State.HELD else "PullCancelled")
+    assert woken.wait(PATIENCE)
+    pair.loader.cancel([key])
+    pair.loader.complete(key, whole(manifest))
+    pair.loader.begin(key, manifest)
     assert pair.loader.take_finished() == []
+    if at is not State.HELD:  # what it leaves at its source is not its own to release: the prompt goes on
+        _, other = begin(pair, "behind it")
+        pair.client.release(other)
+        assert ("r", 1) in pair.source.staging._entries
+
+
+def test_a_whole_load_that_is_given_up_is_released(pair: Pair, eventually: Eventually) -> None:
+    pair.mock.faults.delay_s = 60
+    manifests = {name: pair.source.save(name, 310, random_blocks(CACHE_BLOCKS, 10)) for name in "abr"}
+    for name, manifest in manifests.items():  # two have their turns
+        pair.loader.begin(reserve(pair, name=name), manifest)
+    eventually(lambda: len(pair.mock.pulls) == 2)
+    assert state(pair) is State.QUEUED
     pair.loader.cancel([("r", 1)])
-    assert pair.finished().problem is None
+    (done,) = pair.loader.take_finished()
+    assert done.problem is not None
+    eventually(lambda: ("r", 1) not in pair.source.staging._entries)
 
 
-def test_an_early_load_has_its_deadline_from_its_resumption_on(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_load_has_its_deadline_though_nobody_asks(pair: Pair, eventually: Eventually) -> None:
     _, manifest = begin(pair)
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    monkeypatch.setattr(pair.loader, "_pull_timeout_s", 0.05)
-    pair.loader.resume([("r", 1)])  # and the rest never comes
+    eventually(lambda: pulled(pair) == 4)
+    told = threading.Event()
+    pair.loader.on_finished = told.set
+    pair.loader._pull_timeout_s = 0.05
+    pair.loader.complete(("r", 1), whole(manifest))  # and the rest never comes
+    assert told.wait(10 * PATIENCE)
     problem = pair.finished().problem
     assert problem is not None
     assert problem.name == "PullTimeout"
@@ -418,68 +530,69 @@ def test_one_that_waits_for_its_turn_gets_an_ordinary_one(pair: Pair, eventually
     for number in range(EARLY):
         _, manifest = begin(pair, f"long-{number}")
         early(pair, manifest, (number + 1,) * 10, f"long-{number}")
+    eventually(lambda: len(pair.mock.pulls) == EARLY)
     rest, manifest = begin(pair, "short")
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "short")
     pair.source.saver.save(rest)
-    pair.loader.resume([("short", 1)])
+    pair.loader.begin(("short", 1), whole(manifest))  # before its token is here
+    eventually(lambda: state(pair, "short") is State.HELD)
+    pair.loader.complete(("short", 1), whole(manifest))
     done = pair.finished()
     assert (done.request_id, done.problem) == ("short", None)
     assert done.early_bytes == 0
 
 
-def test_an_early_load_that_fails_leaves_the_prompt_its_save(pair: Pair, eventually: Eventually) -> None:
-    """Early is an extra: the whole of it can be loaded once the prompt is complete."""
+FAULT = {"fail": ({"fail_at": 5}, "TransportFailed"), "corrupt": ({"corrupt_block": 2}, "DigestMismatch")}
+
+
+@pytest.mark.parametrize("fault", FAULT)
+@pytest.mark.parametrize("again", [False, True])
+def test_an_early_pull_that_fails_is_tried_once_more_when_all_is_there(
+    pair: Pair, fault: str, again: bool, eventually: Eventually
+) -> None:
+    faults, name = FAULT[fault]
     rest, manifest = begin(pair)
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    running = pair.loader._running["r", 1]
-    eventually(lambda: running.blocks == 4)
-    pair.loader.cancel([("r", 1)])
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "PullCancelled"
-    eventually(lambda: not pair.loader._early._begun)  # a release would be on its way
-    _, other = begin(pair, "other")
-    pair.client.release(other)
-    eventually(lambda: pair.source.staging.held()[0] == 1)
-    saved = pair.source.saver.save(rest)
-    assert saved is not None
-    assert saved.problem is None
-    into = random_blocks(CACHE_BLOCKS, 10, 5)
-    pair.load(manifest, 0, into)
-    assert pair.finished().problem is None
-    assert np.array_equal(
-        cache_of(pair, into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
-    )
+    for key, value in faults.items():
+        setattr(pair.mock.faults, key, value)
+    into = random_blocks(CACHE_BLOCKS, 10, 3)
+    early(pair, manifest, into)
+    eventually(lambda: state(pair) is State.RESERVED)
+    pair.source.saver.save(rest)
+    assert pair.loader.take_finished() == []
+    pair.loader.begin(("r", 1), manifest)  # the same manifest, once more
+    assert state(pair) is State.RESERVED
+    if not again:
+        pair.mock.faults = Faults()
+    pair.loader.complete(("r", 1), whole(manifest))
+    done = pair.finished()
+    if again:
+        assert done.problem is not None
+        assert done.problem.name == name
+    else:
+        assert done.problem is None
+        assert (done.blocks, done.early_bytes) == (10, 0)
+        assert np.array_equal(
+            cache_of(pair, into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
+        )
+    assert len(pair.mock.pulls) == 2
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
-def test_one_that_is_cancelled_while_it_waits_for_its_turn_is_told_at_once(pair: Pair) -> None:
-    """Its blocks would else be kept until another's prompt is complete."""
-    for number in range(EARLY):
-        _, manifest = begin(pair, f"long-{number}")
-        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
-    _, manifest = begin(pair, "gone")
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "gone")
-    pair.loader.cancel([("gone", 1)])
-    [done] = pair.loader.take_finished()
-    assert (done.request_id, done.problem and done.problem.name) == ("gone", "PullCancelled")
-
-
-def test_one_that_ends_while_it_is_cancelled_is_told(
+def test_one_that_ends_while_it_is_cancelled_is_told_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     rest, manifest = begin(pair)
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    running = pair.loader._running["r", 1]
+    eventually(lambda: pulled(pair) == 4)
+    cancellation = pair.loader._loads["r", 1].progress.cancellation
 
     def ends_first() -> None:
         pair.source.saver.save(rest)
-        eventually(lambda: ("r", 1) in pair.loader._held)
+        eventually(lambda: state(pair) is None)
 
-    monkeypatch.setattr(running.cancellation, "set", ends_first)
+    monkeypatch.setattr(cancellation, "set", ends_first)
     pair.loader.cancel([("r", 1)])
     assert pair.finished().problem is None
-    assert pair.loader._held == {}
 
 
 def test_the_time_of_one_that_waited_for_its_turn_runs_from_its_begin(pair: Pair) -> None:
@@ -493,7 +606,7 @@ def test_the_time_of_one_that_waited_for_its_turn_runs_from_its_begin(pair: Pair
     rest, manifest = begin(pair, "late")
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "late")
     pair.source.saver.save(rest)
-    pair.loader.resume([("late", 1)])
+    pair.loader.complete(("late", 1), whole(manifest))
     done: dict[str, ShardLoad] = {}
     deadline = time.monotonic() + 20 * PATIENCE
     while "late" not in done and time.monotonic() < deadline:

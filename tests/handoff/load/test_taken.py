@@ -14,7 +14,8 @@ import pytest
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import Part
-from baton.handoff.load.loader import Loader, LoadJob
+from baton.handoff.load.job import LoadJob
+from baton.handoff.load.loader import Loader, State
 from baton.handoff.reports import ShardLoad
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.wire import ERROR_KEY
@@ -58,9 +59,15 @@ class Pair:
         self.source.saver.save(SaveJob("r", 1, (Part(0, first, blocks[first:]),), RECORDS, slots=SLOTS))
 
     def load(self, manifest: pb.Manifest, *parts: Part, early: bool = False) -> None:
-        self.loader.submit(
-            LoadJob("r", 1, manifest.SerializeToString(), parts, time.monotonic(), "s", early=early)
+        job = LoadJob(
+            *("r", 1, manifest.num_tokens, parts, time.monotonic()), manifest=manifest, complete=not early
         )
+        self.loader.reserve(job)
+
+    def pulled(self) -> int:
+        """Return the blocks that are here."""
+        load = self.loader._loads.get(("r", 1))
+        return load.progress.blocks if load is not None and load.state is State.PULLING else 0
 
     def finished(self) -> ShardLoad:
         deadline = time.monotonic() + 10 * PATIENCE
@@ -141,11 +148,10 @@ def test_an_early_load_takes_what_steps_leave_and_all_in_the_end(pair: Pair, eve
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     manifest = pair.begin(blocks, stop=21)
     pair.load(manifest, Part(0, 0, into), early=True)
-    running = pair.loader._running["r", 1]
-    eventually(lambda: running.blocks == 21)
+    eventually(lambda: pair.pulled() == 21)
     pair.end(blocks, 21)
     eventually(lambda: pair.source.staging.held() == (0, 0))
-    pair.loader.resume([("r", 1)])
+    pair.loader.complete(("r", 1), manifest)
     done = pair.finished()
     assert done.problem is None
     assert done.early_bytes == done.bytes
@@ -157,8 +163,7 @@ def test_an_early_load_that_took_something_gives_the_save_up(pair: Pair, eventua
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     manifest = pair.begin(blocks, stop=21)
     pair.load(manifest, Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)), early=True)
-    running = pair.loader._running["r", 1]
-    eventually(lambda: running.blocks == 21)
+    eventually(lambda: pair.pulled() == 21)
     pair.loader.cancel([("r", 1)])
     assert pair.finished().problem is not None
     eventually(lambda: pair.source.staging.held() == (0, 0))

@@ -103,7 +103,7 @@ def blocks(engine: Engine) -> tuple[int, int, int]:
     engine.run()
     side = engine.connector._scheduler_side
     staging = get_kv_transfer_group()._worker_side.staging
-    left = len(side._saving) + len(side._loading) + len(side._to_save) + len(side._to_load)
+    left = len(side._saving) + len(side._to_save) + len(side._loads)
     return engine.free_blocks, left, staging.capacity - staging.free_blocks
 
 
@@ -201,7 +201,7 @@ def test_handoffs_under_way_end_well(engine: EngineProcess, source: EngineProces
 
 def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manifest, where: str) -> Failures:
     """Fail a step in which one request's load begins and another's prompt is saved."""
-    engine.add(name, prompt, TOKENS, load_params(1, manifest))
+    engine.add(name, prompt, TOKENS, load_params(1, manifest.num_tokens, manifest))
     poison(engine, f"saves-{where}", prompt_of(f"saves-{where}", 100), dose("alone", where), save_params(1))
     return run(engine)
 

@@ -67,7 +67,7 @@ def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Man
     async def run() -> float:
         listener: Any = _Listener()
         host._loop, host._listener = asyncio.get_running_loop(), listener
-        engine.add(name, prompt, 4, load_params(1, manifest))
+        engine.add(name, prompt, 4, load_params(1, manifest.num_tokens, manifest))
         began = time.monotonic()
         thread = threading.Thread(target=host._step_until_stopped)
         thread.start()

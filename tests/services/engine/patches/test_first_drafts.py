@@ -128,7 +128,7 @@ def add_prompt(engine: Engine, name: str, prompt: list[int]) -> Answer:
 def add_rest(engine: Engine, name: str, prompt: list[int], read: Answer, answer: int = ANSWER) -> Answer:
     assert read.saved is not None
     assert read.saved.manifest is not None
-    load = load_params(1, read.saved.manifest, f"{name}-read")
+    load = load_params(1, read.saved.manifest.num_tokens, read.saved.manifest, f"{name}-read")
     wrote = engine.add(name, prompt, answer, load, written=read.tokens)  # type: ignore[arg-type]
     first_drafts.give(engine.core.scheduler.requests[name], SEEN.made.pop(f"{name}-read"))
     return wrote
@@ -156,7 +156,9 @@ def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int]
     read = add_prompt(engine, name, prompt)
     engine.run(until=lambda: read.begun is not None)
     assert read.begun is not None
-    wrote = engine.add(name, prompt, ANSWER, load_params(1, read.begun.manifest, f"{name}-read"))  # type: ignore[arg-type]
+    load = load_params(1, len(prompt), saved_as=f"{name}-read")
+    wrote = engine.add(name, prompt, ANSWER, load)  # type: ignore[arg-type]
+    engine.connector.begin_load(name, 1, read.begun.manifest)
     pulled(engine, name, 1)  # steps: the prompt ends, too
     assert read.saved is not None
     assert read.saved.manifest is not None

@@ -117,7 +117,7 @@ def scene(
         name, prompt = left.popitem()
         kept = prefill(engine, name, prompt)
         assert kept.saved is not None
-        params, written = load_params(1, kept.saved.manifest), kept.tokens
+        params, written = load_params(1, kept.saved.manifest.num_tokens, kept.saved.manifest), kept.tokens
         add(engine, name, prompt, BATCH, ANSWER, later_ms=1_000, params=params, written=written)
         engine.answers[name].tokens += written
         until_tokens(engine, [name], 2)
@@ -155,7 +155,7 @@ def loaded_scene(
         add(engine, name, prompt, standing, ANSWER, later_ms=LATER_MS)
     until_tokens(engine, names[:SLOTS], 2)
     step(engine, seconds=seconds)
-    params, told = load_params(1, kept.saved.manifest), Begun([])
+    params, told = load_params(1, kept.saved.manifest.num_tokens, kept.saved.manifest), Begun([])
     add(engine, "first", first, FIRST, ANSWER, params=params, written=kept.tokens)
     engine.answers["first"].tokens += kept.tokens
     while len(engine.answers["first"].tokens) < 2:

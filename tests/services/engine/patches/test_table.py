@@ -67,7 +67,6 @@ def test_every_patch_is_in_it() -> None:
         "first_drafts",
         "giving_way",
         "failed_step",
-        "awaited_loads",
     } == set(patches)
 
 

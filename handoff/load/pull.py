@@ -1,0 +1,232 @@
+"""One pull: a save's records, out of all shards that a rank needs, checked and written into its cache.
+
+Where the source has more ranks or fewer (forms.py), a rank takes its heads out of several shards, a chunk of
+each in turns: they grow together. What has been taken of a save with fewer slots than records is gone there
+(taken.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+from baton.handoff import digests, manifest
+from baton.handoff.channels import HandoffClient
+from baton.handoff.errors import MalformedManifest, TransportFailed
+from baton.handoff.forms import Share
+from baton.handoff.groups import Part, runs
+from baton.handoff.load.job import LoadJob
+from baton.handoff.load.taken import Taken
+from baton.handoff.manifest import Puller
+from baton.handoff.memory.cache import BlockCache, Landing
+from baton.handoff.memory.streams import Mark
+from baton.handoff.records import Records
+from baton.handoff.reports import Costs, Problem, ShardLoad
+from baton.handoff.transports import choose
+from baton.handoff.transports.base import Cancellation, Pull, Transport
+from baton.protos.handoff_pb2 import Manifest
+
+_ENDED = object()
+
+
+@dataclass(eq=False)
+class Progress:
+    """The progress of one pull; its times are in seconds."""
+
+    job: LoadJob
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    heard_s: float = 0.0  # time.monotonic; when it began, or bytes came last
+    whole_s: float = 0.0  # when its source said that the prompt is complete: times count from then on
+    late: bool = False  # it was cancelled at its deadline
+    taken: list[Taken] = field(default_factory=list)  # of each shard, once its pull has begun
+    transport: str = ""
+    bytes: int = 0
+    early_bytes: int = 0
+    blocks: int = 0
+    wait: float = 0.0
+    move: float = 0.0
+    check: float = 0.0
+    load: float = 0.0
+
+    @property
+    def told(self) -> bool:
+        """Whether the source may have let go of something: no other pull would find it all."""
+        return any(one.told for one in self.taken)
+
+    def report(self, rank: int, problem: Problem | None) -> ShardLoad:
+        """Return what the scheduler's side hears of it."""
+        costs = Costs(*(value * 1e3 for value in (self.wait, self.move, self.check, self.load)))
+        return ShardLoad(
+            self.job.request_id,
+            self.job.epoch,
+            rank,
+            self.transport,
+            self.bytes,
+            self.blocks,
+            costs,
+            problem,
+            self.early_bytes,
+        )
+
+
+class Pulls:
+    """A rank's way to pull; safe for several threads at once."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        puller: Puller,
+        transports: list[Transport],
+        client: HandoffClient,
+        chunk_bytes: int,
+    ) -> None:
+        """Pull into `cache`. transports: best first; the list may be changed."""
+        self._cache = cache
+        self._puller = puller
+        self._transports = transports
+        self._client = client
+        self._chunk_bytes = chunk_bytes
+
+    def check(self, job: LoadJob, described: Manifest) -> tuple[Share, ...]:
+        """Return what this rank takes of the shards. Raises ManifestError for another save's manifest."""
+        shares = manifest.check(described, job.saved_id, job.epoch, self._puller)
+        if described.num_tokens != job.tokens:
+            raise MalformedManifest(
+                f"request {job.request_id!r}: the manifest of worker {described.worker_id!r} is of"
+                f" {described.num_tokens} tokens; {job.tokens} were announced"
+            )
+        return shares
+
+    def pull(
+        self,
+        progress: Progress,
+        described: Manifest,
+        shares: Sequence[Share],
+        after: Mark | None,
+        deadline: float,
+    ) -> None:
+        """Bring all of it. Raises HandoffError.
+
+        after: the engine's work that was queued before the blocks became the load's; deadline: CLOCK_MONOTONIC
+        """
+        seed = digests.seed(progress.job.saved_id, progress.job.epoch)
+        landings: list[Landing] = []
+        coming: list[Generator[None]] = []
+        try:
+            for share in shares:
+                pulls = self._orders(progress, described, share, deadline)
+                if not pulls:
+                    continue
+                transport = choose(self._transports, pulls[0].shard)
+                progress.transport = transport.name
+                pulls[0].check_time()
+                landing = self._cache.landing(pulls[0].what, seed, after, share)
+                landings.append(landing)
+                reader = self._puller.rank, share.readers
+                taken = Taken(self._client, pulls[0], progress.cancellation.set, reader)
+                progress.taken.append(taken)
+                coming.append(_land(progress, landing, taken, transport, pulls))
+            while coming:
+                coming = [each for each in coming if next(each, _ENDED) is not _ENDED]
+                if not progress.whole_s:  # all so far is hidden behind the prompt's own steps
+                    progress.early_bytes = progress.bytes
+                    progress.move = 0.0
+                    progress.check = -sum(each.check_s for each in landings)
+                    progress.load = -sum(each.load_s for each in landings)
+            for landing in landings:
+                landing.finish()
+            for taken in progress.taken:
+                taken.end()
+        finally:
+            for each in coming:
+                each.close()
+            for landing in landings:
+                landing.close()
+                progress.check += landing.check_s
+                progress.load += landing.load_s
+
+    def release(self, job: LoadJob, described: Manifest, shares: Sequence[Share], *, failed: bool) -> None:
+        """Release what this attempt has pulled, all ranks' shards if it failed; never another attempt's."""
+        if not manifest.is_of(described, job.saved_id, job.epoch):
+            return
+        if failed:
+            self._client.release_soon(described)
+            return
+        for share in shares:
+            shard, reader = described.shards[share.rank], (self._puller.rank, share.readers)
+            self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
+
+    def _orders(self, progress: Progress, described: Manifest, share: Share, deadline: float) -> list[Pull]:
+        """Return an order for each run of records, all under one deadline: mostly there is one.
+
+        Where the prefix cache has the first blocks, what is missing of each group lies apart.
+        """
+        job = progress.job
+        pulls = []
+        for first, stop in runs(self._parts(job, share)):
+            if stop > described.num_blocks:
+                raise MalformedManifest(
+                    f"request {job.request_id!r}: blocks {first} to {stop} are needed;"
+                    f" the source has {described.num_blocks}"
+                )
+            pulls.append(
+                Pull(
+                    request_id=job.saved_id,
+                    epoch=job.epoch,
+                    shard=described.shards[share.rank],
+                    saved_blocks=described.num_blocks,
+                    first_block=first,
+                    num_blocks=stop - first,
+                    deadline=deadline,
+                    chunk_bytes=self._chunk_bytes,
+                    cancellation=progress.cancellation,
+                )
+            )
+        return pulls
+
+    def _parts(self, job: LoadJob, share: Share) -> list[Part]:
+        """Return the parts of the groups of which this rank takes heads of the shard."""
+        groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
+        return [part for part in job.parts if part.group in groups]
+
+
+def _land(
+    progress: Progress, landing: Landing, taken: Taken, transport: Transport, pulls: Sequence[Pull]
+) -> Generator[None]:
+    """Bring all of it, a chunk with each `next`. Raises TransportFailed for less."""
+    blocks = 0
+    for pull in pulls:
+        if taken.is_due(pull.first_block):
+            landing.finish()
+            taken.pass_over(pull.first_block)
+        stop = pull.first_block
+        with contextlib.closing(_chunks(transport, pull)) as chunks:
+            while True:
+                start = time.monotonic()
+                records = next(chunks, None)
+                progress.move += time.monotonic() - max(start, progress.whole_s)
+                if taken.is_due(stop):  # the transport has found them left alone until now
+                    landing.finish()
+                    taken.tell(stop)
+                if records is None:
+                    break
+                progress.heard_s = time.monotonic()
+                first, stop = records.first_block, records.first_block + len(records.data)
+                for part in (whole.within(first, stop) for whole in progress.job.parts):
+                    if part.block_ids:
+                        own = slice(part.first - first, part.stop - first)
+                        landing.take(part, records.data[own], records.digests[own])
+                        blocks += len(part.block_ids)
+                progress.blocks = max(progress.blocks, blocks)
+                progress.bytes += records.data.size
+                yield
+    wanted = sum(pull.num_blocks for pull in pulls)
+    if blocks != wanted:
+        raise TransportFailed(f"{landing.what}: {blocks} of {wanted} blocks came")
+
+
+def _chunks(transport: Transport, pull: Pull) -> Generator[Records]:
+    """Yield a pull's chunks; what transports return need not be closable."""
+    yield from transport.pull(pull)

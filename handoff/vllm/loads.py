@@ -1,0 +1,182 @@
+"""The scheduler's half of loads: what requests wish for, the orders to the ranks, and the reports.
+
+Leans on vllm.v1.request.Request (request_id, num_tokens), and on what scheduler_side.py leans on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.handoff.channels import HandoffClient
+from baton.handoff.groups import CacheGroup, loaded_parts, serve
+from baton.handoff.load.job import Key, LoadJob
+from baton.handoff.manifest import is_of
+from baton.handoff.params import LoadWish
+from baton.handoff.reports import Costs, Loaded, ShardLoad
+from baton.handoff.vllm.metadata import StepJobs
+from baton.protos.handoff_pb2 import Manifest
+
+
+@dataclass
+class _Load:
+    """A load, from the request's arrival on."""
+
+    wish: LoadWish
+    manifest: Manifest | None
+    complete: bool  # its prompt is, and its request has its first token
+    arrived_s: float  # the request, or the word that its prompt is complete
+    tokens: int = 0  # that are pulled; known once there are blocks
+    done: list[ShardLoad] = field(default_factory=list)
+
+    def end(self, request: Any) -> int:
+        """Return the number of the request's tokens whose KV is wanted.
+
+        The last one is always computed here: its logits give the next token. Without its first token a
+        request gets that one before it runs.
+        """
+        return int(min(self.wish.tokens, request.num_tokens - self.complete))
+
+
+class Loads:
+    """The loads of an engine. All methods are called on the engine's thread."""
+
+    def __init__(self, groups: tuple[CacheGroup, ...], client: HandoffClient, host: str) -> None:
+        """Begin with none. host: the id of this machine."""
+        self._groups = groups
+        self._client = client
+        self._host = host
+        self._wished: dict[str, _Load] = {}  # by request id, until there are blocks
+        self.ordered: dict[Key, _Load] = {}
+        self._ended: list[Loaded] = []
+
+    def __len__(self) -> int:
+        return len(self._wished) + len(self.ordered)
+
+    @property
+    def begun(self) -> int:
+        """The number of those whose KV is on its way: the others wait for a manifest, or for blocks."""
+        return sum(load.manifest is not None for load in self.ordered.values())
+
+    def add(self, request_id: str, wish: LoadWish) -> None:
+        """Note what a new request wishes for."""
+        complete = wish.manifest is not None
+        self._wished[request_id] = _Load(wish, wish.manifest, complete, time.monotonic())
+
+    def loadable_tokens(self, request: Any, num_computed: int) -> int:
+        """Return the number of tokens beyond the first `num_computed` whose KV can be loaded.
+
+        After a preemption it is 0.
+        """
+        load = self._wished.get(request.request_id)
+        if load is None:
+            return 0
+        end = load.end(request)
+        return max(0, end - num_computed) if serve(self._groups, load.wish.tokens, end) else 0
+
+    def allocated(
+        self, request: Any, tables: Sequence[Sequence[int]], num_external: int, jobs: StepJobs
+    ) -> None:
+        """Order the load into these blocks, by group.
+
+        The wish is used up, even if the prefix cache left nothing to load.
+        """
+        load = self._wished.pop(request.request_id, None)
+        if load is None:
+            return
+        wish, end = load.wish, load.end(request)
+        if num_external == 0:
+            self._give_up(request.request_id, load)
+            self._ended.append(Loaded(request.request_id, wish.epoch))
+            return
+        load.tokens = num_external
+        self.ordered[request.request_id, wish.epoch] = load
+        jobs.loads.append(
+            LoadJob(
+                request_id=request.request_id,
+                epoch=wish.epoch,
+                tokens=wish.tokens,
+                parts=loaded_parts(self._groups, tables, wish.tokens, end, end - num_external),
+                arrived_s=load.arrived_s,
+                saved_as=wish.saved_as,
+                manifest=load.manifest,
+                complete=load.complete,
+            )
+        )
+
+    def begin(self, key: Key, manifest: Manifest, jobs: StepJobs) -> None:
+        """Take a manifest of a prompt that may still be computed. Unknown loads are ignored: they have ended."""
+        load = self._find(key)
+        if load is None or load.complete:
+            return
+        load.manifest = manifest
+        if key in self.ordered:
+            jobs.begins.append((key, manifest))
+
+    def complete(self, key: Key, manifest: Manifest, jobs: StepJobs) -> None:
+        """Let a load end: its prompt is complete, and its request has its first token now."""
+        load = self._find(key)
+        if load is None or load.complete:
+            return
+        load.manifest, load.complete = manifest, True
+        load.arrived_s = time.monotonic()  # nobody has waited for it until now
+        if key in self.ordered:
+            jobs.completes.append((key, manifest))
+
+    def finished(self, request_id: str, jobs: StepJobs) -> None:
+        """Stop the load of a request that ended, or release what it has not begun to load."""
+        jobs.cancels += [key for key in self.ordered if key[0] == request_id]
+        if (unused := self._wished.pop(request_id, None)) is not None:
+            self._give_up(request_id, unused)
+
+    def update(self, part: ShardLoad, ranks: int, jobs: StepJobs) -> None:
+        """Take over the end of one rank's load; with the last one's it is reported."""
+        key = part.request_id, part.epoch
+        load = self.ordered[key]
+        load.done.append(part)
+        if len(load.done) < ranks:
+            if part.problem is not None:  # an early load of another rank would wait for its prompt's end
+                jobs.cancels.append(key)
+            return
+        del self.ordered[key]
+        done, manifest = load.done, load.manifest
+        # An early load that failed knows of no save's end.
+        near = manifest is not None and manifest.host == self._host
+        start = (manifest.saved_at_s if manifest is not None and near else 0.0) or load.arrived_s
+        self._ended.append(
+            Loaded(
+                *key,
+                transport=done[0].transport,
+                bytes=sum(each.bytes for each in done),
+                blocks=min(each.blocks for each in done),
+                costs=Costs.slowest([each.costs for each in done]),
+                total_ms=(time.monotonic() - start) * 1e3,
+                problem=next((each.problem for each in done if each.problem is not None), None),
+                early_bytes=sum(each.early_bytes for each in done),
+                tokens=load.tokens,
+            )
+        )
+
+    def take(self) -> tuple[Loaded, ...]:
+        """Return those that ended since the last call."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def _find(self, key: Key) -> _Load | None:
+        load = self.ordered.get(key) or self._wished.get(key[0])
+        return load if load is not None and load.wish.epoch == key[1] else None
+
+    def _give_up(self, request_id: str, load: _Load) -> None:
+        """Release what is not wanted here, but never what a mangled manifest names of another's.
+
+        Of a prompt that is still prefilled nothing: its worker drops it with the attempt.
+        """
+        manifest, wish = load.manifest, load.wish
+        if (
+            load.complete
+            and manifest is not None
+            and is_of(manifest, wish.saved_as or request_id, wish.epoch)
+        ):
+            self._client.release_soon(manifest)
