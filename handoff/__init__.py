@@ -17,21 +17,25 @@ out after a step, by `BatonConnector.take_reports`. A save passes these stations
 8. vllm/connector.py `BatonConnector.take_reports` hands them to services/engine/host.py, and so to the
    router.
 
-A load passes these on the decode worker:
+A load passes these on the decode worker, where it is ordered before its manifest is here:
 
-1. services/engine/requests.py `prepare` puts `params.load_params`, with the manifest, into the request.
-2. `SchedulerSide.add` parses it into a `params.LoadWish`.
+1. services/engine/requests.py `prepare` puts `params.load_params`, with the number of tokens, into the
+   request.
+2. `SchedulerSide.add` parses it into a `params.LoadWish`; vllm/loads.py `Loads` keeps it.
 3. `SchedulerSide.loadable_tokens` claims the tokens, `allocated` makes a `LoadJob` with the blocks that
    vLLM found.
 4. `WorkerSide.begin_step` gets it on each rank, before the step's forward pass.
-5. load/loader.py `Loader.submit` queues it for threads of its own. They check the manifest, choose a
-   transport, pull, compare digests, write the cache and release the save: a `ShardLoad`.
-6. `WorkerSide.transfer_results` reports to vLLM that the request can run.
-7. `SchedulerSide.update` collects the ShardLoads of all ranks: a `Loaded`.
-8. `BatonConnector.take_reports` hands the Loaded to services/engine/host.py.
-
-The manifest of a Begun makes it an early load: it pulls what is there, and waits for what comes. Its request
-has no first token yet. With that and the Saved's manifest `BatonConnector.resume` lets the load end.
+5. load/loader.py `Loader.reserve` keeps it.
+6. The manifest comes: of a prompt that is still computed, or of a complete one. `BatonConnector.begin_now`
+   hands it to the loader on the thread on which it came, beside whatever step runs; ranks in processes of
+   their own get it with the next step. Threads of the loader's (load/pull.py) check it, choose a transport,
+   pull, compare digests, write the cache and release the save.
+7. `BatonConnector.complete_load` says that the request has its first token. With that and all its KV the load
+   has ended: a `ShardLoad`.
+8. `BatonConnector.promote`, called before each step, lets the request run in that very step. Failed loads, and
+   those of ranks in processes of their own, vLLM hears of by `WorkerSide.transfer_results`, a step later.
+9. `Loads.update` collects the ShardLoads of all ranks: a `Loaded`, which `BatonConnector.take_reports` hands
+   to services/engine/host.py.
 
 Meanwhile the saved KV lies in save/staging.py under a lease, and save/service.py serves it;
 docs/leases.md says what ends the lease if no release arrives. Imports go one way: vllm -> save, load ->

@@ -75,8 +75,8 @@ def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved
     """Return what makes attempt `epoch` at a request load the KV of its first tokens.
 
     manifest: of the complete prompt, whose first token the request has; without it room is reserved, and
-    `BatonConnector.begin_load` and `complete_load` bring the rest. saved_as: the request as which it is saved,
-    where that is another one
+    `BatonConnector.begin_load` and `complete_load` bring the rest. saved_as: the request as which it is
+    saved, where that is another one
     """
     serialized = manifest.SerializeToString() if manifest is not None else b""
     return {"baton": "load", "epoch": epoch, "tokens": tokens, "manifest": serialized, "saved_as": saved_as}

@@ -8,9 +8,9 @@ The blocks of a load belong to its request and to nobody in the running batch, s
 meanwhile. Every job that is reserved is reported exactly once, however it ends: the engine holds the blocks
 until then.
 
-A manifest may come while the prompt is still computed: an early pull brings what each of its steps leaves. One
-that fails leaves all at the source, unless something is gone there: it is pulled once more when the prompt is
-complete. A request goes on when its KV is here and it has its first token; `complete` says so of the token.
+A manifest may come while the prompt is still computed: an early pull brings what each of its steps leaves.
+One that fails leaves all at the source, unless something is gone there: it is pulled once more when the
+prompt is complete. A request goes on when its KV is here and it has its first token: `complete` says so.
 """
 
 from __future__ import annotations
@@ -200,7 +200,10 @@ class Loader:
     # ---- under the lock
 
     def _begin(self, load: _Load, manifest: Manifest, whole_s: float) -> None:
-        """Move a load on for a manifest. whole_s: when its source said that the prompt is complete; 0: not."""
+        """Move a load on for a manifest.
+
+        whole_s: when its source said that the prompt is complete; 0: it did not
+        """
         if whole_s and not load.whole_s:
             load.whole_s = whole_s
             if load.state is State.PULLING:

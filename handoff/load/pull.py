@@ -109,7 +109,8 @@ class Pulls:
     ) -> None:
         """Bring all of it. Raises HandoffError.
 
-        after: the engine's work that was queued before the blocks became the load's; deadline: CLOCK_MONOTONIC
+        after: the engine's work that was queued before the blocks became the load's; deadline: of
+        CLOCK_MONOTONIC
         """
         seed = digests.seed(progress.job.saved_id, progress.job.epoch)
         landings: list[Landing] = []

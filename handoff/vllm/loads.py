@@ -107,7 +107,10 @@ class Loads:
         )
 
     def begin(self, key: Key, manifest: Manifest, jobs: StepJobs) -> None:
-        """Take a manifest of a prompt that may still be computed. Unknown loads are ignored: they have ended."""
+        """Take a manifest of a prompt that may still be computed.
+
+        Unknown loads are ignored: they have ended.
+        """
         load = self._find(key)
         if load is None or load.complete:
             return

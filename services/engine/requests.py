@@ -94,8 +94,8 @@ def prepare(
     cut to one token more by the request's own max_tokens, so that SamplingParams still says what the
     client asked for. A SAVE is a PREFILL of the prompt's beginning, whose token nobody gets.
 
-    complete: what the source said at its prompt's end. Without it a DECODE with a source reserves room for its
-    KV and waits for its first token, and a PREFILL computes its prompt from the beginning. Raises
+    complete: what the source said at its prompt's end. Without it a DECODE with a source reserves room for
+    its KV and waits for its first token, and a PREFILL computes its prompt from the beginning. Raises
     RequestRefused(INVALID) for what cannot be run here.
     """
     core = _decode(start)
@@ -104,8 +104,8 @@ def prepare(
         raise _invalid(
             "a request tried alone computes its prompt itself: it must be a DECODE without a source"
         )
-    generated = list(start.output_token_ids)
     waits = decodes and follows and complete is None
+    generated = list(start.output_token_ids)
     if decodes and complete is not None:
         generated += complete.token_ids
     _check(core, generated, limits, more=waits)
@@ -115,6 +115,39 @@ def prepare(
     if start.phase == PHASE_SAVE:
         _cut(core, start.prefix_tokens)
         generated = []
+    request = _request(core, generated, internal_id, client_index, limits)
+    request.priority = _priority(start, len(core.prompt_token_ids), complete)
+    if start.HasField("service"):
+        request.standing = _standing(start.service)
+    late = waits and _is_late(request, limits)
+    max_tokens, cut = request.max_tokens, start.phase in (PHASE_PREFILL, PHASE_SAVE)
+    saves = cut and max_tokens > len(generated) + 1
+    if cut:
+        request.max_tokens = len(generated) + 1
+    if start.alone_tokens:
+        request.max_tokens = min(max_tokens, len(generated) + start.alone_tokens)
+    loads = follows and (decodes or complete is not None)
+    load = _load(start, internal_id, complete) if loads else None
+    cached = start.phase == PHASE_SAVE
+    request.kv_transfer_params = save_params(start.epoch, cached=cached, prefix=load) if saves else load
+    if start.phase == PHASE_PREFILL and saves:
+        first_drafts.want(request)
+    if decodes and complete is not None:
+        first_drafts.give(request, _drafts(complete, limits.vocabulary))
+    alone = start.alone_tokens > 0
+    return Prepared(
+        start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary, cut=alone, late=late
+    )
+
+
+def _request(
+    core: EngineCoreRequest,
+    generated: Sequence[int],
+    internal_id: str,
+    client_index: int,
+    limits: EngineLimits,
+) -> Request:
+    """Return vLLM's request with the tokens that were generated so far."""
     core.request_id = internal_id
     core.client_index = client_index
     core.current_wave = 0
@@ -124,43 +157,13 @@ def prepare(
     if generated:
         _mark_generated(params, len(generated), limits.vocabulary)
     request = Request.from_engine_core_request(core, limits.block_hasher)
-    request.priority = _priority(start, len(core.prompt_token_ids), follows, complete)
-    if start.HasField("service"):
-        request.standing = _standing(start.service)
     if generated:
-        request.append_output_token_ids(generated)
+        request.append_output_token_ids(list(generated))
         request.prefill_stats = None  # sent with its first token; a prefix hit beyond the prompt kills vLLM
-    late = waits and _is_late(request, limits)
-    max_tokens = request.max_tokens
-    cut = start.phase in (PHASE_PREFILL, PHASE_SAVE)
-    saves = cut and max_tokens > len(generated) + 1
-    if cut:
-        request.max_tokens = len(generated) + 1
-    if start.alone_tokens:
-        request.max_tokens = min(max_tokens, len(generated) + start.alone_tokens)
-    load = _load(start, internal_id, complete) if follows and (decodes or complete is not None) else None
-    if start.phase == PHASE_PREFILL and saves:
-        first_drafts.want(request)
-    if decodes and complete is not None:
-        first_drafts.give(request, _drafts(complete, limits.vocabulary))
-    if saves:
-        cached = start.phase == PHASE_SAVE
-        request.kv_transfer_params = save_params(start.epoch, cached=cached, prefix=load)
-    else:
-        request.kv_transfer_params = load
-    return Prepared(
-        start.request_id,
-        start.epoch,
-        request,
-        max_tokens,
-        saves,
-        limits.vocabulary,
-        cut=start.alone_tokens > 0,
-        late=late,
-    )
+    return request
 
 
-def _priority(start: Start, prompt: int, follows: bool, complete: Complete | None) -> int:
+def _priority(start: Start, prompt: int, complete: Complete | None) -> int:
     """Return the place in the queue.
 
     Whatever a client asked for: requests that only decode keep the order in which they came.
@@ -170,7 +173,7 @@ def _priority(start: Start, prompt: int, follows: bool, complete: Complete | Non
     return fair_share.priority(
         time.monotonic(),
         max(0, prompt - loaded) if prefills else 0,
-        handed_over=start.phase == PHASE_SAVE or (follows and not prefills),
+        handed_over=start.phase == PHASE_SAVE or (start.HasField("source") and not prefills),
         patience_ms=start.service.patience_ms,
     )
 
@@ -326,7 +329,7 @@ def _mark_generated(params: Any, count: int, vocabulary: int) -> None:
 
 
 def _clear_prompt_logprobs(params: Any) -> None:
-    """Ask for nothing that was sent with the first token: the prefix cache and a handoff may be used again."""
+    """Ask for nothing that was sent with the first token: the prefix cache and a handoff may be used."""
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
         params.prompt_logprobs = None
         params.prompt_logprob_token_ids = None

@@ -4,7 +4,7 @@ vLLM ends an engine whose step raises. Most such exceptions are about one reques
 does not expect, a grammar's matcher. With one rank, this module clears what the step left behind: every
 request that holds something in the engine ends, its blocks leave the prefix cache (this step's blocks may
 never have been written), the KV connector's work of the step is begun or dropped and reported, and the model
-runner's batch is emptied. Requests that only wait stay. Then the engine answers a request of its own; an
+runner's batch is emptied. Requests that only wait stay, for their turn or for KV from another worker. Then the engine answers a request of its own; an
 engine that cannot do this is broken, and ends as before.
 
 There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
@@ -137,7 +137,7 @@ class FailedStep:
         return noting
 
     def _touched(self) -> list[str]:
-        """Return all requests that have begun; if none has, all requests."""
+        """Return all requests that have run or may have; if none has, all requests."""
         from vllm.v1.request import RequestStatus
 
         scheduler = self._engine.scheduler
@@ -145,6 +145,11 @@ class FailedStep:
             one.request_id
             for one in scheduler.waiting
             if one.status != RequestStatus.PREEMPTED and not one.num_computed_tokens
+        }
+        untouched |= {
+            one.request_id
+            for one in scheduler.kv_holding_waiting
+            if one.status == RequestStatus.WAITING_FOR_REMOTE_KVS
         }
         known = {
             name

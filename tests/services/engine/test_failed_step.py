@@ -206,6 +206,40 @@ def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manife
     return run(engine)
 
 
+@pytest.mark.parametrize("where", ["schedule", "execute", "sample", "update"])
+def test_who_waits_for_its_kv_stays(engine: EngineProcess, source: EngineProcess, where: str) -> None:
+    """It has not run: the step is no fault of its, and nobody wrote to its blocks."""
+    before, taken = engine.call(blocks), source.call(blocks)
+    prompt, name = prompt_of(f"waits-{where}", 300), f"waits-{where}"
+    expected = source.call(generate, f"{name}-alone", prompt, TOKENS)
+    kept = source.call(prefill, name, prompt)
+    assert kept.saved is not None
+    assert kept.saved.manifest is not None
+    tokens = engine.call(fail_beside, name, prompt, kept.saved.manifest, kept.tokens, where)
+    assert kept.tokens + tokens == expected
+    assert engine.call(settled, before) == before
+    assert source.call(settled, taken) == taken
+
+
+def fail_beside(
+    engine: Engine, name: str, prompt: list[int], manifest: Manifest, written: list[int], where: str
+) -> list[int]:
+    """Fail a step while a request waits for its source's word, and another one begins to wait."""
+    answer = engine.add(name, prompt, TOKENS - 1, load_params(1, manifest.num_tokens))
+    engine.step()
+    poison(engine, f"fails-{where}", prompt_of(f"fails-{where}", 100), dose("alone", where))
+    deadline = time.monotonic() + CALL_S / 2
+    while time.monotonic() < deadline:
+        try:
+            engine.step()
+        except ValueError as error:
+            assert engine.core.failed.recover(error) == [f"fails-{where}"]
+            break
+    engine.resume(name, written, manifest)
+    engine.run()
+    return answer.tokens
+
+
 def test_a_step_that_fails_behind_a_later_one_keeps_no_room(engine: EngineProcess) -> None:
     """With two steps in flight, the later one has begun when the earlier one's failure is seen."""
     before = engine.call(blocks)

@@ -1,0 +1,159 @@
+"""The engine's requests: what waits for a source, what goes on with its word, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.handoff.params import LoadWish, SaveWish, parse
+from baton.protos import worker_pb2 as pb
+from baton.protos.handoff_pb2 import Manifest
+from baton.services.engine import requests, wire
+from baton.services.engine.errors import RequestRefused
+from baton.services.engine.requests import EngineLimits, Prepared
+from tests.services.worker.router import request
+
+PROMPT = list(range(8))
+VOCABULARY, LENGTH = 100, 64
+LIMITS = EngineLimits(LENGTH, VOCABULARY, None)
+WRITTEN = [11, 12]
+
+
+def start(
+    phase: Any = pb.PHASE_DECODE, written: Any = (), tokens: int | None = None, **sampling: Any
+) -> pb.Start:
+    """Return a Start with a source. sampling: fields of its parameters"""
+    core = request("r", PROMPT)
+    core.sampling_params.max_tokens = 20
+    for name, value in sampling.items():
+        setattr(core.sampling_params, name, value)
+    saved = len(PROMPT) + len(written) if tokens is None else tokens
+    return pb.Start(
+        request_id="r",
+        epoch=3,
+        phase=phase,
+        engine_request=wire.encode_request(core),
+        output_token_ids=written,
+        source=pb.Source(worker_id="p", request_id="r", key=b"k" * 16, tokens=saved),
+    )
+
+
+def complete(tokens: int, *written: int, drafts: Any = ()) -> pb.Complete:
+    manifest = Manifest(request_id="r#3", epoch=3, num_tokens=tokens)
+    return pb.Complete(manifest=manifest, token_ids=written, draft_token_ids=drafts)
+
+
+def prepare(one: pb.Start, word: pb.Complete | None = None, limits: EngineLimits = LIMITS) -> Prepared:
+    return requests.prepare(one, "r#3", 1, limits, word)
+
+
+def refusal(one: pb.Start, word: pb.Complete | None = None) -> str:
+    with pytest.raises(RequestRefused) as refused:
+        prepare(one, word)
+    assert refused.value.code == pb.Failed.CODE_INVALID
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("written", [[], WRITTEN])
+def test_a_decode_waits_for_its_first_token_and_then_goes_on(written: list[int]) -> None:
+    made = prepare(start(written=written))
+    saved = len(PROMPT) + len(written)
+    assert not made.late
+    assert list(made.request.output_token_ids) == written
+    assert parse(made.request.kv_transfer_params) == LoadWish(3, saved, None)
+    give = requests.resume(made, complete(saved, 42, drafts=[5, 6, VOCABULARY, 7]))
+    assert list(made.request.output_token_ids) == written  # nothing but on the engine's thread
+    give()
+    assert list(made.request.output_token_ids) == [*written, 42]
+    assert made.request.first_drafts == (saved + 1, [5, 6])
+    whole = prepare(start(written=written), complete(saved, 42, drafts=[5, 6]))
+    assert list(whole.request.output_token_ids) == [*written, 42]
+    assert whole.request.sampling_params.extra_args == made.request.sampling_params.extra_args
+    assert whole.request.first_drafts == (saved + 1, [5, 6])
+    assert parse(whole.request.kv_transfer_params) == LoadWish(3, saved, complete(saved).manifest)
+    assert not whole.late
+
+
+def test_what_it_is_saved_as_is_named_where_it_is_another_request() -> None:
+    one = start(pb.PHASE_PREFILL, tokens=5)
+    one.source.request_id = "r/prefix"
+    made = prepare(one, complete(5))
+    manifest = complete(5).manifest
+    assert parse(made.request.kv_transfer_params) == SaveWish(3, prefix=LoadWish(3, 5, manifest, "r/prefix#3"))
+    assert list(made.request.output_token_ids) == []
+    alone = prepare(one)  # its beginning did not come in time
+    assert parse(alone.request.kv_transfer_params) == SaveWish(3)
+    assert alone.request.priority >= made.request.priority
+    assert not alone.late
+
+
+LATE: list[dict[str, Any]] = [
+    {"structured_outputs": {"regex": "a+"}},
+    {"skip_reading_prefix_cache": True},
+]
+
+
+@pytest.mark.parametrize("sampling", LATE, ids=lambda one: next(iter(one)))
+def test_what_depends_on_its_first_token_is_late(sampling: dict[str, Any]) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if "structured_outputs" in sampling:
+        sampling = {"structured_outputs": StructuredOutputsParams(regex="a+")}
+    assert prepare(start(**sampling)).late
+    assert not prepare(start(**sampling), complete(len(PROMPT), 42)).late
+
+
+def test_a_prompt_whose_first_token_may_be_its_last_is_late() -> None:
+    for most, late in ((len(PROMPT) + 1, True), (len(PROMPT) + 2, False)):
+        assert prepare(start(), limits=EngineLimits(most, VOCABULARY, None)).late == late
+    written = prepare(start(written=WRITTEN), limits=EngineLimits(len(PROMPT) + 3, VOCABULARY, None))
+    assert written.late
+
+
+def test_prompt_logprobs_come_from_the_source_and_hold_nothing_up() -> None:
+    asked = start(prompt_logprobs=2, skip_reading_prefix_cache=True)
+    made = prepare(asked)
+    assert not made.late
+    assert made.request.sampling_params.prompt_logprobs is None
+    asked.ClearField("source")
+    assert prepare(asked).request.sampling_params.prompt_logprobs == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        (complete(8), "0 tokens"),
+        (complete(8, *range(20)), "20 tokens from the source do not go on behind the 0"),
+        (complete(8, VOCABULARY), f"token id {VOCABULARY} from the source is outside"),
+    ],
+)
+def test_tokens_that_do_not_go_on_are_refused(word: pb.Complete, text: str) -> None:
+    made = prepare(start())
+    with pytest.raises(RequestRefused, match=text) as refused:
+        requests.resume(made, word)
+    assert refused.value.code == pb.Failed.CODE_HANDOFF
+    assert made.request.num_output_tokens == 0
+
+
+def test_tokens_are_given_once() -> None:
+    made = prepare(start())
+    requests.resume(made, complete(8, 42))()
+    with pytest.raises(RequestRefused, match="do not go on"):
+        requests.resume(made, complete(8, 42))
+
+
+def test_a_source_of_other_tokens_is_refused() -> None:
+    assert "saves the KV of 7 tokens; this attempt has 8" in refusal(start(tokens=7))
+    assert "saves the KV of 8 tokens; this attempt has 10" in refusal(start(written=WRITTEN, tokens=8))
+
+
+def test_an_answer_that_ends_with_its_first_token_has_nothing_to_decode() -> None:
+    assert "its source gives one" in refusal(start(max_tokens=1))
+    assert "output is complete" in refusal(start(max_tokens=1), complete(8, 42))
+
+
+def test_what_is_tried_alone_has_no_source() -> None:
+    one = start()
+    one.alone_tokens = 2
+    assert "without a source" in refusal(one)
