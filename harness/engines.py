@@ -112,6 +112,21 @@ class Engine:
         written: Sequence[int] = (),
     ) -> Answer:
         """Queue a greedy request. written: tokens of its output that another engine has made."""
+        made = self.made(request_id, prompt, max_tokens, params, logprobs, written)
+        answer = self.answers[request_id] = Answer()
+        self.core.add_request(made)
+        return answer
+
+    def made(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        params: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
+        written: Sequence[int] = (),
+    ) -> Any:
+        """Return such a request."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -120,7 +135,7 @@ class Engine:
         )
         if written:
             sampling.extra_args = {GENERATED_KEY: len(written)}
-        made, wave = self.core.preprocess_add_request(
+        made, _ = self.core.preprocess_add_request(
             EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,
@@ -137,9 +152,7 @@ class Engine:
         if written:
             made.append_output_token_ids(list(written))
             made.prefill_stats = None
-        answer = self.answers[request_id] = Answer()
-        self.core.add_request(made, wave)
-        return answer
+        return made
 
     def step(self) -> bool:
         """Run a step and add its outputs and reports to the answers. False when the engine is idle."""

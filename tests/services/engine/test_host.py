@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -12,15 +13,17 @@ from typing import Any
 
 import pytest
 
+from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
 from baton.protos.handoff_pb2 import Manifest
 from baton.services.engine import host as hosts
-from harness.engines import Engine, EngineProcess, Options, prefill, queue_batches
+from harness.engines import Engine, EngineProcess, Options, generate, prefill, queue_batches
 from tests.handoff import checkpoints
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test
 
 POLL_S = 5.0  # a load that is only seen by the next poll comes too late
+POLLS_S = hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S
 
 
 @pytest.fixture(scope="module")
@@ -55,31 +58,146 @@ class _Listener:
             self.ended.set()
 
 
-def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Manifest, depth: int) -> float:
-    """Let the host's thread step the engine while it loads; return the seconds until the answer's end."""
-    queue_batches(engine, depth)
-    hosts._POLL_S = hosts._POLL_MOST_S = hosts._POLL_WOKEN_S = POLL_S
+@contextlib.contextmanager
+def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
+    """Let a host's thread step the engine. In a running loop, whose callbacks go to the listener."""
     plan: Any = None
     host = hosts.EngineHost(plan)
     host._engine, host._connector = engine.core, engine.connector
     host._woken = engine.connector.wake_on_loads(lambda: host._messages.put(hosts._look))
+    host._loop, host._listener = asyncio.get_running_loop(), listener
+    thread = threading.Thread(target=host._step_until_stopped)
+    thread.start()
+    try:
+        yield host
+    finally:
+        host._messages.put(None)
+        thread.join(2 * POLL_S)
+
+
+def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Manifest, depth: int) -> float:
+    """Let the host's thread step the engine while it loads; return the seconds until the answer's end."""
+    queue_batches(engine, depth)
+    hosts._POLL_S = hosts._POLL_MOST_S = hosts._POLL_WOKEN_S = POLL_S
 
     async def run() -> float:
-        listener: Any = _Listener()
-        host._loop, host._listener = asyncio.get_running_loop(), listener
+        listener = _Listener()
         engine.add(name, prompt, 4, load_params(1, manifest.num_tokens, manifest))
         began = time.monotonic()
-        thread = threading.Thread(target=host._step_until_stopped)
-        thread.start()
-        try:
+        with hosted(engine, listener):
             await asyncio.wait_for(listener.ended.wait(), 2 * POLL_S)
-        finally:
-            host._messages.put(None)
-            thread.join(2 * POLL_S)
         assert listener.loaded_at
         return time.monotonic() - began
 
     return asyncio.run(run())
+
+
+def pull_during_a_step(
+    engine: Engine, name: str, prompt: list[int], manifest: Manifest, written: list[int]
+) -> tuple[list[int], int]:
+    """Hold a step up while a load begins, ends and is completed; return the answer, and the steps until it.
+
+    The calls come from the loop's thread, as a worker's do.
+    """
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    queue_batches(engine, 1)
+    loads = get_kv_transfer_group()._worker.loader._loads
+    execute, schedule = engine.core.model_executor.execute_model, engine.core.scheduler.schedule
+    entered, free, seen = threading.Event(), threading.Event(), list[bool]()
+
+    def held_up(*args: Any, **others: Any) -> Any:
+        entered.set()
+        assert free.wait(2 * POLL_S)
+        return execute(*args, **others)
+
+    def noting(throttle_prefills: bool = False) -> Any:
+        output = schedule(throttle_prefills)
+        seen.append(name in output.num_scheduled_tokens)
+        return output
+
+    def give() -> None:
+        request = engine.core.scheduler.requests[name]
+        request.append_output_token_ids(written)
+        request.prefill_stats = None
+
+    async def run() -> list[int]:
+        listener = _Tokens(name)
+        engine.add(name, prompt, 6, load_params(1, manifest.num_tokens))
+        engine.add(f"{name}-beside", [5] * 40, 20)
+        engine.step()
+        engine.core.model_executor.execute_model = held_up
+        engine.core.scheduler.schedule = noting
+        with hosted(engine, listener) as host:
+            host._messages.put(hosts._look)
+            await asyncio.to_thread(entered.wait, POLL_S)
+            host.begin_load(name, 1, manifest)
+            deadline = time.monotonic() + POLL_S
+            while loads[name, 1].state is not State.HELD:
+                assert time.monotonic() < deadline, "it is not pulled beside a step"
+                await asyncio.sleep(0.001)
+            host.resume(name, 1, manifest, give)
+            assert len(seen) == 1
+            free.set()
+            await asyncio.wait_for(listener.ended.wait(), 2 * POLL_S)
+        return listener.tokens
+
+    try:
+        return asyncio.run(run()), seen.index(True)
+    finally:
+        free.set()
+        engine.core.model_executor.execute_model = execute
+        engine.core.scheduler.schedule = schedule
+
+
+class _Tokens:
+    """Collects the tokens of a request."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.tokens: list[int] = []
+        self.ended = asyncio.Event()
+
+    def on_step(self, step: Any) -> None:
+        for output in (one for group in step.outputs.values() for one in group.outputs):
+            if output.request_id == self._name:
+                self.tokens += output.new_token_ids
+                if output.finish_reason is not None:
+                    self.ended.set()
+
+
+def steps_while_waiting(engine: Engine, count: int) -> int:
+    """Let so many requests wait for words of their sources; return an idle engine's steps in a second."""
+    queue_batches(engine, 1)
+    hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S = POLLS_S
+    schedule, seen = engine.core.scheduler.schedule, list[float]()
+
+    def noting(throttle_prefills: bool = False) -> Any:
+        seen.append(time.monotonic())
+        return schedule(throttle_prefills)
+
+    async def run() -> int:
+        names = [f"waits-{number}" for number in range(count)]
+        engine.core.scheduler.schedule = noting
+        with hosted(engine, _Listener()) as host:
+            for name in names:
+                request = engine.made(name, [5] * 40, 6, load_params(1, 40))
+                host.submit(request)
+            await asyncio.sleep(0.5)
+            before = len(seen)
+            await asyncio.sleep(1.0)
+            counted = len(seen) - before
+            host.abort(names)
+            deadline = time.monotonic() + POLL_S
+            while engine.core.scheduler.requests:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.001)
+        return counted
+
+    try:
+        return asyncio.run(run())
+    finally:
+        engine.core.scheduler.schedule = schedule
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -92,3 +210,20 @@ def test_the_end_of_a_load_is_noticed_at_once(
     assert saved.manifest is not None
     took_s = engine.call(load_on_the_host, f"loads-{depth}", prompt, saved.manifest, depth)
     assert took_s < POLL_S / 2, "it was noticed by the next poll"
+
+
+def test_a_load_begins_and_ends_beside_a_step_and_runs_in_the_next_one(
+    engine: EngineProcess, source: EngineProcess
+) -> None:
+    prompt = random.Random("beside").choices(range(2, checkpoints.VOCAB), k=300)
+    expected = source.call(generate, "beside-alone", prompt, 7)
+    kept = source.call(prefill, "beside", prompt)
+    assert kept.saved is not None
+    assert kept.saved.manifest is not None
+    tokens, steps = engine.call(pull_during_a_step, "beside", prompt, kept.saved.manifest, kept.tokens)
+    assert kept.tokens + tokens == expected
+    assert steps == 1  # the one after that which was held up
+
+
+def test_an_idle_engine_does_not_step_while_requests_wait_for_their_sources(engine: EngineProcess) -> None:
+    assert engine.call(steps_while_waiting, 20) <= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from vllm.sampling_params import StructuredOutputsParams
 
 from baton.handoff.params import LoadWish, SaveWish, parse
 from baton.protos import worker_pb2 as pb
@@ -24,10 +25,7 @@ def start(
     phase: Any = pb.PHASE_DECODE, written: Any = (), tokens: int | None = None, **sampling: Any
 ) -> pb.Start:
     """Return a Start with a source. sampling: fields of its parameters"""
-    core = request("r", PROMPT)
-    core.sampling_params.max_tokens = 20
-    for name, value in sampling.items():
-        setattr(core.sampling_params, name, value)
+    core = request("r", PROMPT, **{"max_tokens": 20, **sampling})
     saved = len(PROMPT) + len(written) if tokens is None else tokens
     return pb.Start(
         request_id="r",
@@ -80,7 +78,9 @@ def test_what_it_is_saved_as_is_named_where_it_is_another_request() -> None:
     one.source.request_id = "r/prefix"
     made = prepare(one, complete(5))
     manifest = complete(5).manifest
-    assert parse(made.request.kv_transfer_params) == SaveWish(3, prefix=LoadWish(3, 5, manifest, "r/prefix#3"))
+    assert parse(made.request.kv_transfer_params) == SaveWish(
+        3, prefix=LoadWish(3, 5, manifest, "r/prefix#3")
+    )
     assert list(made.request.output_token_ids) == []
     alone = prepare(one)  # its beginning did not come in time
     assert parse(alone.request.kv_transfer_params) == SaveWish(3)
@@ -89,17 +89,13 @@ def test_what_it_is_saved_as_is_named_where_it_is_another_request() -> None:
 
 
 LATE: list[dict[str, Any]] = [
-    {"structured_outputs": {"regex": "a+"}},
+    {"structured_outputs": StructuredOutputsParams(regex="a+")},
     {"skip_reading_prefix_cache": True},
 ]
 
 
 @pytest.mark.parametrize("sampling", LATE, ids=lambda one: next(iter(one)))
 def test_what_depends_on_its_first_token_is_late(sampling: dict[str, Any]) -> None:
-    from vllm.sampling_params import StructuredOutputsParams
-
-    if "structured_outputs" in sampling:
-        sampling = {"structured_outputs": StructuredOutputsParams(regex="a+")}
     assert prepare(start(**sampling)).late
     assert not prepare(start(**sampling), complete(len(PROMPT), 42)).late
 

@@ -231,7 +231,7 @@ def test_one_gives_its_slot_up_though_it_is_in_the_step_that_runs(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asynchronous, with a KV connector: the blocks of whoever is in a step in flight cannot be freed."""
-    world, flying = World(config, lambda _: 0.02, AsyncScheduler, awaits_loads=False, ahead=1), list[Any]()
+    world, flying = World(config, lambda _: 0.02, AsyncScheduler, ahead=1), list[Any]()
     scheduler = world.scheduler
     scheduler.defer_block_free = True
     monkeypatch.setattr(world.gate, "_is_loaded", lambda _: True)  # no part in turns for prompts

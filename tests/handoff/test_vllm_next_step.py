@@ -1,0 +1,212 @@
+"""When a request runs that waits for another worker's KV: in the step that begins next, once it has all."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from baton.handoff.load.loader import State
+from baton.handoff.params import load_params
+from baton.protos.handoff_pb2 import Manifest
+from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill, queue_batches
+from tests.handoff import checkpoints
+
+WRITTEN = 8
+LENGTH = 300
+
+pytestmark = pytest.mark.timeout(240)  # an engine starts within the first test
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """One that hands over to itself: what differs between two workers is not what is tested here."""
+    model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
+    settings = {"dtype": "float32", "enable_prefix_caching": False}
+    with EngineProcess(Options(model, "both", engine=settings)) as started:
+        yield started
+
+
+def prompt_of(name: str) -> list[int]:
+    return random.Random(name).choices(range(2, checkpoints.VOCAB), k=LENGTH)
+
+
+# In the engine's process.
+
+
+def loader() -> Any:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group()._worker.loader
+
+
+def state(name: str) -> State | None:
+    load = loader()._loads.get((name, 1))
+    return load.state if load is not None else None
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait while no step runs."""
+    deadline = time.monotonic() + CALL_S / 2
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def reserve(engine: Engine, name: str, prompt: list[int]) -> None:
+    engine.add(name, prompt, WRITTEN, load_params(1, len(prompt), saved_as=f"{name}-read"))
+
+
+def saved(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], Manifest]:
+    kept = prefill(engine, f"{name}-read", prompt)
+    assert kept.saved is not None
+    assert kept.saved.manifest is not None
+    return kept.tokens, kept.saved.manifest
+
+
+def noted(engine: Engine) -> list[set[str]]:
+    """Note the requests of each step from now on."""
+    scheduler, seen = engine.core.scheduler, list[set[str]]()
+    schedule = scheduler.schedule
+
+    def noting(throttle_prefills: bool = False) -> Any:
+        output = schedule(throttle_prefills)
+        seen.append(set(output.num_scheduled_tokens))
+        return output
+
+    scheduler.schedule = noting
+    return seen
+
+
+def go_on(
+    engine: Engine, name: str, prompt: list[int], depth: int, last: str
+) -> tuple[list[int], list[bool]]:
+    """Let a request go on beside another one. last: what comes last of its KV and its token.
+
+    Returns its tokens, and whether it took part in each of the next steps.
+    """
+    tokens, manifest = saved(engine, name, prompt)
+    queue_batches(engine, depth)
+    running = engine.add(f"{name}-beside", [5] * 40, 200)
+    engine.run(lambda: len(running.tokens) > 3)
+    reserve(engine, name, prompt)
+    engine.run(lambda: state(name) is State.RESERVED)
+    if last == "token":
+        engine.connector.begin_now(name, 1, manifest)
+        until(lambda: state(name) is State.HELD)
+        engine.resume(name, tokens, manifest)
+    else:
+        engine.resume(name, tokens, manifest)
+        until(lambda: state(name) is None)
+    seen = noted(engine)
+    engine.run(lambda: len(seen) >= 2)
+    engine.core.abort_requests([f"{name}-beside"])
+    engine.run()
+    queue_batches(engine, 1)
+    return tokens + engine.answers[name].tokens, [name in one for one in seen[:2]]
+
+
+def in_order(engine: Engine, name: str, prompt: list[int], order: str) -> list[int]:
+    """Let the words of a handoff come in this order."""
+    tokens, manifest = saved(engine, name, prompt)
+    reserve(engine, name, prompt)
+    for word in order.split(", "):
+        if word == "blocks":
+            engine.step()
+            assert engine.core.scheduler.kv_holding_waiting
+        elif word == "manifest":
+            engine.connector.begin_load(name, 1, manifest)
+        else:
+            engine.resume(name, tokens, manifest)
+    engine.run()
+    answer = engine.answers[name]
+    assert answer.loaded is not None
+    assert answer.loaded.problem is None
+    return tokens + answer.tokens
+
+
+def preempted(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], int]:
+    tokens, manifest = saved(engine, name, prompt)
+    reserve(engine, name, prompt)
+    engine.step()
+    engine.resume(name, tokens, manifest)
+    answer = engine.answers[name]
+    engine.run(lambda: len(answer.tokens) > 1)
+    request = engine.core.scheduler.requests[name]
+    assert engine.core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.run()
+    return tokens + answer.tokens, request.num_preemptions
+
+
+def given_up(engine: Engine, name: str, prompt: list[int], at: str) -> tuple[int, int, str]:
+    """Abort a request; return the free blocks before it and after it, and the end of its load."""
+    tokens, manifest = saved(engine, name, prompt)
+    before = engine.free_blocks
+    reserve(engine, name, prompt)
+    if at != "wished":
+        engine.step()
+        assert engine.free_blocks < before
+    if at in ("held", "told"):
+        engine.connector.begin_now(name, 1, manifest)
+        until(lambda: state(name) is State.HELD)
+    if at == "told":
+        engine.resume(name, tokens, manifest)
+    engine.core.abort_requests([name])
+    if at in ("reserved", "held", "told"):
+        assert engine.free_blocks < before, "blocks were freed before the ranks said that nobody writes"
+    engine.run()
+    loaded = engine.answers[name].loaded
+    engine.connector._scheduler_side._client.release(manifest)
+    assert not engine.core.scheduler.requests
+    return before, engine.free_blocks, str(loaded.problem) if loaded is not None else ""
+
+
+# In the test's own.
+
+
+@pytest.mark.parametrize("last", ["token", "KV"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_it_decodes_in_the_very_next_step(engine: EngineProcess, depth: int, last: str) -> None:
+    """With several steps in flight: in the next one that is scheduled."""
+    name = f"next-{depth}-{last}"
+    prompt = prompt_of(name)
+    expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN + 1)
+    tokens, took_part = engine.call(go_on, name, prompt, depth, last)
+    assert tokens == expected
+    assert took_part[0]
+
+
+ORDERS = [
+    "blocks, manifest, token",
+    "manifest, blocks, token",
+    "manifest, token, blocks",
+    "blocks, token",
+    "token, blocks",
+    "blocks, manifest, manifest, token",
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_words_of_a_handoff_may_come_in_any_order(engine: EngineProcess, order: str) -> None:
+    name = order.replace(", ", "-")
+    prompt = prompt_of(name)
+    expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN + 1)
+    assert engine.call(in_order, name, prompt, order) == expected
+
+
+def test_one_that_is_preempted_is_computed_again(engine: EngineProcess) -> None:
+    prompt = prompt_of("preempted")
+    expected = engine.call(generate, "preempted-alone", prompt, WRITTEN + 1)
+    assert engine.call(preempted, "preempted", prompt) == (expected, 1)
+
+
+@pytest.mark.parametrize(
+    ("at", "end"), [("wished", ""), ("reserved", "PullCancelled"), ("held", "None"), ("told", "None")]
+)
+def test_one_that_is_given_up_leaves_nothing(engine: EngineProcess, at: str, end: str) -> None:
+    before, after, problem = engine.call(given_up, f"given-up-{at}", prompt_of(at), at)
+    assert before == after
+    assert problem.split(":")[0] == end
