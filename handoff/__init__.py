@@ -32,8 +32,8 @@ A load passes these on the decode worker, where it is ordered before its manifes
    pull, compare digests, write the cache and release the save.
 7. `BatonConnector.complete_load` says that the request has its first token. With that and all its KV the load
    has ended: a `ShardLoad`.
-8. `BatonConnector.promote`, called before each step, lets the request run in that very step. Failed loads, and
-   those of ranks in processes of their own, vLLM hears of by `WorkerSide.transfer_results`, a step later.
+8. `BatonConnector.promote`, called before each step, lets the request run in that very step. Failed loads,
+   and those of ranks in processes of their own, vLLM hears of by `WorkerSide.transfer_results`, a step later.
 9. `Loads.update` collects the ShardLoads of all ranks: a `Loaded`, which `BatonConnector.take_reports` hands
    to services/engine/host.py.
 

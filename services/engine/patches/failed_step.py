@@ -1,11 +1,11 @@
 """Keeps the engine going after a step that raised: the step's requests fail, and the others are served.
 
-vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler
-does not expect, a grammar's matcher. With one rank, this module clears what the step left behind: every
-request that holds something in the engine ends, its blocks leave the prefix cache (this step's blocks may
-never have been written), the KV connector's work of the step is begun or dropped and reported, and the model
-runner's batch is emptied. Requests that only wait stay, for their turn or for KV from another worker. Then the engine answers a request of its own; an
-engine that cannot do this is broken, and ends as before.
+vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
+not expect, a grammar's matcher. With one rank, this module clears what the step left behind: every request
+that has run ends, its blocks leave the prefix cache (this step's blocks may never have been written), the KV
+connector's work of the step is begun or dropped and reported, and the model runner's batch is emptied.
+Requests that only wait stay, for their turn or for KV from another worker. Then the engine answers a request
+of its own; an engine that cannot do this is broken, and ends as before.
 
 There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
 

@@ -11,7 +11,7 @@ are short, while such requests come (services/prefill/step_length.py).
 A request's class hangs on it as `standing`. Where all are of one class, a step costs a look at each.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; running, of which a step may leave out any;
-waiting, kv_holding_waiting, deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs,
+waiting, deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs,
 max_num_scheduled_tokens, num_spec_tokens, requests, scheduler_config.enable_chunked_prefill, block_size,
 kv_cache_config.kv_cache_groups, scheduler_config.long_prefill_token_threshold (read in each step),
 kv_cache_manager.block_pool.get_num_free_blocks, _pause_state, _preempt_request, _request_blocks_can_be_freed,
@@ -289,13 +289,12 @@ class GivingWay:
 
     def _next(self) -> Any:
         """Return who would begin next: of what can, the first of the class that goes first; None for none."""
-        scheduler, found = self._scheduler, []
-        for queue in (scheduler.kv_holding_waiting, scheduler.waiting):
-            for one in queue:
-                loaded = one.request_id in scheduler.finished_recving_kv_req_ids
-                if loaded or one not in scheduler.deferred_waiting:
-                    found.append(one)
-                    break
+        scheduler = self._scheduler
+        found = sorted(scheduler.requests[name] for name in scheduler.finished_recving_kv_req_ids)
+        for one in scheduler.waiting:
+            if one not in scheduler.deferred_waiting:
+                found.append(one)
+                break
         return min(found, key=lambda one: standing_of(one).priority, default=None)
 
     def _is_loaded(self, waits: Any) -> bool:
@@ -314,8 +313,7 @@ class GivingWay:
     def _first_in_line(self, best: int) -> int:
         """Return how many could begin before the first that gives way would."""
         scheduler = self._scheduler
-        loaded = scheduler.finished_recving_kv_req_ids
-        count = sum(one.request_id in loaded for one in scheduler.kv_holding_waiting)
+        count = len(scheduler.finished_recving_kv_req_ids)
         for one in scheduler.waiting:
             if one not in scheduler.deferred_waiting:
                 if standing_of(one).priority > best:
