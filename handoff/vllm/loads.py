@@ -29,6 +29,7 @@ class _Load:
     complete: bool  # its prompt is, and its request has its first token
     arrived_s: float  # the request, or the word that its prompt is complete
     tokens: int = 0  # that are pulled; known once there are blocks
+    cancelled: bool = False  # its request has ended
     done: list[ShardLoad] = field(default_factory=list)
 
     def end(self, request: Any) -> int:
@@ -55,10 +56,10 @@ class Loads:
     def __len__(self) -> int:
         return len(self._wished) + len(self.ordered)
 
-    @property
-    def begun(self) -> int:
-        """The number of those whose KV is on its way: the others wait for a manifest, or for blocks."""
-        return sum(load.manifest is not None for load in self.ordered.values())
+    def waiting(self, *, begun: bool) -> int:
+        """Return the number of requests that wait. begun: also those whose KV is on its way."""
+        ordered = (load for load in self.ordered.values() if begun or load.manifest is None)
+        return len(self._wished) + sum(not load.cancelled for load in ordered)
 
     def add(self, request_id: str, wish: LoadWish) -> None:
         """Note what a new request wishes for."""
@@ -130,7 +131,10 @@ class Loads:
 
     def finished(self, request_id: str, jobs: StepJobs) -> None:
         """Stop the load of a request that ended, or release what it has not begun to load."""
-        jobs.cancels += [key for key in self.ordered if key[0] == request_id]
+        for key, load in self.ordered.items():
+            if key[0] == request_id:
+                load.cancelled = True
+                jobs.cancels.append(key)
         if (unused := self._wished.pop(request_id, None)) is not None:
             self._give_up(request_id, unused)
 

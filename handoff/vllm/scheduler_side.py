@@ -118,7 +118,7 @@ class SchedulerSide:
         told: the end of a pull is such a message
         """
         prompts = sum(prompt.wish.prefix is not None for prompt in self._to_save.values())
-        return max(0, len(self._loads) - prompts - (0 if told else self._loads.begun))
+        return max(0, self._loads.waiting(begun=told) - prompts)
 
     def take_reports(self) -> Reports:
         """Return what ended since the last call.

@@ -1,8 +1,16 @@
-"""Counts of an engine's work, in one step or since it began; the heartbeat carries the latter."""
+"""Counts of an engine's work, in one step or since it began; the heartbeat carries the latter.
+
+Leans on: vllm.v1.engine.EngineCoreOutput (new_token_ids, prefill_stats.num_computed_tokens),
+EngineCoreOutputs.scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
+vllm.v1.spec_decode.metrics.SpecDecodingStats (num_drafts, num_draft_tokens_per_pos,
+num_accepted_tokens_per_pos).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from baton.protos import scheduler_pb2
 from baton.services.decode.acceptance import DraftCounts
@@ -24,6 +32,32 @@ class Counts:
     output_tokens: int = 0
     busy_s: float = 0.0  # in steps
     request_s: float = 0.0  # the same, each step times the requests that got tokens in it
+
+    def take(self, groups: Iterable[Any], seconds: float) -> None:
+        """Add a step's outputs. seconds: its time; 0 for one without tokens."""
+        requests = 0
+        for group in groups:
+            if group.scheduler_stats is not None:  # vLLM hangs them on one of the groups
+                self._take_stats(group.scheduler_stats)
+            for output in group.outputs:
+                requests += bool(output.new_token_ids)
+                self.output_tokens += len(output.new_token_ids)
+                if output.prefill_stats is not None:  # of a request's first output
+                    self.computed_tokens += output.prefill_stats.num_computed_tokens
+        self.busy_s += seconds
+        self.request_s += seconds * requests
+
+    def _take_stats(self, stats: Any) -> None:
+        drafts = stats.spec_decoding_stats
+        if drafts is not None:
+            positions = drafts.num_draft_tokens_per_pos, drafts.num_accepted_tokens_per_pos
+            self.drafts.add(DraftCounts(drafts.num_drafts, *positions))
+        if stats.prefix_cache_stats is not None:
+            self.prefix_queries += stats.prefix_cache_stats.queries
+            self.prefix_hits += stats.prefix_cache_stats.hits
+        if stats.connector_prefix_cache_stats is not None:
+            self.external_queries += stats.connector_prefix_cache_stats.queries
+            self.external_hits += stats.connector_prefix_cache_stats.hits
 
     def add(self, other: Counts) -> None:
         """Add the counts of another step."""

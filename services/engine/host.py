@@ -7,11 +7,7 @@ threads call `submit`, `abort` and `stop`, and what is marked as theirs.
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager, request_block_hasher), its scheduler
 (requests, has_requests, get_num_unfinished_requests, get_request_counts, deferred_waiting, get_kv_connector,
-kv_cache_manager.{block_pool.get_num_free_blocks, get_blocks}, shutdown), KVCacheBlock.{ref_cnt, is_null},
-vllm.v1.engine.EngineCoreOutput.prefill_stats (num_computed_tokens), EngineCoreOutputs and its
-scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
-vllm.v1.spec_decode.metrics.SpecDecodingStats (num_drafts, num_draft_tokens_per_pos,
-num_accepted_tokens_per_pos).
+kv_cache_manager.{block_pool.get_num_free_blocks, get_blocks}, shutdown), KVCacheBlock.{ref_cnt, is_null}.
 """
 
 from __future__ import annotations
@@ -28,11 +24,11 @@ from typing import Any, Protocol
 
 from baton.block_log import Change
 from baton.handoff.errors import HandoffError
+from baton.handoff.params import asks_for_load
 from baton.handoff.reports import Begun, Loaded, Saved, Staged
 from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
 from baton.protos.worker_pb2 import Failed
-from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of, measures_share
 from baton.services.engine.counts import Counts
@@ -153,8 +149,9 @@ class EngineHost:
 
     def begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> None:
         """Let a request that waits for its KV pull what is there of it, beside whatever step runs."""
-        self._connector.begin_now(internal_id, epoch, manifest)
-        self._messages.put(lambda: self._begin_load(internal_id, epoch, manifest))
+        if self._connector is not None:
+            self._connector.begin_now(internal_id, epoch, manifest)
+            self._messages.put(lambda: self._begin_load(internal_id, epoch, manifest))
 
     def resume(
         self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Callable[[], None]
@@ -163,7 +160,8 @@ class EngineHost:
 
         Its KV is pulled at once; its tokens it is given on the engine's thread.
         """
-        self._connector.begin_now(internal_id, epoch, manifest)
+        if self._connector is not None:
+            self._connector.begin_now(internal_id, epoch, manifest)
         self._messages.put(lambda: self._resume(internal_id, epoch, manifest, give_tokens))
 
     def abort(self, internal_ids: list[str]) -> None:
@@ -324,6 +322,10 @@ class EngineHost:
             held = RequestRefused(Failed.CODE_FULL, "the load that was given up still has its blocks")
             self._tell(lambda listener: listener.on_refused(request.request_id, held))
             return
+        if self._connector is None and asks_for_load(request.kv_transfer_params):
+            lacks = RequestRefused(Failed.CODE_HANDOFF, "this worker hands no KV over (handoff.enabled)")
+            self._tell(lambda listener: listener.on_refused(request.request_id, lacks))
+            return
         try:
             self._engine.add_request(request)
         except Exception as error:
@@ -369,8 +371,7 @@ class EngineHost:
             self._recover(error, step)
         self._step_began, step.seconds = 0.0, time.monotonic() - began
         step.times = step_times.take()
-        _take_stats(step)
-        _count_work(step)
+        step.counts.take(step.outputs.values(), step.seconds if step.executed else 0.0)
         if self._draft_length is not None:
             self._draft_length.observe(step.seconds)
             step.draft_length = self._draft_length.choice.limit
@@ -430,39 +431,6 @@ class EngineHost:
         if loop is None or listener is None or loop.is_closed():
             return
         loop.call_soon_threadsafe(what, listener)
-
-
-def _take_stats(step: EngineStep) -> None:
-    """Add the statistics, which vLLM hangs on one of the outputs, to the step's counts."""
-    for outputs in step.outputs.values():
-        stats = outputs.scheduler_stats
-        if stats is None:
-            continue
-        drafts = stats.spec_decoding_stats
-        if drafts is not None:
-            positions = drafts.num_draft_tokens_per_pos, drafts.num_accepted_tokens_per_pos
-            step.counts.drafts.add(DraftCounts(drafts.num_drafts, *positions))
-        if stats.prefix_cache_stats is not None:
-            step.counts.prefix_queries += stats.prefix_cache_stats.queries
-            step.counts.prefix_hits += stats.prefix_cache_stats.hits
-        if stats.connector_prefix_cache_stats is not None:
-            step.counts.external_queries += stats.connector_prefix_cache_stats.queries
-            step.counts.external_hits += stats.connector_prefix_cache_stats.hits
-
-
-def _count_work(step: EngineStep) -> None:
-    """Add what the step computed, and its time, to its counts."""
-    counts = step.counts
-    requests = 0
-    for outputs in step.outputs.values():
-        for output in outputs.outputs:
-            requests += bool(output.new_token_ids)
-            counts.output_tokens += len(output.new_token_ids)
-            if output.prefill_stats is not None:  # of a request's first output
-                counts.computed_tokens += output.prefill_stats.num_computed_tokens
-    if step.executed:
-        counts.busy_s = step.seconds
-        counts.request_s = step.seconds * requests
 
 
 def _look() -> None:
