@@ -1,13 +1,12 @@
 """Calls to other workers, by which attempts here follow those that compute or hold their KV.
 
-A channel a worker, kept for the next call: connecting takes longer than most calls. A call costs 0.2 ms of CPU at
-each end, and 40 KB while it is open.
+A channel a worker, kept for the next call: connecting takes longer than most calls. A call costs 0.2 ms of
+CPU at each end, and 40 KB while it is open.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -30,9 +29,10 @@ from baton.handoff.errors import (
     WrongTicket,
 )
 from baton.handoff.reports import Problem
-from baton.protos.worker_pb2 import FollowRequest, Source
+from baton.protos.worker_pb2 import FollowReply, FollowRequest, Source
 from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.security.names import Role
+from baton.services.errors import describe
 from baton.services.worker.incoming import Event, Incoming
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,15 @@ _REFUSALS: Mapping[grpc.StatusCode, type[HandoffError]] = MappingProxyType(
     }
 )
 _NOT_READY = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+
+
+class _FailureError(Exception):
+    """The way in which a source failed."""
+
+    def __init__(self, event: Event, problem: HandoffError) -> None:
+        super().__init__(str(problem))
+        self.event = event
+        self.problem = problem
 
 
 @dataclass(eq=False)
@@ -100,54 +109,41 @@ class Following:
 
     async def _run(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
         who = f"worker {source.worker_id} at {source.address}"
+        failure: _FailureError | None = None
         try:
             async with asyncio.timeout(within_s):
-                event, problem = await self._hear(incoming, source, epoch)
+                await self._hear(incoming, source, epoch)
         except TimeoutError:
-            event, problem = (
-                Event.LATE,
-                PullTimeout(f"{who} did not say within {within_s:g} s that its KV is there"),
+            failure = _FailureError(
+                Event.LATE, PullTimeout(f"{who} did not save its KV within {within_s:g} s")
             )
         except grpc.RpcError as error:
-            event, problem = _broken(who, error)
+            failure = _broken(who, error)
+        except _FailureError as error:
+            failure = error
         except Exception as error:  # whatever it is: an attempt must not wait for ever
             logger.exception("what %s says of request %s cannot be used", who, source.request_id)
-            event, problem = Event.WRONG, SourceError(f"{who}: {type(error).__name__}")
-        if event is not Event.COMPLETE:
-            incoming.on_failed(event, Problem.of(problem))
+            failure = _FailureError(Event.WRONG, SourceError(f"{who}: {describe(error)}"))
+        if failure is not None:
+            incoming.on_failed(failure.event, Problem.of(failure.problem))
 
-    async def _hear(self, incoming: Incoming, source: Source, epoch: int) -> tuple[Event, HandoffError]:
-        """Pass on what the source says; return its end, and why where that is not COMPLETE."""
+    async def _hear(self, incoming: Incoming, source: Source, epoch: int) -> None:
+        """Pass on what the source says, until its prompt is complete. Raises _FailureError, grpc.RpcError."""
         kept = self._kept(source.address)
         kept.calls += 1
         try:
-            if not await _connected(kept.channel):
-                return Event.LOST, TransportFailed(
-                    f"no connection to {source.address} within {CONNECT_S:g} s"
-                )
-            request = FollowRequest(request_id=source.request_id, epoch=epoch, key=source.key)
-            call = kept.stub.Follow(request)
+            await _connected(kept.channel)
+            call = kept.stub.Follow(FollowRequest(request_id=source.request_id, epoch=epoch, key=source.key))
             try:
                 async for reply in call:
-                    said = reply.WhichOneof("message")
-                    if said == "begun":
-                        incoming.on_begun(reply.begun)
-                    elif said == "complete":
-                        incoming.on_complete(reply.complete)
-                        return Event.COMPLETE, SourceError()
-                    elif said == "problem":
-                        problem = Problem(reply.problem.name, reply.problem.text)
-                        return Event.REFUSED, problem.to_error()
-                    else:
-                        return Event.WRONG, MalformedManifest(
-                            "the source says what this version does not know"
-                        )
+                    if _pass_on(reply, incoming):
+                        return
             finally:
                 call.cancel()
         finally:
             kept.calls -= 1
             kept.used = time.monotonic()
-        return Event.LOST, TransportFailed("the call to the source ended before its prompt was complete")
+        raise _FailureError(Event.LOST, TransportFailed("the source hung up before its prompt was complete"))
 
     # Channels.
 
@@ -187,24 +183,42 @@ def _stub(channel: grpc.aio.Channel) -> WorkerStub:
     return WorkerStub(channel)  # type: ignore[no-untyped-call]
 
 
-async def _connected(channel: grpc.aio.Channel) -> bool:
-    """Let a new channel connect, or fail to; return False where it does neither: gRPC would try for 20 s."""
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Let a new channel connect, or fail to, within CONNECT_S: gRPC would try for 20 s.
+
+    Raises _FailureError.
+    """
     state = channel.get_state(try_to_connect=True)
     if state not in _NOT_READY:
-        return True
-    with contextlib.suppress(TimeoutError):
+        return
+    try:
         async with asyncio.timeout(CONNECT_S):
             while state in _NOT_READY:
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
-            return True
-    return False
+    except TimeoutError:
+        problem = TransportFailed(f"no connection to the source within {CONNECT_S:g} s")
+        raise _FailureError(Event.LOST, problem) from None
 
 
-def _broken(who: str, error: grpc.RpcError) -> tuple[Event, HandoffError]:
+def _pass_on(reply: FollowReply, incoming: Incoming) -> bool:
+    """Tell `incoming` what was said; return whether that was the end. Raises _FailureError."""
+    said = reply.WhichOneof("message")
+    if said == "begun":
+        incoming.on_begun(reply.begun)
+        return False
+    if said == "complete":
+        incoming.on_complete(reply.complete)
+        return True
+    if said == "problem":
+        raise _FailureError(Event.REFUSED, Problem(reply.problem.name, reply.problem.text).to_error())
+    raise _FailureError(Event.WRONG, MalformedManifest("the source speaks as this version does not"))
+
+
+def _broken(who: str, error: grpc.RpcError) -> _FailureError:
     code, details = error.code(), error.details() or ""
     why = rpc.tls_problem(details) or details
-    text = f"{who} cannot be followed: {code.name}: {' '.join(why.split())}"
+    text = f"{who} cannot be followed: {code.name}: {why}"
     if (refusal := _REFUSALS.get(code)) is not None:
-        return Event.REFUSED, refusal(text)
-    return Event.LOST, TransportFailed(text)
+        return _FailureError(Event.REFUSED, refusal(text))
+    return _FailureError(Event.LOST, TransportFailed(text))

@@ -65,7 +65,10 @@ class Compilations:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, attempt: RunningAttempt, party: int) -> None:
-        """Prepare an attempt's grammar, then let it in; its end cancels this. party: the client, for turns"""
+        """Prepare an attempt's grammar, then let it in. The attempt's end ends this.
+
+        party: the client, for taking turns
+        """
         task = attempt.grammar = asyncio.create_task(self._prepare(attempt, party))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,17 +1,18 @@
 """What comes in: the KV of an attempt, or of its prompt's beginning, from another worker.
 
-One `Incoming` an attempt. It hears its source (services/worker/following.py), the engine and its own end, and says
-what follows. A DECODE is in the engine from its Start on, with its blocks reserved, and cannot do without the KV.
-What needs its first token to be built (`Prepared.late`), and a prompt that may do without its beginning, are held
-here until the source has said all.
+One `Incoming` an attempt. It hears its source (services/worker/following.py), the engine and its own end,
+and says what follows. A DECODE is in the engine from its Start on, with its blocks reserved, and cannot do
+without the KV. What needs its first token to be built (`Prepared.late`), and a prompt that can do without
+its beginning, are held here until the source has said all.
 
     ASKED ──begun──► BEGUN ──complete──► COMPLETE ──loaded──► LOADED
       └──────────────────complete───────────▲
     any of them ──refused, lost, late, wrong, failed, cancelled──► OVER
     a prompt's beginning: ASKED, BEGUN ──refused, lost, late, wrong──► WHOLE
 
-TRANSITIONS is that picture. Plain state; the loop's thread only. Invariants: an attempt is submitted once, and gets
-its token once, both by the event that leaves a state for good; after OVER and WHOLE nothing counts.
+TRANSITIONS is that picture. Plain state; the loop's thread only. Invariants: an attempt is submitted once,
+and gets its token once, by an event that leaves its state for good; after OVER nothing counts, and after
+WHOLE only the attempt's end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What goes out: the KV of prompts that are computed here, for the workers that follow them.
 
-A router draws a key for a PREFILL or a SAVE. It gives it to this worker, and to the one that needs the KV, which
-follows the attempt with it (`Follow` of protos/worker.proto): it hears in order, perhaps of a beginning, then of
-one end. It may come before the attempt does, while the prompt is computed, or when its KV is kept; then it hears
-at once how far things are.
+A router draws a key for a PREFILL or a SAVE. It gives it to this worker, and to the one that needs the KV,
+which follows the attempt with it (`Follow` of protos/worker.proto): it hears in order, perhaps of a
+beginning, then of one end. It may come before the attempt does, while the prompt is computed, or when its
+KV is kept; then it hears at once how far things are.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
@@ -13,8 +13,8 @@ Plain state, but for the calls that wait; the loop's thread only. Invariants:
 
 - A request has one handoff, of the latest attempt that was seen here.
 - A handoff has at most one follower: a second one takes the place of the first. Each hears exactly one end.
-- KV is released once: when its handoff is over, however that came. A follower that leaves ends nothing: its router
-  may want the KV elsewhere, and says so, or is gone, and then the end of its stream or the lease ends it.
+- KV is released once: when its handoff is over, however that came. A follower that leaves ends nothing: its
+  router says what is not wanted any more; where that is gone, the end of its stream says so.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Outgoing:
         ]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Begin the leases of the `held` anew, of those `asked` at `at_s`; the ranks hold no other any more."""
+        """Begin the leases of the `held` anew, of those `asked` at `at_s`; the others are gone."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest
