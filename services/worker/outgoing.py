@@ -38,7 +38,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 
 WAIT_S = 10.0  # for the attempt of a follower that came first: its router sends both at once
-MAX_WAITING = 1024  # followers that wait for one: an open call takes 40 KB
+MAX_WAITING = 1024  # followers that wait for one: an open call takes 15 KB
 REMEMBER_S = 10.0  # what is over, for followers that come late: as long as the one that came first would wait
 MAX_REMEMBERED = 4096
 
@@ -239,14 +239,12 @@ class Outgoing:
     def forget_expired(self) -> None:
         """Forget what has lost its lease, and what was over long ago."""
         now = time.monotonic()
-        for handoff in list(self._leased.values()):
-            if handoff.until_s <= now:
-                self._lapse(handoff, LeaseExpired("it was not pulled before its lease ended"))
-        while self._past:
-            oldest = next(iter(self._past.values()))
-            if oldest.until_s > now and len(self._past) <= MAX_REMEMBERED:
+        while self._leased:  # in the order of their leases' ends
+            oldest = next(iter(self._leased.values()))
+            if oldest.until_s > now:
                 break
-            self._forget(oldest.request_id)
+            self._lapse(oldest, LeaseExpired("it was not pulled before its lease ended"))
+        self._forget_past(now)
 
     # Followers.
 
@@ -346,7 +344,14 @@ class Outgoing:
         self._past[handoff.request_id] = handoff
         if manifest is not None:
             self._release(manifest)
-        self.forget_expired()
+        self._forget_past(time.monotonic())
+
+    def _forget_past(self, now: float) -> None:
+        while self._past:
+            oldest = next(iter(self._past.values()))
+            if oldest.until_s > now and len(self._past) <= MAX_REMEMBERED:
+                break
+            self._forget(oldest.request_id)
 
     def _forget(self, request_id: str) -> None:
         self._past.pop(request_id, None)

@@ -29,7 +29,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     from baton.services.engine import wire
 
 DEADLINE_S = 15.0 * PATIENCE
-PREFILL, DECODE, LOAD, SAVE = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_LOAD, pb.PHASE_SAVE
+PREFILL, DECODE, SAVE = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_SAVE
 
 
 def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCoreRequest:
@@ -222,6 +222,6 @@ async def hello(
 
 
 __all__ = [
-    "DECODE", "LOAD", "PREFILL", "SAVE", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams",
+    "DECODE", "PREFILL", "SAVE", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams",
     "Stream", "StructuredOutputsParams", "connected", "hello", "prompt", "request",
 ]  # fmt: skip
