@@ -149,15 +149,15 @@ class Incoming:
         """Take the source's end."""
         if not self.hear(Event.COMPLETE):
             return
+        held, self._held = self._held, None
         try:
-            if self._held is None:
+            if held is None:
                 self._seams.resume(self._attempt, complete)
             else:
-                self._seams.enter(self._attempt, self._held, complete)
+                self._seams.enter(self._attempt, held, complete)
         except RequestRefused as refused:
+            self._held = held  # it was not submitted
             self._fail(Event.WRONG, Problem.of(ManifestError(str(refused))), refused.code)
-        else:
-            self._held = None
 
     def on_failed(self, event: Event, problem: Problem) -> None:
         """Take it that the source says no more."""
@@ -173,13 +173,14 @@ class Incoming:
 
     def _after(self, event: Event) -> State | None:
         where = self.state, event
-        return (OPTIONAL.get(where) if self._optional else None) or TRANSITIONS.get(where)
+        can_do_without = self._optional and self._held is not None  # it is submitted once
+        return (OPTIONAL.get(where) if can_do_without else None) or TRANSITIONS.get(where)
 
     def _fail(self, event: Event, problem: Problem, code: Failed.Code) -> None:
         if not self.hear(event):
             return
         held, self._held = self._held, None
-        if self.state is not State.WHOLE or held is None:
+        if held is None or self.state is not State.WHOLE:
             self._seams.fail(self._attempt, code, problem)
             return
         self._seams.do_without(self._attempt, problem)

@@ -59,10 +59,10 @@ class Host:
     def abort(self, internal_ids: list[str]) -> None:
         self.aborted += internal_ids
 
-    def begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> None:
+    def begin_load(self, internal_id: str, _epoch: int, _manifest: Manifest) -> None:
         self.begun.append(internal_id)
 
-    def resume(self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Any) -> None:
+    def resume(self, internal_id: str, _epoch: int, _manifest: Manifest, _give_tokens: Any) -> None:
         self.resumed.append(internal_id)
 
 
