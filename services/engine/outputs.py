@@ -116,14 +116,16 @@ def end_of_prefill(
     prepared: Prepared,
     saved: reports.Saved | None,
     max_model_len: int,
+    *,
+    tokens: Sequence[int],
     drafts: Sequence[int] = (),
 ) -> tuple[worker_pb2.Saved, worker_pb2.Complete | worker_pb2.Problem] | None:
     """Make what a router, and the worker that follows, are to know of the KV with a prefill's last output.
 
     None: nobody will want it. A prefill is cut after one token. Where the cut alone ended it, the output is
     made one of a request that goes on; where the token really ended it (a stop, the client's max_tokens), the
-    output stays as it is, and gets the reason that an uncut run would have given. drafts: proposed to follow
-    the token
+    output stays as it is, and gets the reason that an uncut run would have given. tokens: those that go on
+    from the KV; drafts: proposed to follow them
     """
     if output.finish_reason != FinishReason.LENGTH or not (prepared.saves or prepared.cut):
         return None
@@ -143,8 +145,7 @@ def end_of_prefill(
         return told, worker_pb2.Problem(name=problem.name, text=problem.text)
     manifest = saved.manifest
     told.saved_at_s, told.save_ms, told.chunks = manifest.saved_at_s, manifest.save_ms, manifest.chunks
-    complete = worker_pb2.Complete(manifest=manifest, token_ids=output.new_token_ids, draft_token_ids=drafts)
-    return told, complete
+    return told, worker_pb2.Complete(manifest=manifest, token_ids=tokens, draft_token_ids=drafts)
 
 
 def admitted(prepared: Prepared, loaded: reports.Loaded) -> worker_pb2.Admitted:

@@ -340,7 +340,10 @@ class Dispatcher:
         if not outputs.finish(output, attempt.prepared):
             return True
         proposed = drafts.get(output.request_id, ())
-        ended = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len, proposed)
+        tokens = output.new_token_ids if attempt.phase != PHASE_SAVE else ()  # nobody gets a save's
+        ended = outputs.end_of_prefill(
+            output, attempt.prepared, saved, self._max_model_len, tokens=tokens, drafts=proposed
+        )
         if ended is not None:
             told, end = ended
             reply_to(replies, attempt.session).saved.append(told)
