@@ -246,7 +246,7 @@ async def test_an_address_where_nobody_answers(target: Site, monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as silent:
         message = start("a")
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        message.source.CopyFrom(pb.Source(worker_id="p", address=address, request_id="a", key=KEY))
+        message.source.CopyFrom(pb.Source(worker_id="p", address=address, request_id="a", key=KEY, tokens=20))
         target.start(message)
         failed = await target.fails()
     assert failed.code == Failed.CODE_SOURCE
@@ -304,7 +304,7 @@ async def test_many_sources_leave_no_more_channels_than_the_bound(
     target.dispatcher.abort(["a"])
     await followed(source, 0)
     other = start("b", phase=PHASE_DECODE)
-    other.source.CopyFrom(pb.Source(worker_id="q", address="127.0.0.1:9", request_id="b", key=KEY))
+    other.source.CopyFrom(pb.Source(worker_id="q", address="127.0.0.1:9", request_id="b", key=KEY, tokens=20))
     target.start(other)
     await target.fails()
     assert list(target.dispatcher._entrance._following._lines) == ["127.0.0.1:9"]
