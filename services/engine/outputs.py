@@ -14,6 +14,7 @@ from typing import Any
 from vllm.v1.engine import FinishReason
 
 from baton.handoff import reports
+from baton.handoff.errors import SaveFailed
 from baton.protos import worker_pb2
 from baton.services.engine import requests, wire
 from baton.services.engine.grammars.metered import problem_of
@@ -115,13 +116,16 @@ def end_of_prefill(
     prepared: Prepared,
     saved: reports.Saved | None,
     max_model_len: int,
+    *,
+    tokens: Sequence[int],
     drafts: Sequence[int] = (),
-) -> worker_pb2.Saved | None:
-    """Make what the router is to know of the KV with the last output of a prefill; None: nobody will want it.
+) -> tuple[worker_pb2.Saved, worker_pb2.Complete | worker_pb2.Problem] | None:
+    """Make what a router, and the worker that follows, are to know of the KV with a prefill's last output.
 
-    A prefill is cut after one token. Where the cut alone ended it, the output is made one of a request that
-    goes on; where the token really ended it (a stop, the client's max_tokens), the output stays as it is,
-    and gets the reason that an uncut run would have given. drafts: proposed to follow the token
+    None: nobody will want it. A prefill is cut after one token. Where the cut alone ended it, the output is
+    made one of a request that goes on; where the token really ended it (a stop, the client's max_tokens), the
+    output stays as it is, and gets the reason that an uncut run would have given. tokens: those that go on
+    from the KV; drafts: proposed to follow them
     """
     if output.finish_reason != FinishReason.LENGTH or not (prepared.saves or prepared.cut):
         return None
@@ -133,13 +137,15 @@ def end_of_prefill(
     output.finish_reason = None
     output.stop_reason = None
     output.spec_decode_metrics = None
-    message = worker_pb2.Saved(request_id=prepared.request_id, epoch=prepared.epoch)
-    if saved is not None and saved.manifest is not None:
-        message.manifest.CopyFrom(saved.manifest)
-        message.draft_token_ids.extend(drafts)
-    else:
-        message.problem = str(saved.problem) if saved is not None else "the engine kept no KV of this request"
-    return message
+    told = worker_pb2.Saved(request_id=prepared.request_id, epoch=prepared.epoch)
+    if saved is None or saved.manifest is None:
+        lacks = reports.Problem.of(SaveFailed("the engine kept no KV of this request"))
+        problem = (saved.problem if saved is not None else None) or lacks
+        told.problem = str(problem)
+        return told, worker_pb2.Problem(name=problem.name, text=problem.text)
+    manifest = saved.manifest
+    told.saved_at_s, told.save_ms, told.chunks = manifest.saved_at_s, manifest.save_ms, manifest.chunks
+    return told, worker_pb2.Complete(manifest=manifest, token_ids=tokens, draft_token_ids=drafts)
 
 
 def admitted(prepared: Prepared, loaded: reports.Loaded) -> worker_pb2.Admitted:

@@ -7,50 +7,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from baton.block_log import BlockLogs
 from baton.handoff.channels import HandoffClient
-from baton.handoff.errors import NoCommonTransport, NotCached, TransportFailed
-from baton.handoff.reports import Begun, Loaded, Saved
-from baton.protos import scheduler_pb2
+from baton.handoff.errors import NotCached
+from baton.handoff.reports import Loaded, Saved
+from baton.protos import scheduler_pb2, worker_pb2
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import (
     PHASE_DECODE,
-    PHASE_LOAD,
     PHASE_PREFILL,
     PHASE_SAVE,
+    Complete,
     Failed,
     RunReply,
     Shared,
     Start,
 )
-from baton.protos.worker_pb2 import Begun as BegunMessage
 from baton.scheduler.types import PlacementLimits
-from baton.services.engine import outputs, requests
+from baton.services.engine import outputs
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import RankLost, RequestRefused
 from baton.services.engine.host import EngineHost, EngineLoad, EngineStep
-from baton.services.engine.requests import EngineLimits, Prepared
+from baton.services.engine.requests import EngineLimits
 from baton.services.errors import describe
 from baton.services.roles import Role
 from baton.services.worker.admission import Admission
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
-from baton.services.worker.grammars import Grammars
+from baton.services.worker.entrance import Entrance
+from baton.services.worker.grammars import Compilations, Grammars
+from baton.services.worker.incoming import Event, code_of
 from baton.services.worker.isolation import Isolation
+from baton.services.worker.leases import renew_leases
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.replies import failure_of, names_of, reply_to
+from baton.services.worker.outgoing import Outgoing
+from baton.services.worker.replies import failure_in, failure_of, reply_to
 from baton.services.worker.session import RouterSession
 
 logger = logging.getLogger(__name__)
 
-_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_LOAD, PHASE_SAVE})
+_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_SAVE})
 
 
 class Dispatcher:
@@ -65,8 +66,13 @@ class Dispatcher:
         drafting: Drafting | None,
         *,
         grammars: Grammars,
+        request_s: float = 600.0,
     ) -> None:
-        """Begin closed. limits: of what is placed here; drafting: counts drafts, None where none are made."""
+        """Begin closed.
+
+        limits: of what is placed here; drafting: counts drafts, None where none are made; request_s: the most
+        seconds that a router's request takes
+        """
         self.load = EngineLoad()
         self.counts = Counts()  # since the engine began
         self.blocks = BlockLogs()  # of its prefix cache
@@ -82,19 +88,22 @@ class Dispatcher:
         self._sessions: dict[int, RouterSession] = {}
         self._next_session = 1  # 0 is vLLM's client index for requests of no client
         self._handoffs = HandoffClient()
-        self._limits: EngineLimits | None = None
+        self.outgoing = Outgoing(self._release)
+        self._request_s = request_s
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
-        self._grammars = grammars
-        self._compiling: set[asyncio.Task[None]] = set()
+        compilations = Compilations(grammars, self._let_in, self.on_refused)
+        self._entrance = Entrance(
+            host, self._isolation, compilations, metrics, request_s=request_s, fail=self._stop
+        )
 
     # Called by the lifecycle.
 
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
         """Take requests from now on, as the engine is loaded with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
-        self._limits = EngineLimits(
-            info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps, adapters
+        self._entrance.fit(
+            EngineLimits(info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps, adapters)
         )
         self._max_model_len = info.max_model_len
         capacity = scheduler_pb2.Capacity(num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
@@ -140,31 +149,18 @@ class Dispatcher:
         self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
-        """End every router's stream."""
+        """End every router's stream, and send away whoever follows an attempt."""
         for session in self._sessions.values():
             session.end()
+        self.outgoing.hang_up()
 
-    async def renew_leases(self, every_s: float, for_s: float) -> None:
-        """Keep what was saved for a router for as long as it is connected and wants it; until cancelled.
+    async def renew_leases(self, every_s: float) -> None:
+        """Keep what was saved for a router for as long as it is connected and wants it; until cancelled."""
+        await renew_leases(self.outgoing, self._handoffs, every_s, self._request_s)
 
-        The request waits in a queue on the other side, which may be longer than any lease. After `for_s`, as
-        long as a router's request may take, a handoff goes: it was pulled, and its release was lost.
-        A renewal begins `every_s` after the last one began: one that fails must leave time for another.
-        """
-        while True:
-            began = time.monotonic()
-            if asked := self._attempts.to_renew(for_s):
-                manifests = [one.manifest for one in asked]
-                held = await asyncio.to_thread(self._handoffs.renew, manifests, every_s)
-                self._attempts.renewed(asked, held, began)
-            await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close connections. Nothing may be called after it."""
-        for task in self._compiling:
-            task.cancel()
-        self._grammars.close()
-        self._isolation.close()
+        await self._entrance.close()
         self._handoffs.close()
 
     # Called by a router's stream.
@@ -185,31 +181,19 @@ class Dispatcher:
         if attempts:
             logger.info("router %s is gone: %d requests aborted", session.peer, len(attempts))
             self._host.abort([attempt.internal_id for attempt in attempts])
-        for saved in self._attempts.take_saved_of_session(session.number):
-            self._release(saved.manifest)
+        self.outgoing.release_of_session(session.number)
 
     def start(self, session: RouterSession, start: Start) -> None:
         """Begin a phase of an attempt; a refusal goes back as Failed."""
-        loading = self._attempts.loading(start.request_id, start.epoch)
-        if loading is not None and start.phase == PHASE_DECODE and loading.session == session.number:
-            self._go_on(loading, start)
-            return
         attempt = RunningAttempt(
             start.request_id,
             start.epoch,
             start.phase,
             session.number,
-            loads=start.HasField("manifest"),
             traceparent=start.traceparent,
             alone=start.alone_tokens > 0,
             more_alone=start.more_alone,
         )
-        if loading is not None and start.phase == PHASE_DECODE:
-            self._end(loading)
-            self._host.abort([loading.internal_id])
-            self._metrics.on_refused(Failed.CODE_FULL)
-            self._fail(attempt, Failed.CODE_FULL, "its KV is still loaded for a stream that was lost")
-            return
         try:
             self._admit(attempt, start)
         except RequestRefused as refused:
@@ -226,83 +210,33 @@ class Dispatcher:
             if attempt is not None:
                 self._end(attempt)
                 engine_ids.append(attempt.internal_id)
-            saved = self._attempts.take_saved(request_id)
-            if saved is not None:
-                self._release(saved.manifest)
+            self.outgoing.release(request_id)
         if engine_ids:
             self._host.abort(engine_ids)
 
-    def _go_on(self, attempt: RunningAttempt, start: Start) -> None:
-        """Go on with an attempt whose KV is here, or comes: its prompt is complete."""
-        attempt.phase = PHASE_DECODE
-        try:
-            give_tokens = requests.resume(attempt.prepared, start)
-        except RequestRefused as refused:
-            self._end(attempt)
-            self._host.abort([attempt.internal_id])
-            self._fail(attempt, refused.code, str(refused))
-            return
-        resume = partial(self._host.resume, attempt.internal_id, attempt.epoch, give_tokens)
-        self._isolation.then(attempt, resume)
-
     def _admit(self, attempt: RunningAttempt, start: Start) -> None:
-        if self._closed_because or self._limits is None:
+        if self._closed_because:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
         older = self._attempts.begin(attempt)  # which gives back what that one held
         if older is not None:
             self._host.abort([older.internal_id])
-        if attempt.epoch > self._attempts.saved_epoch(attempt.request_id):
-            saved = self._attempts.take_saved(attempt.request_id)
-            if saved is not None:
-                self._release(saved.manifest)
+        self.outgoing.supersede(attempt.request_id, attempt.epoch)
+        if start.phase != PHASE_DECODE:
+            self.outgoing.begin(attempt.request_id, attempt.epoch, start.key, attempt.session)
         attempt.share = self._admission.take(start)
-        attempt.prepared = self._prepare(attempt, start, self._limits)
-        if attempt.prepared.request.use_structured_output:
-            # The grammar comes first, so that an engine kept empty for a request does not wait for it.
-            attempt.grammar = self._spawn(self._enter_with_grammar(attempt, start.party))
-        else:
-            self._enter(attempt)
+        self._entrance.begin(attempt, start)
 
-    def _enter(self, attempt: RunningAttempt) -> None:
-        self._isolation.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
+    def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
+        """End an attempt wherever it is, and say why."""
+        self._end(attempt)
+        self._host.abort([attempt.internal_id])
+        self._fail(attempt, code, message)
 
-    def _prepare(self, attempt: RunningAttempt, start: Start, limits: EngineLimits) -> Prepared:
-        try:
-            return requests.prepare(start, attempt.internal_id, attempt.session, limits)
-        except RequestRefused:
-            raise
-        except Exception as error:
-            # A request that vLLM cannot build must not take the stream, and all others on it, with it.
-            logger.exception("request %s cannot be built", start.request_id, extra=names_of(attempt))
-            raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
-
-    async def _enter_with_grammar(self, attempt: RunningAttempt, party: int) -> None:
-        request, problem = attempt.prepared.request, None
-        try:
-            await self._grammars.prepare(request, party or -attempt.session)
-        except RequestRefused as refused:
-            problem = refused
-        except Exception as error:  # whatever a grammar's compiler raises: its request would wait for ever
-            if not isinstance(error, ValueError):
-                logger.exception(
-                    "the grammar of request %s cannot be compiled",
-                    attempt.request_id,
-                    extra=names_of(attempt),
-                )
-            problem = RequestRefused(Failed.CODE_INVALID, describe(error))
-        attempt.grammar = None
-        if problem is not None:
-            self.on_refused(attempt.internal_id, problem)
-        elif self._attempts.is_live(attempt):
-            self._enter(attempt)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._compiling.add(task)
-        task.add_done_callback(self._compiling.discard)
-        return task
+    def _let_in(self, attempt: RunningAttempt) -> None:
+        if self._attempts.is_live(attempt):
+            self._entrance.let_in(attempt)
 
     # Called by the engine (engine.host.Listener).
 
@@ -320,7 +254,8 @@ class Dispatcher:
         for loaded in step.loaded:
             self._on_loaded(loaded, replies)
         for begun in step.begun:
-            self._on_begun(begun, replies)
+            if (attempt := self._attempts.live(begun.request_id)) is not None:
+                self.outgoing.begun(attempt.request_id, attempt.epoch, begun.manifest)
         saves = {saved.request_id: saved for saved in step.saved}
         for number, batch in step.outputs.items():
             kept = [
@@ -350,38 +285,29 @@ class Dispatcher:
             failed.engine_goes_on = True
             reply_to(replies, attempt.session).failed.append(failed)
 
-    def _on_begun(self, begun: Begun, replies: dict[int, RunReply]) -> None:
-        attempt = self._attempts.live(begun.request_id)
-        if attempt is None:
-            return  # the engine has heard that it is aborted, and drops what was saved
-        self._attempts.saved(attempt, begun.manifest)  # its lease may end before the prompt does
-        message = BegunMessage(request_id=attempt.request_id, epoch=attempt.epoch, manifest=begun.manifest)
-        reply_to(replies, attempt.session).begun.append(message)
-
     def _on_loaded(self, loaded: Loaded, replies: dict[int, RunReply]) -> None:
         attempt = self._attempts.live(loaded.request_id)
-        if attempt is None:
+        if attempt is None or attempt.incoming is None:
             return
-        self._metrics.on_loaded(loaded)
-        reply = reply_to(replies, attempt.session)
-        attempt.loads = False
         if loaded.problem is None:
-            reply.admitted.append(outputs.admitted(attempt.prepared, loaded))
-        else:
+            if attempt.incoming.hear(Event.LOADED):
+                self._metrics.on_loaded(loaded)
+                reply_to(replies, attempt.session).admitted.append(outputs.admitted(attempt.prepared, loaded))
+        elif attempt.incoming.hear(Event.FAILED):
             # The engine ends it with an error of its own, which finds the attempt gone; but not where this is
             # told late of a load that was given up, and the attempt was begun again.
+            self._metrics.on_not_loaded(loaded.problem)
             self._attempts.end(attempt)
             self._host.abort([attempt.internal_id])
-            # Not where it was only too slow: the next one may be smaller.
-            cut = isinstance(loaded.problem.to_error(), TransportFailed | NoCommonTransport)
-            code = Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF
-            reply.failed.append(failure_of(attempt, code, str(loaded.problem)))
+            failed = failure_of(attempt, code_of(loaded.problem), str(loaded.problem))
+            reply_to(replies, attempt.session).failed.append(failed)
 
     def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
         """Refuse a prompt that was not begun: there is no room for its KV, or it was to be here already."""
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
+        self._nothing(attempt, worker_pb2.Problem(name=saved.problem.name, text=saved.problem.text))
         self._end(attempt)
         self._host.abort([attempt.internal_id])
         lacks = isinstance(saved.problem.to_error(), NotCached)
@@ -402,44 +328,38 @@ class Dispatcher:
             return False
         if attempt.share.prompt_tokens:
             self._admission.prefilled(attempt.share)
-        if outputs.is_too_large(output):
+        if (found := failure_in(output, attempt)) is not None:
+            code, message = found
             self._end(attempt)
             self._host.abort([attempt.internal_id])
-            message = (
-                f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "
-                f"has room for {outputs.REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
-            )
-            reply_to(replies, attempt.session).failed.append(
-                failure_of(attempt, Failed.CODE_INVALID, message)
-            )
-            return False
-        if attempt.loads and outputs.is_error(output):
-            self._attempts.end(attempt)
-            message = "the KV cache could not be loaded"
-            reply_to(replies, attempt.session).failed.append(
-                failure_of(attempt, Failed.CODE_HANDOFF, message)
-            )
-            return False
-        if problem := outputs.grammar_problem(output, attempt.prepared):
-            self._end(attempt)
-            self._metrics.on_refused(Failed.CODE_INVALID)
-            reply_to(replies, attempt.session).failed.append(
-                failure_of(attempt, Failed.CODE_INVALID, problem)
-            )
+            if code == Failed.CODE_INVALID:
+                self._metrics.on_refused(code)
+            reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, message))
             return False
         saved = saves.get(output.request_id)
         if not outputs.finish(output, attempt.prepared):
             return True
         proposed = drafts.get(output.request_id, ())
-        ended = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len, proposed)
+        tokens = output.new_token_ids if attempt.phase != PHASE_SAVE else ()  # nobody gets a save's
+        ended = outputs.end_of_prefill(
+            output, attempt.prepared, saved, self._max_model_len, tokens=tokens, drafts=proposed
+        )
         if ended is not None:
-            reply_to(replies, attempt.session).saved.append(ended)
-            if ended.HasField("manifest"):
+            told, end = ended
+            reply_to(replies, attempt.session).saved.append(told)
+            self._metrics.on_saved(told)
+            if isinstance(end, Complete):
                 del saves[attempt.internal_id]
-                self._attempts.saved(attempt, ended.manifest)
-            self._metrics.on_saved(ended)
+                self.outgoing.complete(attempt.request_id, attempt.epoch, end)
+            else:
+                self._nothing(attempt, end)
         self._end(attempt)
         return True
+
+    def _nothing(self, attempt: RunningAttempt, problem: worker_pb2.Problem) -> None:
+        """Tell whoever follows a prompt that its KV is not kept."""
+        if attempt.phase != PHASE_DECODE:
+            self.outgoing.over(attempt.request_id, attempt.epoch, problem)
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
         """Tell the router that its request is refused, by vLLM: then no other worker would take it."""
@@ -462,8 +382,8 @@ class Dispatcher:
         why = self._closed_because = "this worker's engine failed"
         failed: list[tuple[RunningAttempt, Failed.Code, str]] = []
         for attempt in self._attempts.all():
-            waited = attempt.grammar is not None or self._isolation.waits(attempt)
-            if waited or (running is not None and attempt.internal_id not in running):
+            coming = attempt.incoming is not None and attempt.incoming.waits
+            if not attempt.inside or coming or (running is not None and attempt.internal_id not in running):
                 failed.append((attempt, Failed.CODE_DRAINING, why))
             elif not isinstance(error, RankLost):
                 failed.append((attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}"))
@@ -495,6 +415,10 @@ class Dispatcher:
     def _ended(self, attempt: RunningAttempt) -> None:
         self._admission.give_back(attempt.share)
         self._isolation.ended(attempt)
+        if attempt.incoming is not None:
+            attempt.incoming.cancel()
+        if attempt.phase != PHASE_DECODE:
+            self.outgoing.over(attempt.request_id, attempt.epoch)  # unless its KV is kept
 
     def _end(self, attempt: RunningAttempt) -> None:
         """Forget an attempt that ran, and count its drafts."""

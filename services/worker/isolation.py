@@ -49,13 +49,18 @@ class Isolation:
 
     def enter(self, attempt: RunningAttempt, begin: Begin) -> None:
         """Call `begin`, which gives a live attempt to the engine, now or when that is allowed."""
+
+        def let_in() -> None:
+            attempt.inside = True
+            begin()
+
         if attempt.alone:
-            self._alone[attempt.internal_id] = attempt, begin
+            self._alone[attempt.internal_id] = attempt, let_in
             self._look()
         elif self._holds:
-            self._held[attempt.internal_id] = [begin]
+            self._held[attempt.internal_id] = [let_in]
         else:
-            begin()
+            let_in()
 
     def then(self, attempt: RunningAttempt, step: Begin) -> None:
         """Call `step` after the attempt's `begin`."""
@@ -63,10 +68,6 @@ class Isolation:
             steps.append(step)
         else:
             step()
-
-    def waits(self, attempt: RunningAttempt) -> bool:
-        """Return whether an attempt has not been given to the engine yet."""
-        return attempt.internal_id in self._held or attempt.internal_id in self._alone
 
     def ended(self, attempt: RunningAttempt) -> None:
         """Record that an attempt has ended."""
@@ -136,7 +137,7 @@ class Isolation:
             self._look_at(self._rests_until)
 
     def _inside(self) -> list[RunningAttempt]:
-        return [one for one in self._attempts.all() if one.grammar is None and not self.waits(one)]
+        return [one for one in self._attempts.all() if one.inside]
 
     def _look_at(self, when: float) -> None:
         if self._timer is not None:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.registry import Collector
 
 from baton import metrics
-from baton.handoff.reports import Loaded, Staged
+from baton.handoff.reports import Loaded, Problem, Staged
 from baton.metrics import SECONDS
 from baton.protos.worker_pb2 import Failed, Saved
 
@@ -118,17 +118,18 @@ class WorkerMetrics:
 
     def on_saved(self, saved: Saved) -> None:
         """Count a prompt that was prefilled for another worker."""
-        if saved.HasField("manifest"):
-            self._saved.inc()
-            self._save.observe(saved.manifest.save_ms * _MS)
-        else:
+        if saved.problem:
             self._save_failed.inc()
+        else:
+            self._saved.inc()
+            self._save.observe(saved.save_ms * _MS)
+
+    def on_not_loaded(self, problem: Problem) -> None:
+        """Count a handoff that could not be loaded."""
+        self._load_failed.labels(problem.name).inc()
 
     def on_loaded(self, loaded: Loaded) -> None:
-        """Count a handoff that was loaded, or could not be."""
-        if loaded.problem is not None:
-            self._load_failed.labels(loaded.problem.name).inc()
-            return
+        """Count a handoff that was loaded."""
         transport = loaded.transport or "none"
         self._loaded.labels(transport).inc()
         self._bytes.labels(transport).inc(loaded.bytes)

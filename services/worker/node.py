@@ -168,6 +168,7 @@ class Node:
             metrics,
             self._drafting,
             grammars=grammars,
+            request_s=self._settings.router.request_timeout_s,
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)
@@ -178,7 +179,7 @@ class Node:
         await self._set_health(_NOT_SERVING)
         await server.start()
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(dispatcher.close)
+            stack.push_async_callback(dispatcher.close)
             info = await self._load_engine(host, dispatcher)
             if info is None:
                 logger.info("ended by a signal while the engine loaded")
@@ -193,11 +194,11 @@ class Node:
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
-            lease_s, request_s = self._settings.handoff.lease_s, self._settings.router.request_timeout_s
+            lease_s = self._settings.handoff.lease_s
             for name, work in (
                 ("look what waits to be pulled", partial(self._watch_pinned, host)),
                 ("look for a step that hangs", partial(self._watch_steps, host, dispatcher)),
-                ("renew leases", partial(dispatcher.renew_leases, lease_s / 3, request_s)),
+                ("renew leases", partial(dispatcher.renew_leases, lease_s / 3)),
             ):
                 stack.callback(keep(work, name).cancel)
             await self._serve(session, dispatcher, host)

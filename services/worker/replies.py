@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from baton.protos.worker_pb2 import Failed, RunReply
+from baton.services.engine import outputs
 from baton.services.trace_context import trace_id_of
 from baton.services.worker.attempts import RunningAttempt
 
@@ -19,6 +22,18 @@ def names_of(attempt: RunningAttempt) -> dict[str, str]:
 
 def failure_of(attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
     """Return the message that an attempt has failed."""
-    return Failed(
-        request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message, phase=attempt.phase
-    )
+    return Failed(request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message)
+
+
+def failure_in(output: Any, attempt: RunningAttempt) -> tuple[Failed.Code, str] | None:
+    """Return the failure that an engine's output means, code and text; None: it goes to the router."""
+    if outputs.is_too_large(output):
+        return Failed.CODE_INVALID, (
+            f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "
+            f"has room for {outputs.REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
+        )
+    if attempt.incoming is not None and attempt.incoming.loads and outputs.is_error(output):
+        return Failed.CODE_HANDOFF, "the KV cache could not be loaded"
+    if problem := outputs.grammar_problem(output, attempt.prepared):
+        return Failed.CODE_INVALID, problem
+    return None

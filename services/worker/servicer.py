@@ -1,4 +1,4 @@
-"""The worker's gRPC service: it says who it is, takes another role, and runs one stream a router.
+"""The worker's gRPC service: who it is, its role, one stream a router, and how far its attempts' KV is.
 
 What operators ask is answered by services/worker/operator_desk.py.
 """
@@ -17,6 +17,7 @@ from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services.engine import wire
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.operator_desk import OperatorDesk
+from baton.services.worker.outgoing import NotFollowedError
 from baton.services.worker.session import RouterSession
 
 
@@ -87,6 +88,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                     await task
         if session.is_cut:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its replies")
+
+    async def Follow(self, request: worker_pb2.FollowRequest, context: Any) -> None:
+        """Tell another worker how far an attempt's KV is, until its end."""
+        try:
+            with self._dispatcher.outgoing.follower(request) as follower:
+                more = True
+                while more:
+                    reply = await follower.next()
+                    await context.write(reply)
+                    more = reply.HasField("begun")
+        except NotFollowedError as error:
+            await context.abort(error.code, str(error))
 
     async def _read(self, session: RouterSession, requests: AsyncIterator[worker_pb2.RunRequest]) -> None:
         async for request in requests:

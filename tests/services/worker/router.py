@@ -1,4 +1,7 @@
-"""The router's side of a worker's stream, for tests: starts phases, gathers what comes back."""
+"""The router's side of a worker's stream, for tests: starts phases, gathers what comes back.
+
+Also another worker's side: `followed` follows an attempt, `telling` is one that says what a test wants.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ import grpc.aio
 from baton.attempts import attempt_id
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
-from baton.protos.handoff_pb2 import Manifest
-from baton.rpc import aio_channel
+from baton.rpc import aio_channel, aio_server
 from baton.security.names import Role
 from harness.support import PATIENCE
 
@@ -29,7 +31,8 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     from baton.services.engine import wire
 
 DEADLINE_S = 15.0 * PATIENCE
-PREFILL, DECODE, LOAD, SAVE = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_LOAD, pb.PHASE_SAVE
+KEY = b"sixteen bytes ok"
+PREFILL, DECODE, SAVE = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_SAVE
 
 
 def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCoreRequest:
@@ -65,7 +68,6 @@ class Got:
     prompt_logprobs: int = 0  # rows
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
-    begun: Manifest | None = None
     saved: pb.Saved | None = None
     admitted: pb.Admitted | None = None
     shared: int = 0  # KV blocks that others hold as well
@@ -81,7 +83,8 @@ class Got:
 class Stream:
     """One router's stream to one worker."""
 
-    def __init__(self, stub: rpc.WorkerStub) -> None:
+    def __init__(self, stub: rpc.WorkerStub, address: str = "") -> None:
+        self.address = address
         self._call = stub.Run()
         self._got: dict[str, Got] = {}  # of each request's last attempt
         self._attempts: dict[str, Got] = {}  # what is of no attempt that was started here is dropped
@@ -93,8 +96,7 @@ class Stream:
         *,
         epoch: int = 1,
         written: Iterable[int] = (),
-        manifest: Manifest | None = None,
-        drafts: Sequence[int] = (),
+        source: pb.Source | None = None,
         prefix_tokens: int = 0,
         name: str = "",
     ) -> None:
@@ -106,11 +108,26 @@ class Stream:
             phase=phase,  # type: ignore[arg-type]
             engine_request=wire.encode_request(core),
             output_token_ids=written,
-            manifest=manifest,
-            draft_token_ids=drafts,
+            source=source,
+            key=b"" if phase == DECODE else KEY,
             prefix_tokens=prefix_tokens,
         )
         await self.send(pb.RunRequest(start=start))
+
+    def source(
+        self, core: EngineCoreRequest, written: int = 0, *, name: str = "", tokens: int = 0
+    ) -> pb.Source:
+        """Return this worker as the source of a request's KV, for a Start at another one.
+
+        written: tokens that the request has had before; name, tokens: of its prompt's beginning
+        """
+        return pb.Source(
+            worker_id="source",
+            address=self.address,
+            request_id=name or core.request_id,
+            key=KEY,
+            tokens=tokens or len(core.prompt_token_ids or ()) + written,
+        )
 
     async def send(self, message: pb.RunRequest) -> None:
         await asyncio.wait_for(self._call.write(message), DEADLINE_S)
@@ -128,14 +145,6 @@ class Stream:
             while not self._got[request_id].over:
                 await self._read()
         return self._got[request_id]
-
-    async def begun(self, request_id: str) -> Manifest:
-        """Read until the first KV of a longer prompt can be pulled."""
-        async with asyncio.timeout(DEADLINE_S):
-            while (manifest := self._got[request_id].begun) is None:
-                assert not self._got[request_id].over, "its prefill took one step"
-                await self._read()
-        return manifest
 
     async def some(self, request_id: str, tokens: int) -> Got:
         """Read until it wrote so many."""
@@ -165,8 +174,6 @@ class Stream:
     async def _read(self) -> None:
         reply = await self._call.read()
         assert reply is not grpc.aio.EOF, "the worker ended the stream"
-        for begun in reply.begun:
-            self._of(begun).begun = begun.manifest
         for saved in reply.saved:
             self._of(saved).saved = saved
         for admitted in reply.admitted:
@@ -206,11 +213,50 @@ def _gather(got: Got, output: Any) -> None:
 async def connected(address: str) -> AsyncIterator[Stream]:
     """Open a stream to the worker at `address`."""
     async with aio_channel(address, Role.WORKER) as channel:
-        stream = Stream(rpc.WorkerStub(channel))
+        stream = Stream(rpc.WorkerStub(channel), address)
         try:
             yield stream
         finally:
             stream.close()
+
+
+async def followed(source: pb.Source, epoch: int = 1) -> list[pb.FollowReply]:
+    """Follow an attempt to its end, as another worker."""
+    request = pb.FollowRequest(request_id=source.request_id, epoch=epoch, key=source.key)
+    async with aio_channel(source.address, Role.WORKER) as channel:
+        return [reply async for reply in rpc.WorkerStub(channel).Follow(request, timeout=DEADLINE_S)]
+
+
+async def kept(source: pb.Source, epoch: int = 1) -> pb.Complete:
+    """Return what a worker tells of a prompt that is kept there."""
+    *_, last = await followed(source, epoch)
+    assert last.HasField("complete"), last
+    return last.complete
+
+
+class _Telling(rpc.WorkerServicer):
+    def __init__(self, replies: Sequence[pb.FollowReply]) -> None:
+        self._replies = replies
+
+    async def Follow(self, request: pb.FollowRequest, context: Any) -> None:
+        del request
+        for reply in self._replies:
+            await context.write(reply)
+
+
+@asynccontextmanager
+async def telling(source: pb.Source, *replies: pb.FollowReply) -> AsyncIterator[pb.Source]:
+    """Return another source, which says this of the attempt, whatever its worker would say."""
+    server = aio_server()
+    rpc.add_WorkerServicer_to_server(_Telling(replies), server)
+    other = pb.Source()
+    other.CopyFrom(source)
+    other.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield other
+    finally:
+        await server.stop(None)
 
 
 async def hello(
@@ -222,6 +268,7 @@ async def hello(
 
 
 __all__ = [
-    "DECODE", "LOAD", "PREFILL", "SAVE", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams",
-    "Stream", "StructuredOutputsParams", "connected", "hello", "prompt", "request",
+    "DECODE", "PREFILL", "SAVE", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams",
+    "Stream", "StructuredOutputsParams", "connected", "followed", "hello", "kept", "prompt", "request",
+    "telling",
 ]  # fmt: skip

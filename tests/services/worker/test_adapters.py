@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from vllm.lora.request import LoRARequest
 
-from baton.protos.worker_pb2 import Failed
+from baton.protos.worker_pb2 import Failed, FollowReply
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity
 from baton.scheduler.need import Adapter
@@ -27,7 +27,17 @@ from harness.checkpoints import tiny_qwen2
 from harness.scheduling import place
 from harness.support import eventually
 from harness.workers import START_TIMEOUT_S, Worker, fleet
-from tests.services.worker.router import DECODE, PREFILL, EngineCoreRequest, connected, hello, prompt, request
+from tests.services.worker.router import (
+    DECODE,
+    PREFILL,
+    EngineCoreRequest,
+    connected,
+    hello,
+    kept,
+    prompt,
+    request,
+    telling,
+)
 
 WRITTEN = 24
 BASE, FIRST, SECOND = "", "first", "second"
@@ -119,7 +129,7 @@ async def test_two_adapters_and_the_model_itself_in_one_batch(pair: Pair) -> Non
         for key, core in cores.items():
             saved = begun[key].saved
             assert saved is not None
-            await target.start(core, DECODE, written=begun[key].tokens, manifest=saved.manifest)
+            await target.start(core, DECODE, source=source.source(core))
         rests = {key: await target.end(core.request_id) for key, core in cores.items()}
     for (name, n), rest in rests.items():
         assert rest.failed is None
@@ -138,14 +148,16 @@ async def test_the_first_step_verifies_the_drafts_that_come_along(
     core = pair.request(f"first drafts: {kind}", BASE, PROMPTS[1])
     async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
         begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        complete = await kept(source.source(core))
         drafts = {
             "right": whole[1:6],
             "wrong": [(token + 1) % 250 for token in whole[1:4]],
             "no tokens": [2**32 - 1, *whole[1:4]],
         }[kind]
-        how: dict[str, Any] = {"written": begun.tokens, "manifest": begun.saved.manifest, "drafts": drafts}
-        rest = await target.run(core, DECODE, **how)
+        del complete.draft_token_ids[:]
+        complete.draft_token_ids.extend(drafts)
+        async with telling(source.source(core), FollowReply(complete=complete)) as other:
+            rest = await target.run(core, DECODE, source=other)
     assert begun.tokens + rest.tokens == whole
     assert rest.steps[0] == first_step
 
@@ -158,10 +170,9 @@ async def test_the_prefill_worker_makes_drafts_for_it(pair: Pair) -> None:
         core.request_id = "drafts made elsewhere"
         begun = await source.run(core, PREFILL)
         assert begun.saved is not None
-        drafts = list(begun.saved.draft_token_ids)
+        drafts = list((await kept(source.source(core))).draft_token_ids)
         assert 0 < len(drafts) <= DRAFTS["num_speculative_tokens"]  # what followed this token before
-        how: dict[str, Any] = {"written": begun.tokens, "manifest": begun.saved.manifest, "drafts": drafts}
-        rest = await target.run(core, DECODE, **how)
+        rest = await target.run(core, DECODE, source=source.source(core))
     assert begun.tokens + rest.tokens == whole
     assert rest.drafts.num_draft_tokens >= len(drafts)
 

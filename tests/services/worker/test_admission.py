@@ -12,7 +12,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Phase, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Phase, Start
 from baton.scheduler.types import Booking, Reserved
 from baton.services.config import SchedulerSettings
 from baton.services.engine.errors import RequestRefused
@@ -21,7 +21,16 @@ from baton.services.roles import DECODE, MIXED
 from baton.services.worker.admission import Admission, Share
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
-from tests.services.worker.test_dispatcher import GRAMMAR, INFO, Compilers, Host, start, with_kv
+from tests.services.worker.test_dispatcher import (
+    GRAMMAR,
+    INFO,
+    Compilers,
+    Host,
+    complete,
+    incoming,
+    start,
+    with_kv,
+)
 
 LIMITS = SchedulerSettings(max_queued_prompt_tokens=100, max_queue_factor=1.5)
 CAPACITY = pb.Capacity(max_num_seqs=4, num_blocks=41)  # 6 requests, 40 blocks
@@ -76,12 +85,11 @@ def test_prompts_alone_are_not_bounded_in_number_but_each_counts(admission: Admi
     assert "prompt tokens" in why_not(admission, asked(PHASE_PREFILL))
 
 
-@pytest.mark.parametrize("phase", [PHASE_LOAD, PHASE_DECODE])
-def test_requests_to_be_decoded_are_bounded_in_number(admission: Admission, phase: Phase) -> None:
+def test_requests_to_be_decoded_are_bounded_in_number(admission: Admission) -> None:
     admission.take(asked(PHASE_PREFILL, 10))
     for _ in range(5):
-        admission.take(asked(phase, 0, 1))
-    assert why_not(admission, asked(phase, 0, 1)) == (
+        admission.take(asked(PHASE_DECODE, 0, 1))
+    assert why_not(admission, asked(PHASE_DECODE, 0, 1)) == (
         "this worker is full: 6 of 6 requests: engine.max_num_seqs, scheduler.max_queue_factor"
     )
 
@@ -125,7 +133,6 @@ def test_nothing_is_given_back_twice(admission: Admission) -> None:
 
 KINDS = (
     (PHASE_PREFILL, 120, 0, 0),
-    (PHASE_LOAD, 0, 50, 0),
     (PHASE_DECODE, 120, 50, 0),
     (PHASE_DECODE, 0, 9, 0),
     (PHASE_DECODE, 0, 0, 4),
@@ -315,34 +322,22 @@ async def test_blocks_that_others_hold_too_are_given_back(worker: Worker) -> Non
     assert worker.held == (0, 1, 2, 0)
 
 
-async def test_a_load_and_its_decode_count_once(worker: Worker) -> None:
-    worker.host.resume = lambda *_: None  # type: ignore[attr-defined]
-    worker.start(with_kv(booked("a", 0, 30, PHASE_LOAD)))
-    worker.start(with_kv(booked("a", 0, 30), 7))
-    assert worker.failed == []
+async def test_a_decode_counts_from_its_start_though_its_prompt_is_not_complete(worker: Worker) -> None:
+    worker.start(with_kv(booked("a", 0, 30)))
     assert worker.held == (0, 1, 30, 0)
-
-
-async def test_a_load_that_was_refused_keeps_no_room_and_its_decode_may_come(worker: Worker) -> None:
-    worker.start(booked("other", 0, 20))
-    worker.start(with_kv(booked("a", 0, 30, PHASE_LOAD)))
+    worker.start(with_kv(booked("b", 0, 20)))
     [refusal] = worker.failed
-    assert (refusal.code, refusal.phase) == (Failed.CODE_FULL, PHASE_LOAD)
-    assert worker.held == (0, 1, 20, 0)
-    worker.dispatcher.abort(["other"])
-    worker.start(with_kv(booked("a", 0, 30), 7))
-    assert worker.failed == []
+    assert (refusal.request_id, refusal.code) == ("b", Failed.CODE_FULL)
+    incoming(worker.dispatcher, "a#1").on_complete(complete(7))
     assert worker.held == (0, 1, 30, 0)
+    await worker.dispatcher.close()
 
 
-@pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_LOAD, PHASE_DECODE])
+@pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
 async def test_a_later_epoch_takes_the_place_of_the_one_before(worker: Worker, phase: Phase) -> None:
     """It is not refused because of what it replaces."""
     worker.start(booked("a", 90, 35))
     later = booked("a", 80, 38, phase, epoch=2)
-    if phase == PHASE_LOAD:
-        later = with_kv(later)
-        later.prompt_tokens = 0
     worker.start(later)
     assert worker.failed == []
     assert worker.host.aborted == ["a#1"]
@@ -362,7 +357,9 @@ async def test_a_late_epoch_is_stale_even_where_all_is_full(worker: Worker) -> N
 async def test_all_is_given_back_however_it_ends(worker: Worker, how: str) -> None:
     loads = how == "load"
     message = booked("a", 0 if loads else 60, 5)
-    worker.start(with_kv(message, 7) if loads else message)
+    worker.start(with_kv(message) if loads else message)
+    if loads:
+        incoming(worker.dispatcher, "a#1").on_complete(complete(7))
     worker.start(booked("g", 10, 5, **GRAMMAR))  # its grammar is compiled
     match how:
         case "abort":

@@ -15,16 +15,27 @@ from vllm.v1.outputs import LogprobsTensors
 
 from baton.handoff.reports import Begun
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase, RunReply, Start
+from baton.protos.worker_pb2 import (
+    PHASE_DECODE,
+    PHASE_PREFILL,
+    Complete,
+    Failed,
+    Phase,
+    RunReply,
+    Source,
+    Start,
+)
 from baton.services.config import SchedulerSettings
 from baton.services.engine import outputs, wire
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.host import EngineStep
 from baton.services.roles import MIXED
-from baton.services.worker import dispatcher as dispatching
+from baton.services.worker import leases
 from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.incoming import Incoming
 from baton.services.worker.metrics import WorkerMetrics
+from harness.fake_worker import until
 from harness.support import PATIENCE
 from tests.services.worker.router import StructuredOutputsParams, prompt, request
 
@@ -39,12 +50,20 @@ class Host:
     def __init__(self) -> None:
         self.submitted: list[str] = []
         self.aborted: list[str] = []
+        self.begun: list[str] = []
+        self.resumed: list[str] = []
 
     def submit(self, request: Any) -> None:
         self.submitted.append(request.request_id)
 
     def abort(self, internal_ids: list[str]) -> None:
         self.aborted += internal_ids
+
+    def begin_load(self, internal_id: str, _epoch: int, _manifest: Manifest) -> None:
+        self.begun.append(internal_id)
+
+    def resume(self, internal_id: str, _epoch: int, _manifest: Manifest, _give_tokens: Any) -> None:
+        self.resumed.append(internal_id)
 
 
 class Compilers:
@@ -71,10 +90,14 @@ class Compilers:
         pass
 
 
+KEY = b"sixteen bytes ok"
+
+
 def start(name: str, epoch: int = 1, phase: Phase = PHASE_DECODE, **params: Any) -> Start:
     core = request(name, prompt(20), **params)
     encoded = wire.encode_request(core)
-    return Start(request_id=name, epoch=epoch, phase=phase, engine_request=encoded)
+    key = KEY if phase != PHASE_DECODE else b""
+    return Start(request_id=name, epoch=epoch, phase=phase, engine_request=encoded, key=key)
 
 
 GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
@@ -140,7 +163,7 @@ async def test_a_request_aborted_while_its_grammar_is_compiled_never_reaches_the
     dispatcher, _ = await made(host, compilers)
     session = dispatcher.connect("router")
     dispatcher.start(session, start("a", **GRAMMAR))
-    [task] = dispatcher._compiling
+    [task] = dispatcher._entrance._compilations._tasks
     await asyncio.sleep(0)
     dispatcher.abort(["a"])
     async with asyncio.timeout(5 * PATIENCE):
@@ -157,7 +180,7 @@ async def test_clients_of_one_router_take_turns_as_it_numbers_them() -> None:
         one.party = party
         dispatcher.start(session, one)
     async with asyncio.timeout(5 * PATIENCE):
-        await asyncio.gather(*dispatcher._compiling)
+        await asyncio.gather(*dispatcher._entrance._compilations._tasks)
     assert compilers.parties == [7, -session.number]  # a router that does not tell them apart is one client
 
 
@@ -192,46 +215,121 @@ async def test_refusals_are_counted_by_their_reason() -> None:
     assert count("draining") == 1
 
 
-def with_kv(begun: Start, *output: int) -> Start:
-    manifest = Manifest(request_id=begun.request_id, epoch=begun.epoch, num_tokens=20)
-    begun.manifest.CopyFrom(manifest)
-    begun.output_token_ids.extend(output)
+def with_kv(begun: Start, tokens: int = 20) -> Start:
+    """Let its KV be at another worker, which nobody has asked yet."""
+    source = Source(worker_id="p", address="127.0.0.1:9", request_id=begun.request_id, key=KEY, tokens=tokens)
+    begun.source.CopyFrom(source)
     return begun
 
 
-async def test_a_load_of_a_stream_that_was_lost_is_not_gone_on_with() -> None:
-    """Its outputs would go to the old stream, and its router would wait for them until its deadline."""
-    host = Host()
-    dispatcher, metrics = await made(host)
-    lost, opened = dispatcher.connect("lost"), dispatcher.connect("opened")
-    dispatcher.start(lost, with_kv(start("a", phase=PHASE_LOAD)))
-    dispatcher.start(opened, with_kv(start("a"), 7))
-    [failed] = await replies(opened)
-    assert (failed.code, failed.phase) == (Failed.CODE_FULL, PHASE_DECODE)
-    assert (host.submitted, host.aborted, dispatcher.requests) == (["a#1"], ["a#1"], 0)
-    refused = metrics.registry.get_sample_value("baton_worker_requests_refused_total", {"why": "full"})
-    assert refused == 1
+def complete(*tokens: int) -> Complete:
+    return Complete(manifest=Manifest(request_id="a#1", epoch=1, num_tokens=20), token_ids=tokens)
+
+
+def incoming(dispatcher: Dispatcher, internal_id: str) -> Incoming:
+    attempt = dispatcher._attempts.live(internal_id)
+    assert attempt is not None
+    assert attempt.incoming is not None
+    return attempt.incoming
 
 
 async def test_an_engine_that_still_holds_a_load_is_no_final_refusal() -> None:
     dispatcher, _ = await made(Host())
     session = dispatcher.connect("router")
-    dispatcher.start(session, with_kv(start("a"), 7))
+    dispatcher.start(session, with_kv(start("a")))
     dispatcher.on_refused("a#1", RequestRefused(Failed.CODE_FULL, "not yet"))
     [failed] = await replies(session)
     assert (failed.code, failed.message) == (Failed.CODE_FULL, "not yet")
     assert dispatcher.requests == 0
 
 
-async def test_a_decode_that_does_not_continue_its_load_fails_as_the_decode() -> None:
-    """The failure of a LOAD alone would not end the attempt at its router."""
+async def test_a_decode_is_in_the_engine_before_its_prompt_is_complete() -> None:
+    host = Host()
+    dispatcher, _ = await made(host)
+    dispatcher.start(dispatcher.connect("router"), with_kv(start("a")))
+    assert host.submitted == ["a#1"]
+    comes = incoming(dispatcher, "a#1")
+    comes.on_begun(Manifest(request_id="a#1", epoch=1))
+    comes.on_complete(complete(7))
+    assert (host.begun, host.resumed) == (["a#1"], ["a#1"])
+
+
+async def test_what_needs_its_first_token_is_built_when_that_is_there() -> None:
+    host, compilers = Host(), Compilers()
+    dispatcher, _ = await made(host, compilers)
+    dispatcher.start(dispatcher.connect("router"), with_kv(start("a", **GRAMMAR)))
+    comes = incoming(dispatcher, "a#1")
+    comes.on_begun(Manifest(request_id="a#1", epoch=1))
+    assert (host.submitted, host.begun) == ([], [])
+    comes.on_complete(complete(ord("a")))
+    await until(lambda: host.submitted == ["a#1"], "its grammar is compiled")
+    assert host.resumed == []
+
+
+async def test_tokens_that_do_not_go_on_fail_the_decode() -> None:
+    host = Host()
+    dispatcher, _ = await made(host)
+    session = dispatcher.connect("router")
+    dispatcher.start(session, with_kv(start("a")))
+    incoming(dispatcher, "a#1").on_complete(complete())
+    [failed] = await replies(session)
+    assert failed.code == Failed.CODE_HANDOFF
+    assert (host.aborted, dispatcher.requests) == (["a#1"], 0)
+
+
+@pytest.mark.parametrize("missing", ["address", "key"])
+async def test_a_source_that_cannot_be_asked_is_refused(missing: str) -> None:
     dispatcher, _ = await made(Host())
     session = dispatcher.connect("router")
-    dispatcher.start(session, with_kv(start("a", phase=PHASE_LOAD)))
+    message = with_kv(start("a"))
+    message.source.ClearField(missing)  # type: ignore[arg-type]
+    dispatcher.start(session, message)
+    [failed] = await replies(session)
+    assert failed.code == Failed.CODE_INVALID
+    assert "a source needs an address and a key" in failed.message
+
+
+async def test_a_source_that_is_not_there_fails_its_decode_alone() -> None:
+    """Its port is closed."""
+    host = Host()
+    dispatcher, metrics = await made(host)
+    session = dispatcher.connect("router")
+    dispatcher.start(session, start("b"))
     dispatcher.start(session, with_kv(start("a")))
     [failed] = await replies(session)
-    assert (failed.code, failed.phase) == (Failed.CODE_HANDOFF, PHASE_DECODE)
-    assert dispatcher.requests == 0
+    assert (failed.request_id, failed.code) == ("a", Failed.CODE_SOURCE)
+    assert "worker p at 127.0.0.1:9" in failed.message
+    assert (host.aborted, dispatcher.requests) == (["a#1"], 1)
+    count = "baton_worker_handoffs_load_failed_total"
+    assert metrics.registry.get_sample_value(count, {"error": "TransportFailed"}) == 1
+    await dispatcher.close()
+
+
+async def test_a_prompt_whose_beginning_does_not_come_is_computed_whole() -> None:
+    host = Host()
+    dispatcher, _ = await made(host)
+    dispatcher.start(dispatcher.connect("router"), with_kv(start("a", phase=PHASE_PREFILL), 10))
+    assert host.submitted == []
+    await until(lambda: host.submitted == ["a#1"], "it is computed")
+    assert dispatcher.requests == 1
+    await dispatcher.close()
+
+
+async def test_what_waits_for_its_kv_did_not_break_the_engine() -> None:
+    """A router tries the others alone, and places these again."""
+    dispatcher, _ = await made(Host())
+    session = dispatcher.connect("router")
+    for name in ("runs", "loaded", "waits"):
+        dispatcher.start(session, start(name) if name == "runs" else with_kv(start(name)))
+    incoming(dispatcher, "loaded#1").on_complete(complete(7))
+    dispatcher.on_failure(RuntimeError("CUDA error"))
+    codes = {one.request_id: one.code for one in await replies(session)}
+    assert codes == {
+        "runs": Failed.CODE_ENGINE,
+        "loaded": Failed.CODE_ENGINE,
+        "waits": Failed.CODE_DRAINING,
+    }
+    await dispatcher.close()
 
 
 async def test_a_renewal_that_fails_leaves_time_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,13 +337,14 @@ async def test_a_renewal_that_fails_leaves_time_for_another(monkeypatch: pytest.
     dispatcher, _ = await made(Host())
     session = dispatcher.connect("router")
     dispatcher.start(session, start("a", phase=PHASE_PREFILL))
-    dispatcher._on_begun(Begun("a#1", 1, Manifest(request_id="a#1", epoch=1, lease_s=60.0)), {})
+    manifest = Manifest(request_id="a#1", epoch=1, lease_s=60.0)
+    dispatcher.on_step(EngineStep(begun=(Begun("a#1", 1, manifest),)))
     ranks = SilentRanks(turns=3)
     monkeypatch.setattr(dispatcher, "_handoffs", ranks)
-    monkeypatch.setattr(dispatching, "time", ranks)
-    monkeypatch.setattr(dispatching.asyncio, "sleep", ranks.sleep)
+    monkeypatch.setattr(leases, "time", ranks)
+    monkeypatch.setattr(leases.asyncio, "sleep", ranks.sleep)
     with pytest.raises(EOFError):
-        await dispatcher.renew_leases(20.0, 600.0)
+        await dispatcher.renew_leases(20.0)
     assert ranks.asked_at == pytest.approx([0.0, 20.0, 40.0])
 
 

@@ -73,8 +73,7 @@ async def test_an_answer_without_an_allowed_end_fails_alone(prefill: Worker, mix
         core.request_id = "endless, handed over"
         begun = await source.run(core, PREFILL)
         assert begun.saved is not None
-        manifest = begun.saved.manifest
-        rest = await target.run(core, DECODE, written=begun.tokens, manifest=manifest)
+        rest = await target.run(core, DECODE, source=source.source(core))
         assert "after 70 tokens" in refused(rest)
         assert len((await target.end("neighbour")).tokens) == 200
 

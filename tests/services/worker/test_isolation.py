@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.config import SchedulerSettings
 from baton.services.engine.host import EngineStep
 from baton.services.roles import MIXED
@@ -17,7 +16,16 @@ from baton.services.worker import isolation
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
 from harness.fake_worker import until
-from tests.services.worker.test_dispatcher import GRAMMAR, INFO, Compilers, Host, start
+from tests.services.worker.test_dispatcher import (
+    GRAMMAR,
+    INFO,
+    Compilers,
+    Host,
+    complete,
+    incoming,
+    start,
+    with_kv,
+)
 
 
 class Engine(Host):
@@ -27,7 +35,6 @@ class Engine(Host):
         super().__init__()
         self.inside: list[str] = []
         self.alone: set[str] = set()
-        self.resumed: list[str] = []
 
     def submit(self, request: Any) -> None:
         super().submit(request)
@@ -38,10 +45,13 @@ class Engine(Host):
         super().abort(internal_ids)
         self.inside = [name for name in self.inside if name not in internal_ids]
 
-    def resume(self, internal_id: str, epoch: int, give_tokens: Any) -> None:
-        del epoch, give_tokens
+    def begin_load(self, internal_id: str, epoch: int, manifest: Any) -> None:
+        super().begin_load(internal_id, epoch, manifest)
         assert internal_id in self.submitted
-        self.resumed.append(internal_id)
+
+    def resume(self, internal_id: str, epoch: int, manifest: Any, give_tokens: Any) -> None:
+        super().resume(internal_id, epoch, manifest, give_tokens)
+        assert internal_id in self.begun
 
 
 class Worker:
@@ -264,18 +274,27 @@ async def test_held_ones_count_as_requests() -> None:
     assert (failed.request_id, failed.code) == ("u", Failed.CODE_FULL)  # what is tried alone, by itself
 
 
-async def test_an_early_load_that_is_held_goes_on_after_its_begin(worker: Worker) -> None:
+async def test_a_decode_that_is_held_keeps_its_order(worker: Worker) -> None:
     worker.start("s", 4)
-    load = start("a", phase=PHASE_LOAD)
-    load.manifest.CopyFrom(Manifest(request_id="a", epoch=1, num_tokens=20))
-    worker.dispatcher.start(worker.session, load)
-    decode = start("a", phase=PHASE_DECODE)
-    decode.manifest.CopyFrom(load.manifest)
-    decode.output_token_ids.append(5)
-    worker.dispatcher.start(worker.session, decode)
-    assert worker.engine.resumed == []
+    worker.dispatcher.start(worker.session, with_kv(start("a")))
+    comes = incoming(worker.dispatcher, "a#1")
+    comes.on_begun(complete().manifest)
+    comes.on_complete(complete(5))
+    assert (worker.engine.begun, worker.engine.resumed) == ([], [])
     worker.end("s#1")
     await until(lambda: worker.engine.resumed == ["a#1"], "it goes on")
+
+
+async def test_what_is_not_in_the_engine_yet_is_not_moved_on(worker: Worker) -> None:
+    """It waits for its token, and would begin only after the trial."""
+    worker.dispatcher.start(worker.session, with_kv(start("a", **GRAMMAR)))
+    comes = incoming(worker.dispatcher, "a#1")
+    worker.start("s", 4)
+    await inside(worker, "s#1")
+    comes.on_complete(complete(ord("a")))
+    worker.end("s#1")
+    await inside(worker, "a#1")
+    assert worker.failed() == []
 
 
 async def test_one_with_a_grammar_is_tried_alone(worker: Worker) -> None:
@@ -285,11 +304,11 @@ async def test_one_with_a_grammar_is_tried_alone(worker: Worker) -> None:
     await inside(worker, "s#1")
 
 
-@pytest.fixture(params=["a prefill", "with a manifest"])
+@pytest.fixture(params=["a prefill", "with a source"])
 def wrong(request: pytest.FixtureRequest) -> Start:
     message = start("s", phase=PHASE_PREFILL if request.param == "a prefill" else PHASE_DECODE)
     if request.param != "a prefill":
-        message.manifest.CopyFrom(Manifest(request_id="s", epoch=1, num_tokens=20))
+        with_kv(message)
     message.alone_tokens = 4
     return message
 

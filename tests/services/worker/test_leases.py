@@ -33,7 +33,7 @@ async def test_handoffs_outlast_a_queue_that_is_longer_than_their_lease(workers:
         began = loop.time()
         for core, one in zip(cores, begun, strict=True):
             assert one.saved is not None
-            await target.start(core, DECODE, written=one.tokens, manifest=one.saved.manifest)
+            await target.start(core, DECODE, source=source.source(core))
         held = before[0].request_id
         while loop.time() < began + 2 * LEASE_S:
             await target.some(held, len(target.got(held).tokens) + 1)

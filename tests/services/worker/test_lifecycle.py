@@ -16,7 +16,14 @@ from baton.services.leave import ENGINE_FAILED
 from harness import breaking
 from harness.support import PATIENCE, eventually, free_port
 from harness.workers import START_TIMEOUT_S, Fleet, Worker
-from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
+from tests.services.worker.router import (
+    DECODE,
+    PREFILL,
+    connected,
+    kept,
+    prompt,
+    request,
+)
 
 STALL_S = 8.0  # waited for once; a busy machine's first step of two ranks takes five
 
@@ -82,7 +89,7 @@ async def test_a_drain_finishes_what_runs_and_waits_for_handoffs(workers: Fleet,
         status = (await registered(workers))[worker.name]
         assert status.state == scheduler_pb2.WORKER_STATE_DRAINING
         assert worker.exitcode is None  # the handoff is not pulled yet
-        rest = await target.run(handed, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        rest = await target.run(handed, DECODE, source=source.source(handed))
         assert len(begun.tokens + rest.tokens) == 24
     assert worker.ended() == 0
     assert worker.name not in await registered(workers)
@@ -146,8 +153,8 @@ async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worke
         assert (await client.set_role(worker.name, decode)).problem == ""  # it is one already
         late = await source.run(request("placed before", prompt(60)), PREFILL)
         assert late.saved is not None
-        assert late.saved.HasField("manifest")
-        rest = await target.run(handed, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        assert late.saved.problem == ""
+        rest = await target.run(handed, DECODE, source=source.source(handed))
         assert len(begun.tokens + rest.tokens) == 24
         assert (await client.set_role(worker.name, prefill)).problem == ""
         assert len((await source.end("goes on")).tokens) == 300
@@ -284,8 +291,9 @@ async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mi
     async with connected(identity.address) as source, connected(mixed.address) as target:
         begun = await source.run(handed, PREFILL)
         assert begun.saved is not None
-        assert [shard.address for shard in begun.saved.manifest.shards] == [f"127.0.0.1:{kv_port}"]
-        rest = await target.run(handed, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        manifest = (await kept(source.source(handed))).manifest
+        assert [shard.address for shard in manifest.shards] == [f"127.0.0.1:{kv_port}"]
+        rest = await target.run(handed, DECODE, source=source.source(handed))
         assert rest.admitted is not None
         assert rest.admitted.transport == "grpc"
     worker.signal(signal.SIGTERM)

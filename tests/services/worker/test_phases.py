@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+
+import grpc.aio
+import pytest
 
 from baton.handoff.manifest import seal
 from baton.protos import worker_pb2 as pb
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import FollowReply
 from harness.support import eventually, free_port
 from harness.workers import Worker
 from tests.services.worker.router import (
+    DEADLINE_S,
     DECODE,
-    LOAD,
     PREFILL,
     EngineCoreRequest,
     FinishReason,
-    Got,
-    Stream,
     StructuredOutputsParams,
     connected,
+    followed,
+    kept,
     prompt,
     request,
+    telling,
 )
 
 PINNED = "baton_worker_handoffs_pinned"
@@ -38,7 +43,7 @@ async def test_many_at_once_equal_one_engine(prefill: Worker, mixed: Worker) -> 
         begun = [await source.end(core.request_id) for core in cores]
         for core, one in zip(cores, begun, strict=True):
             assert one.saved is not None
-            await target.start(core, DECODE, written=one.tokens, manifest=one.saved.manifest)
+            await target.start(core, DECODE, source=source.source(core))
         rests = [await target.end(core.request_id) for core in cores]
         for core, one, rest in zip(cores, begun, rests, strict=True):
             core.request_id = f"whole {core.request_id}"
@@ -97,7 +102,7 @@ async def test_a_prefix_that_is_here_is_not_pulled(prefill: Worker, mixed: Worke
         core = request("second", tokens)
         begun = await source.run(core, PREFILL)
         assert begun.saved is not None
-        rest = await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        rest = await target.run(core, DECODE, source=source.source(core))
     assert begun.tokens + rest.tokens == whole.tokens
     assert rest.admitted is not None
     assert rest.admitted.blocks_pulled == 1  # of 7: the last one, which is not full
@@ -110,7 +115,7 @@ async def test_what_was_released_fails_by_name(prefill: Worker, mixed: Worker) -
         assert begun.saved is not None
         await source.abort("released")
         nothing_pinned(prefill)
-        failed = await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        failed = await target.run(core, DECODE, source=source.source(core))
         assert failed.failed is not None
         assert failed.failed.code == pb.Failed.CODE_HANDOFF
         assert "released" in failed.failed.message
@@ -126,12 +131,13 @@ async def test_a_source_that_is_not_reached_is_told_as_such(prefill: Worker, mix
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         begun = await source.run(core, PREFILL)
         assert begun.saved is not None
-        manifest = begun.saved.manifest
-        for shard in manifest.shards:
+        complete = await kept(source.source(core))
+        for shard in complete.manifest.shards:
             del shard.offers["shm"]
             shard.address = f"127.0.0.1:{free_port()}"
-        seal(manifest)
-        failed = await target.run(core, DECODE, written=begun.tokens, manifest=manifest)
+        seal(complete.manifest)
+        async with telling(source.source(core), FollowReply(complete=complete)) as other:
+            failed = await target.run(core, DECODE, source=other)
         assert failed.failed is not None
         assert failed.failed.code == pb.Failed.CODE_SOURCE
         await source.abort("far away")
@@ -143,9 +149,10 @@ async def test_another_requests_kv_is_refused(prefill: Worker, mixed: Worker) ->
         await source.start(mine, PREFILL)
         await source.start(other, PREFILL)
         await source.end("mine")
-        manifest = (await source.end("other")).saved
-        assert manifest is not None
-        got = await target.run(mine, DECODE, written=[1], manifest=manifest.manifest)
+        await source.end("other")
+        complete = await kept(source.source(other))
+        async with telling(source.source(mine), FollowReply(complete=complete)) as wrong:
+            got = await target.run(mine, DECODE, source=wrong)
         assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_HANDOFF
         assert "WrongRequest" in got.failed.message
@@ -185,7 +192,7 @@ async def test_metrics_tell_of_it(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         begun = await source.run(core, PREFILL)
         assert begun.saved is not None
-        await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        await target.run(core, DECODE, source=source.source(core))
     grown = [after - was for was, after in zip(before, figures(), strict=True)]
     assert grown[:2] == [1, 1]
     assert all(each > 0 for each in grown), grown
@@ -209,13 +216,10 @@ async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, 
     ]
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for core in cores:
-            await source.start(core, PREFILL)
-            early = await source.begun(core.request_id)
-            assert (early.num_tokens, early.saved_at_s) == (len(core.prompt_token_ids or ()), 0)
-            await target.start(core, LOAD, manifest=early)
-            begun = await source.end(core.request_id)
+            await target.start(core, DECODE, source=source.source(core))
+            begun = await source.run(core, PREFILL)
             assert begun.saved is not None
-            await target.start(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+            assert begun.saved.chunks == 3
             rest = await target.end(core.request_id)
             assert rest.admitted is not None, rest.failed
             assert rest.admitted.bytes > 0
@@ -227,36 +231,35 @@ async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, 
     nothing_pinned(prefill)
 
 
-async def test_an_early_load_without_a_decode_is_dropped(prefill: Worker, mixed: Worker) -> None:
+async def test_a_handoff_that_nobody_wants_any_more_is_dropped(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         core = long("dropped", 510)
+        await target.start(core, DECODE, source=source.source(core))
         await source.start(core, PREFILL)
-        await target.start(core, LOAD, manifest=await source.begun("dropped"))
         await target.abort("dropped")
         await source.abort("dropped")
         # The next attempt at it is as any.
+        await target.start(core, DECODE, epoch=2, source=source.source(core))
         begun = await source.run(core, PREFILL, epoch=2)
         assert begun.saved is not None
-        rest = await target.run(core, DECODE, epoch=2, written=begun.tokens, manifest=begun.saved.manifest)
+        rest = await target.end("dropped")
         assert len(begun.tokens + rest.tokens) == 24
     nothing_pinned(prefill)
 
 
-async def test_a_prefill_that_is_given_up_fails_the_early_load(prefill: Worker, mixed: Worker) -> None:
+async def test_a_prefill_that_is_given_up_fails_its_decode(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for which in range(520, 540):
             core = long(f"given up {which}", which)
+            await target.start(core, DECODE, source=source.source(core))
             await source.start(core, PREFILL)
-            await target.start(core, LOAD, manifest=await source.begun(core.request_id))
             await source.abort(core.request_id)
-            if await _was_complete(source, core):
-                await target.abort(core.request_id)
-                continue
             got = await target.end(core.request_id)
-            assert got.failed is not None
-            assert (got.failed.code, got.failed.phase) == (pb.Failed.CODE_HANDOFF, LOAD)
-            # The same attempt may go on without it.
-            got = await target.run(core, DECODE, written=[1])
+            if got.failed is None:
+                continue  # its prompt was complete before
+            assert got.failed.code == pb.Failed.CODE_HANDOFF
+            # The next attempt computes here.
+            got = await target.run(core, DECODE, epoch=2, written=[1])
             assert (got.failed, len(got.tokens)) == (None, 23)
             break
         else:
@@ -264,47 +267,55 @@ async def test_a_prefill_that_is_given_up_fails_the_early_load(prefill: Worker, 
     nothing_pinned(prefill)
 
 
-async def _was_complete(source: Stream, core: EngineCoreRequest) -> bool:
-    """Tell whether the abort of a prefill came too late: what was sent before it is read by then."""
-    behind = request(f"behind {core.request_id}", prompt(10))
-    await source.run(behind, PREFILL)
-    await source.abort(behind.request_id)
-    return source.got(core.request_id).over
-
-
-async def test_an_early_load_ends_where_the_tokens_do_not_fit(prefill: Worker, mixed: Worker) -> None:
+async def test_a_decode_ends_where_the_tokens_do_not_fit(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         core = long("unfit", 530)
-        await source.start(core, PREFILL)
-        await target.start(core, LOAD, manifest=await source.begun("unfit"))
-        begun = await source.end("unfit")
-        assert begun.saved is not None
-        got = await _decode(target, core, begun.saved.manifest, ())
+        assert (await source.run(core, PREFILL)).saved is not None
+        complete = await kept(source.source(core))
+        del complete.token_ids[:]
+        async with telling(source.source(core), FollowReply(complete=complete)) as other:
+            got = await target.run(core, DECODE, source=other)
         assert got.failed is not None
-        assert "do not go on" in got.failed.message
+        assert got.failed.code == pb.Failed.CODE_HANDOFF
         await source.abort("unfit")
     nothing_pinned(prefill)
 
 
-async def _decode(target: Stream, core: EngineCoreRequest, manifest: Manifest, written: Any) -> Got:
-    await target.start(core, DECODE, written=written, manifest=manifest)
-    return await target.end(core.request_id)
-
-
-async def test_what_needs_the_first_token_is_not_loaded_early(prefill: Worker, mixed: Worker) -> None:
-    grammar = StructuredOutputsParams(regex="[a-z]+")
+async def test_what_needs_its_first_token_waits_for_that(prefill: Worker, mixed: Worker) -> None:
+    grammar = StructuredOutputsParams(regex="[a-z]{24}")
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for core in (
             long("grammar", 540, structured_outputs=grammar),
             long("prompt logprobs", 541, prompt_logprobs=1),
+            long("no prefix cache", 542, skip_reading_prefix_cache=True),
         ):
-            await source.start(core, PREFILL)
-            await target.start(core, LOAD, manifest=await source.begun(core.request_id))
-            got = await target.end(core.request_id)
-            assert got.failed is not None
-            assert "not loaded early" in got.failed.message
-            begun = await source.end(core.request_id)
+            await target.start(core, DECODE, source=source.source(core))
+            begun = await source.run(core, PREFILL)
             assert begun.saved is not None
-            rest = await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
-            assert rest.admitted is not None
+            rest = await target.end(core.request_id)
+            assert rest.admitted is not None, rest.failed
+            core.request_id = f"whole {core.request_id}"
+            whole = await target.run(core, DECODE)
+            assert begun.tokens + rest.tokens == whole.tokens
+    nothing_pinned(prefill)
+
+
+async def test_a_prompt_is_told_to_one_who_has_its_key(prefill: Worker) -> None:
+    async with connected(prefill.address) as source:
+        core = long("told", 550)
+        following = asyncio.create_task(followed(source.source(core)))
+        begun = await source.run(core, PREFILL)
+        async with asyncio.timeout(DEADLINE_S):
+            early, last = await following
+        assert (early.begun.num_tokens, early.begun.saved_at_s) == (len(core.prompt_token_ids or ()), 0)
+        assert list(last.complete.token_ids) == begun.tokens
+        assert last.complete.manifest.saved_at_s > 0
+        stranger = source.source(core)
+        stranger.key = bytes(16)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await followed(stranger)
+        assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        await source.abort("told")
+        [released] = await followed(source.source(core))
+        assert released.problem.name == "UnknownHandoff"
     nothing_pinned(prefill)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from baton.attempts import prefix_id
 from baton.protos import worker_pb2 as pb
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import FollowReply
 from harness.support import eventually
 from harness.workers import Worker
 from tests.services.worker.router import (
@@ -14,8 +16,10 @@ from tests.services.worker.router import (
     EngineCoreRequest,
     Stream,
     connected,
+    kept,
     prompt,
     request,
+    telling,
 )
 from tests.services.worker.test_phases import nothing_pinned
 
@@ -32,23 +36,25 @@ async def chat(decode: Stream, name: str, seed: int) -> tuple[EngineCoreRequest,
     return request(name, [*asked, *prompt(100, seed + 1)]), held
 
 
-async def save(stream: Stream, core: EngineCoreRequest, held: int, **how: int) -> Manifest:
-    got = await stream.run(core, SAVE, prefix_tokens=held + 1, name=prefix_id(core.request_id), **how)
+async def save(stream: Stream, core: EngineCoreRequest, held: int) -> pb.Source:
+    name = prefix_id(core.request_id)
+    got = await stream.run(core, SAVE, prefix_tokens=held + 1, name=name)
     assert got.saved is not None, got.failed
-    return got.saved.manifest
+    return stream.source(core, name=name, tokens=held + 1)
 
 
 async def test_the_next_turn_computes_its_own_tokens_alone(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
         core, held = await chat(writer, "turn: chat", 700)
-        manifest = await save(writer, core, held)
-        assert manifest.num_tokens == held + 1
-        begun = await reader.run(core, PREFILL, manifest=manifest)
+        source = await save(writer, core, held)
+        complete = await kept(source)
+        assert (complete.manifest.num_tokens, list(complete.token_ids)) == (held + 1, [])
+        begun = await reader.run(core, PREFILL, source=source)
         assert begun.admitted is not None
         assert begun.admitted.tokens == held + 1  # and one block of them is not full
         assert begun.admitted.blocks_pulled == held // BLOCK + 1
         assert begun.saved is not None
-        rest = await writer.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        rest = await writer.run(core, DECODE, source=reader.source(core))
         core.request_id = "turn: the same, alone"
         whole = await writer.run(core, DECODE)
     assert begun.tokens + rest.tokens == whole.tokens
@@ -90,30 +96,47 @@ async def test_a_prompt_s_beginning_is_less_than_all_of_it(mixed: Worker) -> Non
             assert got.failed.code == pb.Failed.CODE_INVALID
 
 
-async def test_a_beginning_that_does_not_come_is_computed_under_the_next_epoch(
-    prefill: Worker, mixed: Worker
-) -> None:
+async def test_a_prompt_may_come_before_its_beginning_is_saved(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
-        core, held = await chat(writer, "turn: released", 740)
-        manifest = await save(writer, core, held)
-        await writer.abort(prefix_id("turn: released"))
-        nothing_pinned(mixed)
-        failed = await reader.run(core, PREFILL, manifest=manifest)
-        assert failed.failed is not None
-        assert (failed.failed.code, failed.failed.phase) == (pb.Failed.CODE_HANDOFF, PREFILL)
-        assert not failed.tokens
-        begun = await reader.run(core, PREFILL, epoch=2)
-        core.request_id = "turn: never released"
+        core, held = await chat(writer, "turn: at once", 760)
+        name = prefix_id(core.request_id)
+        await reader.start(core, PREFILL, source=writer.source(core, name=name, tokens=held + 1))
+        await writer.start(core, SAVE, prefix_tokens=held + 1, name=name)
+        begun = await reader.end(core.request_id)
+        assert begun.admitted is not None, "it took longer than a second to save it"
+        assert begun.admitted.tokens == held + 1
+        await reader.abort(core.request_id)
+    nothing_pinned(mixed)
+    nothing_pinned(prefill)
+
+
+@pytest.mark.parametrize("how", ["released", "never asked for"])
+async def test_a_beginning_that_does_not_come_is_computed(prefill: Worker, mixed: Worker, how: str) -> None:
+    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
+        core, held = await chat(writer, f"turn: {how}", 740)
+        source = writer.source(core, name=prefix_id(core.request_id), tokens=held + 1)
+        if how == "released":
+            await save(writer, core, held)
+            await writer.abort(prefix_id(core.request_id))
+            nothing_pinned(mixed)
+        begun = await reader.run(core, PREFILL, source=source)
+        assert begun.admitted is None
+        assert begun.saved is not None, begun.failed
+        core.request_id = f"turn: {how}, alone"
         whole = await writer.run(core, DECODE)
+        await reader.abort(f"turn: {how}")
     assert begun.tokens == whole.tokens[:1]
+    nothing_pinned(prefill)
 
 
 async def test_a_beginning_of_another_request_is_not_loaded(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
         core, held = await chat(writer, "turn: mine", 750)
-        manifest = await save(writer, core, held)
+        source = await save(writer, core, held)
         core.request_id = "turn: yours"
-        failed = await reader.run(core, PREFILL, manifest=manifest)
+        yours = FollowReply(complete=await kept(source))
+        async with telling(source, yours) as other:
+            failed = await reader.run(core, PREFILL, source=other)
         assert failed.failed is not None
         assert "WrongRequest" in failed.failed.message
         assert mixed.figure("baton_worker_handoffs_pinned") == 1  # nor is it released

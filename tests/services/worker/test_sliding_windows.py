@@ -94,9 +94,8 @@ async def test_windows_save_room_with_handoffs_and_without(model: tuple[Fleet, l
                 if enabled is None:
                     read = await stream.run(request(f"over {number}", tokens, max_tokens=WRITTEN), PREFILL)
                     assert read.saved is not None
-                    handed = {"written": read.tokens, "manifest": read.saved.manifest}
                     over = request(f"over {number}", tokens, max_tokens=WRITTEN)
-                    got = await stream.run(over, DECODE, epoch=1, **handed)
+                    got = await stream.run(over, DECODE, source=stream.source(over))
                     assert got.admitted is not None
                     assert read.tokens + got.tokens == answer
         if enabled is False:

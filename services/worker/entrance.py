@@ -1,0 +1,137 @@
+"""The way of an attempt into the engine: its request is built, its grammar prepared, its KV asked for.
+
+What runs in the engine, and what becomes of it, is services/worker/dispatcher.py's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from baton.handoff.reports import Problem
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import PHASE_PREFILL, PHASE_SAVE, Complete, Failed, Start
+from baton.services.engine import requests
+from baton.services.engine.errors import RequestRefused
+from baton.services.engine.host import EngineHost
+from baton.services.engine.requests import EngineLimits, Prepared
+from baton.services.errors import describe
+from baton.services.worker.attempts import RunningAttempt
+from baton.services.worker.following import Following
+from baton.services.worker.grammars import Compilations
+from baton.services.worker.incoming import Incoming
+from baton.services.worker.isolation import Isolation
+from baton.services.worker.metrics import WorkerMetrics
+from baton.services.worker.replies import names_of
+
+logger = logging.getLogger(__name__)
+
+BEGINNING_S = 1.0  # for a prompt's beginning to be saved at its source; then it is computed here
+
+Fail = Callable[[RunningAttempt, Failed.Code, str], None]
+
+
+class Entrance:
+    """The entrance of one engine. It is the `Seams` of what comes in."""
+
+    def __init__(
+        self,
+        host: EngineHost,
+        isolation: Isolation,
+        compilations: Compilations,
+        metrics: WorkerMetrics,
+        *,
+        request_s: float,
+        fail: Fail,
+    ) -> None:
+        """Begin without limits.
+
+        request_s: the most that a router's request takes; fail: ends an attempt, and tells its router why
+        """
+        self._host = host
+        self._isolation = isolation
+        self._compilations = compilations
+        self._metrics = metrics
+        self._request_s = request_s
+        self._fail = fail
+        self._following = Following()
+        self._limits = EngineLimits(0, 0, None)
+
+    def fit(self, limits: EngineLimits) -> None:
+        """Build requests for such an engine from now on."""
+        self._limits = limits
+
+    async def close(self) -> None:
+        """End what waits, and connections. Nothing may be called after it."""
+        self._compilations.close()
+        self._isolation.close()
+        await self._following.close()
+
+    def begin(self, attempt: RunningAttempt, start: Start) -> None:
+        """Take an attempt. Raises RequestRefused."""
+        if not start.HasField("source"):
+            self.enter(attempt, start, None)
+            return
+        if start.phase == PHASE_SAVE or not (start.source.address and start.source.key):
+            raise RequestRefused(
+                Failed.CODE_INVALID,
+                "a source needs an address and a key, and is for a PREFILL or a DECODE",
+            )
+        held, within_s = start.phase == PHASE_PREFILL, BEGINNING_S
+        if not held:
+            attempt.prepared = self._prepare(attempt, start, None)
+            held, within_s = attempt.prepared.late, self._request_s
+        attempt.incoming = Incoming(attempt, start, self, held=held)
+        if not held:
+            self.let_in(attempt)
+        self._following.follow(attempt.incoming, start.source, start.epoch, within_s)
+
+    def let_in(self, attempt: RunningAttempt) -> None:
+        """Give the engine an attempt's request, as soon as that is allowed."""
+        self._isolation.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
+
+    # Called by what comes in (incoming.Seams).
+
+    def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
+        """Build the request, and let it in. Raises RequestRefused."""
+        attempt.prepared = self._prepare(attempt, start, complete)
+        if attempt.prepared.request.use_structured_output:
+            # The grammar comes first, so that an engine kept empty for a request does not wait for it.
+            self._compilations.begin(attempt, start.party)
+        else:
+            self.let_in(attempt)
+
+    def begin_load(self, attempt: RunningAttempt, manifest: Manifest) -> None:
+        """Let the engine pull what is there, in the midst of whatever it does."""
+        self._isolation.then(
+            attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest)
+        )
+
+    def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
+        """Give the request its token, and all that can be pulled. Raises RequestRefused."""
+        give_tokens = requests.resume(attempt.prepared, complete)
+        self._isolation.then(
+            attempt,
+            partial(self._host.resume, attempt.internal_id, attempt.epoch, complete.manifest, give_tokens),
+        )
+
+    def fail(self, attempt: RunningAttempt, code: Failed.Code, problem: Problem) -> None:
+        """End an attempt whose KV does not come."""
+        self._metrics.on_not_loaded(problem)
+        self._fail(attempt, code, str(problem))
+
+    def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
+        """Take note that a prompt is computed from its beginning."""
+        self._metrics.on_not_loaded(problem)
+        logger.info("a prompt is computed from its beginning: %s", problem, extra=names_of(attempt))
+
+    def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
+        try:
+            return requests.prepare(start, attempt.internal_id, attempt.session, self._limits, complete)
+        except RequestRefused:
+            raise
+        except Exception as error:
+            # A request that vLLM cannot build must not take the stream, and all others on it, with it.
+            logger.exception("request %s cannot be built", start.request_id, extra=names_of(attempt))
+            raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None

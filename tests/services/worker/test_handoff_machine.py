@@ -1,0 +1,461 @@
+"""Random events at both ends of handoffs, and whatever holds afterwards.
+
+Two dispatchers as shipped, one that computes prompts and one that follows, with engines that record what they
+are given. Between them a call without gRPC: the same client and followers, on one loop. After each event
+nobody holds room, an engine's request or a call for an attempt that is over, no request is submitted or given
+its token twice. At the end: each attempt that its router did not drop was answered once, and each save was
+released once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+from baton.handoff.errors import StagingFull, TransportFailed
+from baton.handoff.reports import Begun, Loaded, Problem, Saved
+from baton.protos import worker_pb2 as pb
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, RunReply, Start
+from baton.services.engine import wire
+from baton.services.engine.host import EngineStep
+from baton.services.worker import following, isolation
+from baton.services.worker.attempts import RunningAttempt
+from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.following import Following
+from baton.services.worker.incoming import Event, State
+from baton.services.worker.outgoing import NotFollowedError
+from tests.services.worker.test_dispatcher import GRAMMAR, KEY, made, start
+
+NAMES = ("a", "b", "c")
+
+
+class Engine:
+    """An engine's requests by internal id; fails where one comes twice, or gets its token twice."""
+
+    block_hasher = None
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {}
+        self.loading: dict[str, str] = {}  # asked, begun or given; of those whose KV comes from elsewhere
+
+    def submit(self, request: Any) -> None:
+        assert request.request_id not in self.requests, "submitted twice"
+        self.requests[request.request_id] = request
+
+    def begin_load(self, internal_id: str, _epoch: int, _manifest: Manifest) -> None:
+        if internal_id in self.requests:
+            assert internal_id not in self.loading, "begun twice, or after its end"
+            self.loading[internal_id] = "begun"
+
+    def resume(self, internal_id: str, _epoch: int, _manifest: Manifest, _give_tokens: Any) -> None:
+        if internal_id in self.requests:
+            assert self.loading.get(internal_id) != "given", "its token is given twice"
+            self.loading[internal_id] = "given"
+
+    def abort(self, internal_ids: list[str]) -> None:
+        for one in internal_ids:
+            self.end(one)
+
+    def end(self, internal_id: str) -> None:
+        self.requests.pop(internal_id, None)
+        self.loading.pop(internal_id, None)
+
+
+@dataclass
+class Site:
+    """A worker, its engine, its router's stream, and what that has heard."""
+
+    dispatcher: Dispatcher
+    engine: Engine
+    session: Any = None
+    started: list[tuple[str, int, int]] = field(default_factory=list)
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    dropped: set[tuple[str, int]] = field(default_factory=set)  # its router wants no answer
+
+    def connect(self) -> None:
+        self.session = self.dispatcher.connect("router")
+
+    def live(self) -> list[RunningAttempt]:
+        return self.dispatcher._attempts.all()
+
+    def hear(self) -> None:
+        """Take the replies: a failure, a last output or a save is an answer."""
+        queue = self.session._queue
+        while queue.qsize():
+            reply: RunReply = queue.get_nowait()
+            over = {(one.request_id, one.epoch) for one in reply.saved}
+            assert len(over) == len(reply.saved)
+            over |= {(one.request_id, one.epoch) for one in reply.failed}
+            assert len(over) == len(reply.saved) + len(reply.failed)
+            if reply.engine_outputs:
+                for output in wire.decode_outputs(reply.engine_outputs).outputs:
+                    name, _, epoch = output.request_id.rpartition("#")
+                    if output.finish_reason is not None:
+                        over.add((name, int(epoch)))
+            self.answers.update(over)
+
+    def drop(self, attempts: list[RunningAttempt]) -> None:
+        self.dropped |= {(one.request_id, one.epoch) for one in attempts}
+
+
+class Calls(Following):
+    """Calls to the other dispatcher, on this loop, that break on demand."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+        self.open: list[asyncio.Future[None]] = []
+
+    def _kept(self, address: str) -> Any:
+        del address
+        return following._Kept(cast(Any, None), cast(Any, None), cast(Any, self))
+
+    def Follow(self, request: pb.FollowRequest) -> Any:
+        return _Call(self, request)
+
+
+class _Call:
+    def __init__(self, calls: Calls, request: pb.FollowRequest) -> None:
+        self._calls, self._request = calls, request
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        calls.open.append(self._broken)
+
+    async def __aiter__(self) -> AsyncIterator[FollowReply]:
+        try:
+            with self._calls.site.dispatcher.outgoing.follower(self._request) as follower:
+                while True:
+                    news = asyncio.ensure_future(follower.next())
+                    try:
+                        await asyncio.wait([news, self._broken], return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        if not news.done():
+                            news.cancel()
+                    if self._broken.done():
+                        if news.done():
+                            news.exception()
+                        raise _error(grpc.StatusCode.UNAVAILABLE, "broken")
+                    reply = await news
+                    yield reply
+                    if not reply.HasField("begun"):
+                        return
+        except NotFollowedError as error:
+            raise _error(error.code, str(error)) from None
+
+    def cancel(self) -> None:
+        if self._broken in self._calls.open:
+            self._calls.open.remove(self._broken)
+
+
+def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, nothing, details=details)
+
+
+async def _ready(_channel: Any) -> None:
+    """Stand for a channel that is connected."""
+
+
+class Handoffs(RuleBasedStateMachine):
+    """One request a name; attempts at it have rising epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        # By their internal ids:
+        self.released: Counter[str] = Counter()
+        self.saved: set[str] = set()
+        self.pulled: set[str] = set()
+        self.epochs = dict.fromkeys(NAMES, 0)
+        self.do(self._set_up)
+
+    async def _set_up(self) -> None:
+        self.p = Site(*await self._made())
+        self.d = Site(*await self._made())
+        self.calls = Calls(self.p)
+        self.d.dispatcher._entrance._following = self.calls
+        self.p.connect()
+        self.d.connect()
+
+    async def _made(self) -> tuple[Dispatcher, Engine]:
+        engine = Engine()
+        dispatcher, _ = await made(cast(Any, engine))
+        dispatcher.outgoing._release = self._released  # instead of gRPC
+        return dispatcher, engine
+
+    def _released(self, manifest: Manifest) -> None:
+        self.released[manifest.request_id] += 1
+
+    def do(self, what: Any, *given: Any) -> None:
+        """Run it on the loop, and all that follows from it."""
+
+        async def work() -> None:
+            found = what(*given)
+            if asyncio.iscoroutine(found):
+                await found
+            for _ in range(12):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(work())
+
+    def teardown(self) -> None:
+        async def over() -> None:
+            for site in (self.p, self.d):
+                site.drop(site.live())
+                site.hear()
+                site.dispatcher.disconnect(site.session)
+                site.dispatcher.hang_up()
+                await site.dispatcher.close()
+
+        try:
+            self.do(over)
+            self.check_the_end()
+        finally:
+            self.loop.close()
+
+    def check_the_end(self) -> None:
+        self.nothing_is_held()
+        assert self.p.dispatcher.outgoing.followers == 0
+        for site in (self.p, self.d):
+            for name, epoch, _ in site.started:
+                wanted = (name, epoch) not in site.dropped
+                answers = site.answers[name, epoch]
+                assert answers == 1 if wanted else answers <= 1, (name, epoch, answers)
+        for internal_id in self.saved:
+            assert self.released[internal_id] == (internal_id not in self.pulled), internal_id
+
+    # -- what routers do
+
+    def _start(self, site: Site, message: Start) -> None:
+        site.started.append((message.request_id, message.epoch, message.phase))
+        older = site.dispatcher._attempts.of_request(message.request_id)
+        if older is not None:
+            site.drop([older])
+        site.dispatcher.start(site.session, message)
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        order=st.sampled_from(["both", "decode first", "prefill first", "decode alone", "prefill alone"]),
+        kind=st.sampled_from(["plain", "grammar", "beginning", "wrong key", "no source"]),
+    )
+    def start(self, name: str, order: str, kind: str) -> None:
+        """Place an attempt, of which one half may be lost."""
+        self.epochs[name] += 1
+        epoch = self.epochs[name]
+        save = kind == "beginning"
+        prefill = start(name, epoch, PHASE_SAVE if save else PHASE_PREFILL)
+        prefill.prefix_tokens = 10 if save else 0
+        decode = start(
+            name, epoch, PHASE_PREFILL if save else PHASE_DECODE, **(GRAMMAR if kind == "grammar" else {})
+        )
+        if kind != "no source":
+            key = b"sixteen others ." if kind == "wrong key" else KEY
+            decode.source.CopyFrom(
+                pb.Source(worker_id="p", address="p:1", request_id=name, key=key, tokens=20)
+            )
+        halves = [(self.p, prefill), (self.d, decode)]
+        if order == "decode first":
+            halves.reverse()
+        if order.endswith("alone"):
+            halves = [halves[order == "decode alone"]]
+        for site, message in halves:
+            self.do(self._start, site, message)
+
+    @rule(name=st.sampled_from(NAMES), at=st.sampled_from("pd"))
+    def abort(self, name: str, at: str) -> None:
+        site = self.p if at == "p" else self.d
+        live = site.dispatcher._attempts.of_request(name)
+        site.drop([live] if live is not None else [])
+        self.do(site.dispatcher.abort, [name])
+
+    @rule(at=st.sampled_from("pd"))
+    def lose_the_router(self, at: str) -> None:
+        site = self.p if at == "p" else self.d
+        site.drop(site.live())
+        site.hear()
+        self.do(site.dispatcher.disconnect, site.session)
+        site.connect()
+
+    @rule()
+    def try_one_alone(self) -> None:
+        """Hold what comes meanwhile at the door."""
+        self.epochs.setdefault("alone", 0)
+        self.epochs["alone"] += 1
+        message = start("alone", self.epochs["alone"])
+        message.alone_tokens = 4
+        self.do(self._start, self.d, message)
+
+    @rule()
+    def end_the_trial(self) -> None:
+        async def ended() -> None:
+            live = self.d.dispatcher._attempts.of_request("alone")
+            self.d.drop([live] if live is not None else [])
+            self.d.dispatcher.abort(["alone"])
+            for _ in range(3):
+                await asyncio.sleep(isolation.LEAST_REST_S)
+
+        self.do(ended)
+
+    # -- what happens on the way
+
+    @precondition(lambda self: self.calls.open)
+    @rule(which=st.integers(0, 5))
+    def break_a_call(self, which: int) -> None:
+        open_calls = self.calls.open
+        self.do(open_calls[which % len(open_calls)].set_result, None)
+
+    @rule(which=st.integers(0, 5))
+    def lose_patience(self, which: int) -> None:
+        waiting = [one for one in self.d.live() if one.incoming is not None and one.incoming.waits]
+        if waiting:
+            incoming = waiting[which % len(waiting)].incoming
+            assert incoming is not None
+            self.do(incoming.on_failed, Event.LATE, Problem.of(TransportFailed("late")))
+            if incoming.call is not None:  # as the call's own deadline would end it
+                self.do(incoming.call.cancel)
+
+    # -- what P's engine does
+
+    def _computing(self, which: int) -> RunningAttempt | None:
+        inside = [one for one in self.p.live() if one.inside]
+        return inside[which % len(inside)] if inside else None
+
+    def _manifest(self, attempt: RunningAttempt) -> Manifest:
+        self.saved.add(attempt.internal_id)
+        return Manifest(request_id=attempt.internal_id, epoch=attempt.epoch, lease_s=600.0)
+
+    @rule(which=st.integers(0, 5))
+    def begin_to_save(self, which: int) -> None:
+        attempt = self._computing(which)
+        if attempt is None or attempt.prepared.saves is False:
+            return
+        handoff = self.p.dispatcher.outgoing._handoffs[attempt.request_id]
+        if handoff.state.value != "promised":
+            return
+        step = EngineStep(begun=(Begun(attempt.internal_id, attempt.epoch, self._manifest(attempt)),))
+        self.do(self.p.dispatcher.on_step, step)
+
+    @rule(
+        which=st.integers(0, 5),
+        how=st.sampled_from(["kept", "kept", "kept", "lost", "stopped", "full", "broke"]),
+    )
+    def end_a_prompt(self, which: int, how: str) -> None:
+        attempt = self._computing(which)
+        if attempt is None:
+            return
+        self.p.engine.end(attempt.internal_id)
+        name, epoch = attempt.internal_id, attempt.epoch
+        if how == "full":
+            problem = Problem.of(StagingFull("no room"))
+            self.do(self.p.dispatcher.on_step, EngineStep(saved=(Saved(name, epoch, None, problem),)))
+            return
+        if how == "broke":
+            self.do(self.p.dispatcher.on_step, EngineStep(failed=[name], problem="shape mismatch"))
+            return
+        reason = FinishReason.STOP if how == "stopped" else FinishReason.LENGTH
+        attempt.prepared.request.append_output_token_ids([7])
+        output = EngineCoreOutput(request_id=name, new_token_ids=[7], finish_reason=reason)
+        outputs = {attempt.session: EngineCoreOutputs(outputs=[output])}
+        manifest = self._manifest(attempt) if how != "lost" else None
+        problem = Problem("SaveFailed", "no") if manifest is None else None
+        saved = (Saved(name, epoch, manifest, problem),)
+        self.do(self.p.dispatcher.on_step, EngineStep(outputs=outputs, saved=saved, executed=True))
+
+    @rule(which=st.integers(0, 5))
+    def pull_all(self, which: int) -> None:
+        """Let P hear with the next renewal that its ranks hold it no more."""
+        outgoing = self.p.dispatcher.outgoing
+        kept = [one.manifest for one in outgoing._leased.values() if one.state.value == "kept"]
+        asked = outgoing.to_renew(600.0)
+        if kept:
+            one = kept[which % len(kept)]
+            assert one is not None
+            self.pulled.add(one.request_id)
+            held = {(other.request_id, other.epoch) for other in asked if other is not one}
+            self.do(outgoing.renewed, asked, held, self.loop.time())
+
+    # -- what D's engine does
+
+    @rule(which=st.integers(0, 5), problem=st.booleans())
+    def load(self, which: int, problem: bool) -> None:
+        loading = [
+            one
+            for one in self.d.live()
+            if one.inside and one.incoming is not None and one.incoming.state is State.COMPLETE
+        ]
+        if not loading:
+            return
+        attempt = loading[which % len(loading)]
+        why = Problem.of(TransportFailed("the way is cut")) if problem else None
+        loaded = Loaded(attempt.internal_id, attempt.epoch, problem=why)
+        self.do(self.d.dispatcher.on_step, EngineStep(loaded=(loaded,)))
+
+    @rule(which=st.integers(0, 5), last=st.booleans())
+    def write(self, which: int, last: bool) -> None:
+        """Write a token of a request that has its KV."""
+        running = [
+            one for one in self.d.live() if one.inside and (one.incoming is None or not one.incoming.loads)
+        ]
+        if not running:
+            return
+        attempt = running[which % len(running)]
+        reason = FinishReason.STOP if last else None
+        if last:
+            self.d.engine.end(attempt.internal_id)
+        output = EngineCoreOutput(request_id=attempt.internal_id, new_token_ids=[9], finish_reason=reason)
+        outputs = {attempt.session: EngineCoreOutputs(outputs=[output])}
+        self.do(self.d.dispatcher.on_step, EngineStep(outputs=outputs, executed=True))
+
+    # -- what always holds
+
+    @invariant()
+    def nothing_is_held(self) -> None:
+        for site in (self.p, self.d):
+            site.hear()
+            live = site.live()
+            admission = site.dispatcher._admission
+            assert admission.requests + admission.extras == len(live)
+            inside = {one.internal_id for one in live if one.inside}
+            assert set(site.engine.requests) == inside, (set(site.engine.requests), inside)
+            assert max(site.answers.values(), default=0) <= 1, site.answers
+        waiting = sum(one.incoming is not None and one.incoming.waits for one in self.d.live())
+        assert self.calls.calls == waiting
+        assert len(self.calls.open) == waiting
+        assert self.p.dispatcher.outgoing.followers <= waiting
+        for attempt in self.d.live():
+            given = self.d.engine.loading.get(attempt.internal_id)
+            if attempt.inside and attempt.incoming is not None and given is not None:
+                assert attempt.incoming.state is not State.ASKED
+        assert max(self.released.values(), default=0) <= 1
+
+
+def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_connected", _ready)
+    for name, value in (("GRACE_S", 0.0), ("TURN_S", 60.0), ("LINGER_S", 0.0), ("LEAST_REST_S", 0.001)):
+        monkeypatch.setattr(isolation, name, value)
+    run_state_machine_as_test(
+        Handoffs,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,285 @@
+"""Whoever shows an attempt's key hears how far its KV is, in order, whenever it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
+from baton.services.worker import outgoing as module
+from baton.services.worker.outgoing import Follower, NotFollowedError, Outgoing
+from harness.support import PATIENCE
+
+KEY, OTHER = b"sixteen bytes ok", b"sixteen others ."
+
+
+class Site:
+    """The handoffs of a worker, what was released of them, and followers whose calls stay open."""
+
+    def __init__(self, calls: ExitStack) -> None:
+        self.released: list[Manifest] = []
+        self.outgoing = Outgoing(self.released.append)
+        self._calls = calls
+
+    def begin(self, name: str = "a", epoch: int = 1, session: int = 1, key: bytes = KEY) -> None:
+        self.outgoing.begin(name, epoch, key, session)
+
+    def begun(self, name: str = "a", epoch: int = 1, lease_s: float = 60.0) -> Manifest:
+        manifest = self.manifest(name, epoch, lease_s)
+        self.outgoing.begun(name, epoch, manifest)
+        return manifest
+
+    def complete(self, name: str = "a", epoch: int = 1, lease_s: float = 60.0) -> Complete:
+        complete = Complete(manifest=self.manifest(name, epoch, lease_s), token_ids=[7])
+        self.outgoing.complete(name, epoch, complete)
+        return complete
+
+    def keep(self, name: str, epoch: int = 1, session: int = 1, lease_s: float = 60.0) -> Complete:
+        self.begin(name, epoch, session)
+        return self.complete(name, epoch, lease_s)
+
+    def follow(self, name: str = "a", epoch: int = 1, key: bytes = KEY) -> Follower:
+        request = FollowRequest(request_id=name, epoch=epoch, key=key)
+        return self._calls.enter_context(self.outgoing.follower(request))
+
+    @staticmethod
+    def manifest(name: str, epoch: int, lease_s: float = 60.0) -> Manifest:
+        return Manifest(request_id=f"{name}#{epoch}", epoch=epoch, lease_s=lease_s)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with ExitStack() as calls:
+        yield Site(calls)
+
+
+async def said(follower: Follower) -> FollowReply:
+    async with asyncio.timeout(5 * PATIENCE):
+        return await follower.next()
+
+
+async def refused(follower: Follower) -> grpc.StatusCode:
+    with pytest.raises(NotFollowedError) as caught:
+        await said(follower)
+    return caught.value.code
+
+
+async def test_a_follower_hears_a_beginning_and_an_end(site: Site) -> None:
+    site.begin()
+    follower = site.follow()
+    manifest = site.begun()
+    complete = site.complete()
+    assert (await said(follower)).begun == manifest
+    assert (await said(follower)).complete == complete
+
+
+@pytest.mark.parametrize("comes", ["before", "begun", "kept"])
+async def test_it_may_come_whenever_it_does(site: Site, comes: str) -> None:
+    """What it missed of the beginning it need not hear: the end holds all of it."""
+    follower = site.follow() if comes == "before" else None
+    site.begin()
+    site.begun()
+    follower = site.follow() if comes == "begun" else follower
+    complete = site.complete()
+    follower = follower or site.follow()
+    if comes != "kept":
+        assert (await said(follower)).HasField("begun")
+    assert (await said(follower)).complete == complete
+    assert site.released == []
+
+
+@pytest.mark.parametrize("how", ["over", "released", "stream", "later attempt", "pulled"])
+async def test_what_is_over_is_told_to_who_comes_before_and_after(site: Site, how: str) -> None:
+    site.begin()
+    site.begun()
+    before = site.follow()
+    assert (await said(before)).HasField("begun")
+    match how:
+        case "over":
+            site.outgoing.over("a", 1)
+        case "released":
+            site.outgoing.release("a")
+        case "stream":
+            site.outgoing.release_of_session(1)
+        case "later attempt":
+            site.outgoing.supersede("a", 2)
+        case "pulled":
+            manifest = site.complete().manifest
+            assert (await said(before)).HasField("complete")
+            site.outgoing.renewed(site.outgoing.to_renew(60.0), set(), 0.0)
+            del manifest
+    if how != "pulled":
+        assert (await said(before)).HasField("problem")
+        assert len(site.released) == 1
+    after = await said(site.follow())
+    name = {"over": "SaveFailed", "later attempt": "StaleEpoch"}.get(how, "UnknownHandoff")
+    assert after.problem.name == name
+    site.outgoing.over("a", 1)  # said again, it is nothing new
+    site.outgoing.release("a")
+    assert len(site.released) == (how != "pulled")
+
+
+async def test_kv_that_is_kept_outlives_its_attempt_and_its_follower(site: Site) -> None:
+    complete = site.keep("a")
+    site.outgoing.over("a", 1)  # its request has ended
+    with site.outgoing.follower(FollowRequest(request_id="a", epoch=1, key=KEY)) as follower:
+        assert (await said(follower)).complete == complete
+    assert (await said(site.follow())).complete == complete
+    assert site.released == []
+
+
+async def test_a_key_is_needed_and_it_is_the_attempts(site: Site) -> None:
+    early = site.follow(key=OTHER)
+    site.begin()
+    assert await refused(early) == grpc.StatusCode.PERMISSION_DENIED
+    for key in (OTHER, KEY[:-1], b""):
+        with pytest.raises(NotFollowedError) as caught:
+            site.follow(key=key)
+        assert caught.value.code == grpc.StatusCode.PERMISSION_DENIED
+    site.begin("keyless", key=b"")
+    with pytest.raises(NotFollowedError) as caught:
+        site.follow("keyless", key=b"")
+    assert caught.value.code == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_of_two_that_came_first_the_one_with_the_key_stays(site: Site) -> None:
+    right, wrong = site.follow(), site.follow(key=OTHER)
+    site.begin()
+    assert await refused(wrong) == grpc.StatusCode.PERMISSION_DENIED
+    site.complete()
+    assert (await said(right)).HasField("complete")
+
+
+async def test_a_second_follower_takes_the_place_of_the_first(site: Site) -> None:
+    site.begin()
+    first, second = site.follow(), site.follow()
+    assert await refused(first) == grpc.StatusCode.ABORTED
+    site.complete()
+    assert (await said(second)).HasField("complete")
+
+
+async def test_an_attempt_that_does_not_come_is_not_waited_for_long(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAIT_S", 0.05)
+    request = FollowRequest(request_id="a", epoch=1, key=KEY)
+    with site.outgoing.follower(request) as follower:
+        assert await refused(follower) == grpc.StatusCode.NOT_FOUND
+    assert site.outgoing.followers == 0
+    site.begin()
+    with pytest.raises(NotFollowedError) as caught:  # of an attempt before the one that is here
+        site.follow(epoch=0)
+    assert caught.value.code == grpc.StatusCode.NOT_FOUND
+
+
+async def test_those_that_wait_are_bounded_in_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    with ExitStack() as calls:
+        waiting = [FollowRequest(request_id=name, epoch=1, key=KEY) for name in "abc"]
+        for request in waiting:
+            calls.enter_context(site.outgoing.follower(request))
+        with pytest.raises(NotFollowedError) as caught:
+            site.follow("d")
+        assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        site.begin("a")
+        site.follow("d")
+    assert site.outgoing.followers == 1
+
+
+async def test_what_was_over_is_remembered_up_to_a_bound_and_for_a_while(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    for name in "abc":
+        site.begin(name)
+        site.outgoing.over(name, 1)
+    assert list(site.outgoing._handoffs) == ["b", "c"]
+    monkeypatch.setattr(module, "REMEMBER_S", 0.0)
+    site.begin("d")
+    site.outgoing.over("d", 1)
+    site.outgoing.release("b")
+    assert "d" in site.outgoing._handoffs  # it goes behind those that are remembered for longer
+    for one in site.outgoing._past.values():
+        one.until_s = 0.0
+    site.outgoing.forget_expired()
+    assert site.outgoing._handoffs == {}
+
+
+async def test_a_later_attempt_is_another_handoff(site: Site) -> None:
+    first = site.keep("a")
+    site.begin(epoch=2)
+    assert site.released == [first.manifest]
+    late = Complete(manifest=site.manifest("a", 1))
+    site.outgoing.complete("a", 1, late)
+    assert site.released[1:] == [late.manifest]
+    follower = site.follow(epoch=2)
+    second = site.complete(epoch=2)
+    assert (await said(follower)).complete == second
+
+
+async def test_followers_are_sent_away_when_the_worker_ends(site: Site) -> None:
+    site.begin()
+    here, waits = site.follow(), site.follow("b")
+    site.outgoing.hang_up()
+    assert await refused(here) == grpc.StatusCode.UNAVAILABLE
+    assert await refused(waits) == grpc.StatusCode.UNAVAILABLE
+
+
+# -- leases
+
+
+def names(site: Site, for_s: float = 60.0) -> list[str]:
+    return [one.request_id for one in site.outgoing.to_renew(for_s)]
+
+
+async def test_what_is_still_held_is_renewed_and_what_is_gone_forgotten(site: Site) -> None:
+    for name in ("pulled", "held", "replaced"):
+        site.keep(name, lease_s=0.5 * PATIENCE)
+    asked = site.outgoing.to_renew(60.0)
+    assert [one.request_id for one in asked] == ["pulled#1", "held#1", "replaced#1"]
+    site.keep("replaced", epoch=2)
+    site.keep("since")
+    site.outgoing.renewed(asked, {("held#1", 1)}, at_s=asyncio.get_running_loop().time() + 100)
+    assert names(site) == ["held#1", "replaced#2", "since#1"]
+    assert site.outgoing._leased["held"].until_s > asyncio.get_running_loop().time() + 90
+    assert [one.request_id for one in site.released] == ["replaced#1"]
+
+
+async def test_no_lease_is_renewed_for_ever(site: Site) -> None:
+    site.keep("its release was lost")
+    assert names(site, 0.0) == []
+    assert names(site) == ["its release was lost#1"]  # until its lease is over
+
+
+async def test_a_handoff_ends_with_its_lease(site: Site) -> None:
+    site.keep("over", lease_s=0.0)
+    site.keep("held")
+    site.keep("another", session=2)
+    assert (await said(site.follow("over"))).problem.name == "LeaseExpired"
+    assert names(site) == ["held#1", "another#1"]
+    site.outgoing.release_of_session(1)
+    assert [one.request_id for one in site.released] == ["held#1"]
+
+
+async def test_many_that_end_at_once_are_forgotten_without_recursion(site: Site) -> None:
+    for number in range(3000):
+        site.keep(f"r{number}", lease_s=0.3 * PATIENCE)
+    for one in site.outgoing._leased.values():
+        one.until_s = 0.0
+    assert names(site) == []
+
+
+async def test_a_prompt_whose_beginning_lost_its_lease_may_still_be_kept(site: Site) -> None:
+    site.begin()
+    site.begun(lease_s=0.0)
+    assert names(site) == []
+    follower = site.follow()
+    complete = site.complete()
+    assert names(site) == ["a#1"]
+    assert (await said(follower)).HasField("begun")
+    assert (await said(follower)).complete == complete
