@@ -63,7 +63,7 @@ async def test_the_innocent_go_on_after_a_trial(
         worker.faults = faults
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     [trial] = alone(*workers)
-    assert (trial.phase, trial.HasField("manifest"), trial.alone_tokens) == (
+    assert (trial.phase, trial.HasField("source"), trial.alone_tokens) == (
         PHASE_DECODE,
         False,
         TRIAL_TOKENS,
