@@ -87,7 +87,7 @@ async def test_without_it_the_prompt_is_computed(cluster: Cluster, fault: Fault,
 
 
 async def test_a_source_that_dies_costs_a_moment(cluster: Cluster) -> None:
-    prefill, decode, _ = await holding(cluster, decode=2)
+    _, decode, _ = await holding(cluster, decode=2)
     decode.faults.append(Fault(PHASE_SAVE, die=True))
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert cluster.count(PULLS, outcome="lost") == 1
@@ -102,6 +102,7 @@ async def test_what_the_prefill_worker_cannot_load_it_computes(cluster: Cluster,
     assert failed.HasField("source")
     assert not again.HasField("source")
     assert (failed.epoch, again.epoch) == (1, 2)
+    assert [one.epoch for one in decode.seen.starts if one.phase == PHASE_DECODE] == [1, 2]
     assert prefix_id(failed.request_id) in decode.seen.aborts  # what it saved is released
     assert cluster.count(PULLS, outcome="failed") == 1
     assert cluster.count("recomputed_prompts_total") == 0  # not by the decode worker
