@@ -178,9 +178,12 @@ def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: b
     prefill, decode: what the legs have failed with so far
     begun: the second one's worker has decoded, or could: the prompt is prefilled
     """
-    if prefill is not None:
-        return prefill  # the decode worker could only wait, or fail for want of a source
-    if decode is None or begun or decode.trouble not in (Trouble.LOST, Trouble.ENGINE):
+    # The decode worker can only wait, or fail for want of a source. But where just a prompt's beginning did not
+    # come, the two would go on without it: not if that worker has failed as well.
+    alone = prefill is not None and prefill.trouble is not Trouble.PREFIX
+    if decode is None or alone or (prefill is not None and may_be_the_source(decode)):
+        return prefill
+    if begun or decode.trouble not in (Trouble.LOST, Trouble.ENGINE):
         return decode
     # Its worker ended while the request waited there for its prompt: it is not what ended it.
     return replace(decode, trouble=Trouble.UNREACHABLE)

@@ -34,7 +34,11 @@ def failed(trouble: Trouble, worker_id: str) -> Failure:
         (Trouble.LOST, Trouble.HANDOFF, False, "p", Trouble.LOST),
         (Trouble.LOST, Trouble.LOST, False, "p", Trouble.LOST),
         (Trouble.NOT_KEPT, Trouble.HANDOFF, True, "p", Trouble.NOT_KEPT),
-        (Trouble.PREFIX, Trouble.FULL, False, "p", Trouble.PREFIX),
+        (Trouble.PREFIX, None, False, "p", Trouble.PREFIX),
+        (Trouble.PREFIX, Trouble.HANDOFF, False, "p", Trouble.PREFIX),
+        # Except that nothing goes on without a prompt's beginning where the decode worker is gone, too.
+        (Trouble.PREFIX, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
+        (Trouble.PREFIX, Trouble.FULL, False, "d", Trouble.FULL),
         # While the prompt is prefilled, the decode worker's failure ends that.
         (None, Trouble.HANDOFF, False, "d", Trouble.HANDOFF),
         (None, Trouble.SOURCE, False, "d", Trouble.SOURCE),

@@ -116,13 +116,33 @@ async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster: Cluste
     prefill, decode, _ = await holding(cluster, decode=2)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     await cluster.send("q", PROMPT)
-    await until(lambda: prefill.seen.starts, "the prefill pulls")
+    state = cluster.client._relays["q"].state
+    await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the prefill pulls")
     await decode.die()
     right(await cluster.answer("q"), PROMPT, 8)
     failed, again = prefill.seen.starts
     assert failed.source.worker_id == "d0"
     assert not again.HasField("source")
     assert cluster.count(PULLS, outcome="failed") == 1
+
+
+async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(
+    cluster: Cluster,
+) -> None:
+    """It is both. The prefill is not begun again for a decode worker that is gone."""
+    prefill, decode = await holding(cluster)
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    await cluster.send("q", PROMPT)
+    state = cluster.client._relays["q"].state
+    await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the prefill pulls")
+    other = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE))
+    await decode.die()
+    right(await cluster.answer("q"), PROMPT, 8)
+    assert [start.HasField("source") for start in prefill.seen.starts] == [True, False]
+    assert [start.phase for start in other.seen.starts] == [PHASE_DECODE]
+    assert cluster.count("retries_total", trouble="unreachable", worker="d0") == 1
+    assert cluster.count("retries_total", trouble="prefix", worker="d0") == 0
+    await cluster.settled()
 
 
 async def test_an_abort_reaches_the_source(cluster: Cluster) -> None:
