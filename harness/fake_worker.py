@@ -28,6 +28,7 @@ from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
+from harness.fake_follow import Followed, Follower
 from harness.support import PATIENCE
 
 HEARTBEAT_S = 0.05
@@ -44,6 +45,16 @@ def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
     return [97 + (sum(prompt) * 7 + index * index) % 26 for index in range(begin, begin + count)]
 
 
+# With one of these a worker has not begun: it says so at once, also where the prompt is not prefilled yet.
+_REFUSALS = (
+    worker_pb2.Failed.CODE_DRAINING,
+    worker_pb2.Failed.CODE_FULL,
+    worker_pb2.Failed.CODE_INVALID,
+    worker_pb2.Failed.CODE_STAGING,
+    worker_pb2.Failed.CODE_STALE,
+)
+
+
 @dataclass
 class Fault:
     """A fault for one Start. Exactly one of the reactions is set."""
@@ -53,12 +64,18 @@ class Fault:
     failed: worker_pb2.Failed.Code | None = None  # reply with Failed
     die: bool = False  # the whole worker is gone, its connections reset
     end_with: FinishReason | None = None  # the engine ends the request by itself
-    not_kept: bool = False  # PREFILL: Saved without a manifest
+    not_kept: bool = False  # PREFILL, SAVE: Saved with a problem
     silent: bool = False  # this request gets no further message,
     loaded: bool = False  # except that its KV cache is loaded,
-    crosses: bool = False  # and but for a token, or a LOAD's failure, on its way when the next Start was sent
+    crosses: bool = False  # and but for a token on its way when the next Start was sent
     hang: bool = False  # the worker sends no further message; its connections stay
     goes_on: bool = False  # whether the engine that `failed` goes on
+    early: bool = False  # while it waits for its source, and not once that is complete
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it does not wait for the request's source."""
+        return self.early or (self.failed in _REFUSALS and not self.after_tokens)
 
 
 @dataclass
@@ -76,6 +93,20 @@ class Running:
     generated_here: int = 0
     silent: bool = False
     queued: float = field(default_factory=time.monotonic)
+    following: asyncio.Task[None] | None = None  # its source, until that is complete
+    loads: worker_pb2.Complete | None = None  # what came of that
+    missing: tuple[worker_pb2.Failed.Code, str] | None = None  # or why nothing does
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step brings it on."""
+        waits = self.following is not None and not (self.fault is not None and self.fault.at_once)
+        return not self.silent and not waits
+
+    def leave(self) -> None:
+        """End what runs for it."""
+        if self.following is not None:
+            self.following.cancel()
 
 
 @dataclass
@@ -113,7 +144,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.speculative_method = ""
         self.adapters: dict[str, str] = {}
         self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, sent with each output
-        self.first_drafts: list[int] = []  # sent with each prompt whose KV is kept
         self.eos_at: int | None = None  # position of an end-of-sequence token in the output
         self.script: list[int] = []  # output tokens, ending with an end of sequence; empty: use the formula
         self.per_step = 1  # output tokens per request and decode step
@@ -127,6 +157,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.protocol = wire.PROTOCOL
         self.shares = 0  # KV blocks of each request that others hold as well
         self.steps = 1  # of a prefill; of several, the first one's KV can be pulled after it
+        self.patience_s = 1.0  # of a prefill, for the prompt's beginning
+        self._followed = Followed()
+        self._follower = Follower()
 
     @property
     def identity(self) -> scheduler_pb2.WorkerIdentity:
@@ -184,6 +217,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
+            await self._follower.close()
 
     # -- the service
 
@@ -206,10 +240,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     self._abort(message.abort.request_ids)
         finally:
             engine.cancel()
-            for request_id in self._of(work):
-                del self._running[request_id]
+            for request_id, one in self._of(work).items():
+                self._running.pop(request_id).leave()
+                self._followed.of(request_id, one.start.epoch).failed("its router has gone")
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await engine
+
+    async def Follow(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.FollowReply]:
+        """Tell another worker how far an attempt is."""
+        async for reply in self._followed.follow(request, context):
+            if self.hangs:
+                await asyncio.Event().wait()  # until the call ends
+            yield reply
 
     def _of(self, work: asyncio.Event) -> dict[str, Running]:
         """Return the requests of one router."""
@@ -219,15 +261,23 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         for request_id in request_ids:
             self.seen.aborts.append(request_id)
             aborted = self._running.pop(request_id, None)
-            if aborted is not None and aborted.fault is not None and aborted.fault.crosses:
-                self._on_the_way.append(aborted)
+            if aborted is not None:
+                self._drop(aborted)
+
+    def _drop(self, one: Running) -> None:
+        """Let a request go that is aborted or replaced."""
+        one.leave()
+        self._followed.of(one.start.request_id, one.start.epoch).failed("it was aborted")
+        if one.fault is not None and one.fault.crosses:
+            self._on_the_way.append(one)
 
     def _begin(self, start: worker_pb2.Start, work: asyncio.Event) -> None:
         self.seen.starts.append(start)
         request = wire.decode_request(start.engine_request)
+        self._followed.begin(start)
         replaced = self._running.get(start.request_id)
-        if replaced is not None and replaced.fault is not None and replaced.fault.crosses:
-            self._on_the_way.append(replaced)
+        if replaced is not None:
+            self._drop(replaced)
         self.seen.extra_args.append(request.sampling_params.extra_args)
         fault = self.faults.popleft() if self.faults and self.faults[0].phase == start.phase else None
         taken = sum(not (one.fault and one.fault.failed) for one in self._running.values())
@@ -235,7 +285,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             fault = Fault(start.phase, failed=worker_pb2.Failed.CODE_FULL)
         else:
             self.fullest = max(self.fullest, taken + (replaced is None))
-        self._running[start.request_id] = Running(
+        one = self._running[start.request_id] = Running(
             work=work,
             start=start,
             prompt=request.prompt_token_ids,
@@ -244,9 +294,29 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             generated=len(start.output_token_ids),
             fault=fault,
             steps=self.steps if start.phase == worker_pb2.PHASE_PREFILL else 1,
-            silent=start.phase == worker_pb2.PHASE_LOAD and fault is None,
         )
+        if start.HasField("source"):
+            one.following = asyncio.create_task(self._follow(one))
         work.set()
+
+    async def _follow(self, one: Running) -> None:
+        """Wait until a request's source is complete; for the beginning of a prompt not for long."""
+        patience_s = self.patience_s if one.start.phase == worker_pb2.PHASE_PREFILL else None
+        try:
+            async with asyncio.timeout(patience_s):
+                came = await self._follower.complete(one.start)
+            if isinstance(came, worker_pb2.Complete):
+                one.loads = came
+                one.generated += len(came.token_ids)
+            else:
+                one.missing = worker_pb2.Failed.CODE_HANDOFF, came.text
+        except TimeoutError:
+            one.missing = worker_pb2.Failed.CODE_HANDOFF, "late"
+        except grpc.aio.AioRpcError as error:
+            one.missing = worker_pb2.Failed.CODE_SOURCE, str(error.details())
+        one.following = None
+        one.queued = time.monotonic()
+        one.work.set()
 
     # -- the engine
 
@@ -258,7 +328,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 if not self.hangs:
                     await context.write(worker_pb2.RunReply())
                 continue
-            if not any(not one.silent for one in self._of(work).values()):
+            if not any(one.ready for one in self._of(work).values()):
                 work.clear()
                 continue
             began = time.monotonic()
@@ -280,17 +350,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         dies = False
         while self._on_the_way:
             late = self._on_the_way.pop()
-            if late.start.phase == worker_pb2.PHASE_LOAD:
-                self._refuse(late, reply)
-            else:
-                self._generate(late.start.request_id, late, outputs, reply)
+            self._generate(late.start.request_id, late, outputs, reply)
         for request_id, one in self._of(work).items():
-            if one.silent:
+            if not one.ready:
                 continue
             if one.fault is not None and one.steps == 1 and one.generated_here >= one.fault.after_tokens:
                 dies |= self._fail(request_id, one, one.fault, outputs, reply)
-                continue
-            self._generate(request_id, one, outputs, reply)
+            elif one.missing is not None and one.start.phase == worker_pb2.PHASE_DECODE:
+                self._running.pop(request_id, None)
+                self._refuse(one, *one.missing, reply)
+            else:
+                self._generate(request_id, one, outputs, reply)
         if outputs:
             step = EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic() - self.late_s)
             reply.engine_outputs = wire.encode_outputs(step)
@@ -302,12 +372,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         start = one.start
         if one.steps > 1:
             if one.steps == self.steps:
-                begun = reply.begun.add(request_id=request_id, epoch=start.epoch)
-                begun.manifest.CopyFrom(self._manifest(one))
+                self._followed.of(request_id, start.epoch).began(self._manifest(one))
             one.steps -= 1
             return
-        if one.generated_here == 0 and start.HasField("manifest"):
-            self._load(one, reply)
+        if one.generated_here == 0 and one.loads is not None:
+            self._load(one, one.loads, reply)
         if one.generated_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
             reply.shared.add(request_id=request_id, epoch=start.epoch, blocks=self.shares)
         first = one.generated_here == 0
@@ -333,13 +402,24 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if prefills or reason is not None:
             self._running.pop(request_id, None)
         if prefills:
-            saved = reply.saved.add(request_id=request_id, epoch=start.epoch)
-            if one.fault is not None and one.fault.not_kept:
-                saved.problem = "no room"
-            elif not ends and one.generated < one.max_tokens:
-                saved.manifest.CopyFrom(self._manifest(one))
-                saved.manifest.saved_at_s = time.monotonic()
-                saved.draft_token_ids.extend(self.first_drafts)
+            self._save(one, tokens, reply, over=ends or one.generated >= one.max_tokens)
+
+    def _save(self, one: Running, tokens: list[int], reply: worker_pb2.RunReply, *, over: bool) -> None:
+        """Keep the KV of a prompt, and tell those who wait for it. over: it was the request's last token."""
+        start = one.start
+        told = self._followed.of(start.request_id, start.epoch)
+        saved = reply.saved.add(request_id=start.request_id, epoch=start.epoch)
+        if over:
+            saved.problem = "the request has ended"
+        elif one.fault is not None and one.fault.not_kept:
+            saved.problem = "no room"
+        if saved.problem:
+            told.failed(saved.problem)
+            return
+        saved.saved_at_s = time.monotonic()
+        saved.save_ms = 0.1
+        saved.chunks = self.steps
+        told.completed(self._manifest(one), tokens if start.phase == worker_pb2.PHASE_PREFILL else [])
 
     def _tokens(self, one: Running, most: int) -> list[int]:
         """Return a request's next output tokens, until it ends."""
@@ -368,27 +448,31 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         ]
 
     @staticmethod
-    def _load(one: Running, reply: worker_pb2.RunReply) -> None:
-        start = one.start
+    def _load(one: Running, loads: worker_pb2.Complete, reply: worker_pb2.RunReply) -> None:
         reply.admitted.add(
-            request_id=start.request_id,
-            epoch=start.epoch,
+            request_id=one.start.request_id,
+            epoch=one.start.epoch,
             transport="shm",
             bytes=1000,
             total_ms=1.0,
-            tokens=start.manifest.num_tokens,
+            tokens=loads.manifest.num_tokens,
         )
 
-    @staticmethod
-    def _refuse(one: Running, reply: worker_pb2.RunReply) -> None:
+    def _refuse(
+        self,
+        one: Running,
+        code: worker_pb2.Failed.Code,
+        message: str,
+        reply: worker_pb2.RunReply,
+    ) -> None:
         start = one.start
-        code = one.fault.failed if one.fault is not None else None
+        self._followed.of(start.request_id, start.epoch).failed(message)
+        one.leave()
         reply.failed.add(
             request_id=start.request_id,
             epoch=start.epoch,
             code=code,
-            message="the test wants it",
-            phase=start.phase,
+            message=message,
             engine_goes_on=one.fault is not None and one.fault.goes_on,
         )
 
@@ -404,12 +488,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             return False
         if fault.silent:
             one.silent = True
-            if fault.loaded:
-                self._load(one, reply)
+            if fault.loaded and one.loads is not None:
+                self._load(one, one.loads, reply)
             return False
         self._running.pop(request_id, None)
         if fault.failed is not None:
-            self._refuse(one, reply)
+            self._refuse(one, fault.failed, "the test wants it", reply)
         elif fault.end_with is not None:
             name = attempt_id(request_id, one.start.epoch)
             outputs.append(EngineCoreOutput(request_id=name, new_token_ids=[], finish_reason=fault.end_with))

@@ -27,9 +27,10 @@ from baton.services.router.convicts import Convicts
 from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.pairs import Pairs
+from baton.services.router.parts import RelayParts
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
-from baton.services.router.relay import RelayParts
+from baton.services.router.stream import WorkerStream
 from baton.services.router.vllm import prints
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
@@ -190,6 +191,12 @@ class Cluster:
         """Start a request; do not wait for it."""
         self.got[request_id] = Answer()
         await self.client.add_request_async(engine_request(request_id, prompt, max_tokens, **params))
+
+    async def connect(self, worker: FakeWorker) -> None:
+        """Have the router connected to a worker."""
+        connected = asyncio.get_running_loop().create_future()
+        self.pool.reach(pb.Worker(worker_id=worker.worker_id, address=worker.address), connected.set_result)
+        assert isinstance(await connected, WorkerStream)
 
     async def answer(self, request_id: str, timeout_s: float = 15.0) -> Answer:
         """Wait for a request's end."""

@@ -12,7 +12,7 @@ from typing import Protocol
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.metrics import SECONDS, ProcessFigures
-from baton.protos import handoff_pb2, worker_pb2
+from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.class_metrics import ClassMetrics
 from baton.services.router.errors import NotAdmitted, RequestFailed
@@ -325,16 +325,16 @@ class RouterMetrics:
         """Count one part of a sample of the time between two tokens."""
         self._gap[stage].observe(max(0.0, seconds))
 
-    def saved(self, manifest: handoff_pb2.Manifest) -> None:
+    def saved(self, state: RequestState) -> None:
         """Count a KV cache that a prefill worker has saved."""
         # The transport is not known yet.
-        self._stages.labels("save", "none").observe(manifest.save_ms / 1e3)
+        self._stages.labels("save", "none").observe(state.timings.save_ms / 1e3)
 
     def admitted(self, admitted: worker_pb2.Admitted, state: RequestState, worker_id: str) -> None:
         """Count a KV cache that the decode worker has loaded."""
         transport = admitted.transport or "none"
         if state.timings.first_token:
-            since = time.monotonic() - state.timings.first_token
+            since = max(0.0, state.timings.admitted - state.timings.first_token)
             self._workers.counted(worker_id)
             self._handoff.labels(worker_id, transport).observe(since)
         for stage in _STAGES:

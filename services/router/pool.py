@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,30 +52,25 @@ class WorkerPool:
         self._suspects: dict[str, _Suspect] = {}  # by worker id
         self._closed = False
 
-    async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
-        """Return the open stream to `worker`. Raises WorkerUnreachable within a call's deadline."""
+    def reach(
+        self, worker: scheduler_pb2.Worker, then: Callable[[WorkerStream | WorkerUnreachable], None]
+    ) -> None:
+        """Call `then` with the open stream to `worker`: now if there is one, else once it is open.
+
+        Where it cannot be opened, `then` gets the reason, within a call's deadline.
+        """
         stream = self._streams.get(worker.worker_id)
         if stream is not None:
-            return stream
-        if self._closed:
-            raise WorkerUnreachable("the router is shutting down")
-        return await asyncio.shield(self._connecting(worker))  # others wait for it too
+            then(stream)
+        elif self._closed:
+            then(WorkerUnreachable("the router is shutting down"))
+        else:
+            opening = self._connecting(worker)  # others wait for it too
+            opening.add_done_callback(lambda task: then(_stream_of(task)))
 
     def opened(self, worker_id: str) -> WorkerStream | None:
         """Return the stream to a worker if it is open."""
         return self._streams.get(worker_id)
-
-    def warm(self, worker: scheduler_pb2.Worker) -> None:
-        """Begin to connect to a worker that is needed soon."""
-        if worker.worker_id not in self._streams and not self._closed:
-            self._connecting(worker)
-
-    def watch_pull(
-        self, worker_id: str, request_id: str, on_lost: Callable[[str], None]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Watch a pull as WorkerStream.watch_pull does; without an open stream to the worker do nothing."""
-        stream = self._streams.get(worker_id)
-        return contextlib.nullcontext() if stream is None else stream.watch_pull(request_id, on_lost)
 
     def abort(self, worker_id: str, request_id: str) -> None:
         """Have a worker drop a request; do nothing without an open stream to it."""
@@ -164,3 +158,13 @@ class WorkerPool:
         since = known.since if known and now < known.since + PROBED_S else now
         self._suspects[worker.worker_id] = _Suspect(worker, since, now + SUSPECT_S)
         self._begin_checks()
+
+
+def _stream_of(task: asyncio.Task[WorkerStream]) -> WorkerStream | WorkerUnreachable:
+    """Return what came of a task that opened a stream."""
+    if task.cancelled():
+        return WorkerUnreachable("the router is shutting down")
+    error = task.exception()
+    if error is None:
+        return task.result()
+    return error if isinstance(error, WorkerUnreachable) else WorkerUnreachable(repr(error))

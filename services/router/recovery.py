@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import uniform
 
@@ -160,6 +160,33 @@ class Suspicion:
         """Record that it has passed its trial."""
         self.suspect = self.to_its_end
         self.losses.clear()
+
+
+# Seconds from a decode worker's word that the prefill worker's KV does not come until that is taken for the
+# cause: the prefill worker may have died, and its own stream says so a moment later.
+SOURCE_ENDS_S = 0.25
+
+
+def may_be_the_source(decode: Failure | None) -> bool:
+    """Tell whether a decode leg's failure may come from the end of the prefill leg."""
+    return decode is not None and decode.trouble in (Trouble.HANDOFF, Trouble.SOURCE)
+
+
+def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: bool) -> Failure | None:
+    """Return the one failure of two legs that run at the same time. Each worker's end counts once.
+
+    prefill, decode: what the legs have failed with so far
+    begun: the second one's worker has decoded, or could: the prompt is prefilled
+    """
+    # The decode worker can only wait, or fail for want of a source. But where just a prompt's beginning did not
+    # come, the two would go on without it: not if that worker has failed as well.
+    alone = prefill is not None and prefill.trouble is not Trouble.PREFIX
+    if decode is None or alone or (prefill is not None and may_be_the_source(decode)):
+        return prefill
+    if begun or decode.trouble not in (Trouble.LOST, Trouble.ENGINE):
+        return decode
+    # Its worker ended while the request waited there for its prompt: it is not what ended it.
+    return replace(decode, trouble=Trouble.UNREACHABLE)
 
 
 def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -> RecoveryStep:

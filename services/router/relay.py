@@ -1,7 +1,7 @@
 """One request's life: placed, prefilled on one worker, decoded on another, resumed when one of them fails.
 
-One asyncio task per request walks through the phases. Tokens do not wake it: the worker's stream calls the
-leg, and the leg calls the front end.
+One asyncio task per request goes from placement to placement. Tokens do not wake it: the worker's stream
+calls the leg, and the leg calls the front end.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services import logs
 from baton.services.classes import ServiceClass
-from baton.services.router.chronicle import Chronicle
-from baton.services.router.convicts import Convicts
 from baton.services.router.errors import (
     AttemptsExhausted,
     Convicted,
@@ -28,17 +25,9 @@ from baton.services.router.errors import (
     TimedOut,
     Unsupported,
     Why,
-    WorkerUnreachable,
 )
-from baton.services.router.journal import Journal
-from baton.services.router.leg import Leg
-from baton.services.router.load import RouterCounts
-from baton.services.router.metrics import RouterMetrics
-from baton.services.router.pairs import Pairs
-from baton.services.router.placement import Placements
-from baton.services.router.pool import WorkerPool
-from baton.services.router.prefix import Prefixes
-from baton.services.router.quarantine import Quarantine
+from baton.services.router.legs import Legs
+from baton.services.router.parts import RelayParts
 from baton.services.router.recovery import (
     PROGRESS_TOKENS,
     SHORT_PROMPT_TOKENS,
@@ -50,8 +39,6 @@ from baton.services.router.recovery import (
 )
 from baton.services.router.sink import FrontEnd, OutputSink
 from baton.services.router.state import RequestState
-from baton.services.router.stream import WorkerStream
-from baton.services.router.waiting import WaitingRoom
 
 # Seconds for which a request that resumes looks for room without the workers that failed it.
 EXCLUDED_S = 3.0
@@ -59,26 +46,8 @@ EXCLUDED_S = 3.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RelayParts:
-    """The parts that all relays of a router share."""
-
-    placements: Placements
-    pool: WorkerPool
-    metrics: RouterMetrics
-    max_attempts: int  # workers that may fail a request in a row, until it is given up
-    waiting: WaitingRoom
-    replace_wait_s: float = 60.0  # from a failure until another placement makes progress
-    journal: Journal = field(default_factory=Journal)
-    counts: RouterCounts = field(default_factory=RouterCounts)
-    pairs: Pairs = field(default_factory=Pairs)
-    chronicle: Chronicle = field(default_factory=Chronicle)
-    quarantine: Quarantine = field(default_factory=Quarantine)
-    convicts: Convicts = field(default_factory=Convicts)
-
-
 class Relay:
-    """Carries one request from its first placement to its last token. The LegHost of its legs.
+    """Carries one request from its first placement to its last token.
 
     `start()` begins; it ends by itself, or by `abort()` or `end()`. `on_over` is called once then.
     """
@@ -87,6 +56,7 @@ class Relay:
         self, state: RequestState, parts: RelayParts, front_end: FrontEnd, on_over: Callable[[Relay], None]
     ) -> None:
         self.state = state
+        self._parts = parts
         self._sink = OutputSink(state, front_end, self._first_token)
         self._placements = parts.placements
         self._pool = parts.pool
@@ -97,12 +67,10 @@ class Relay:
         self._pairs = parts.pairs
         self._quarantine = parts.quarantine
         self._convicts = parts.convicts
-        self._prefixes = Prefixes(state, parts.pool, parts.pairs, parts.metrics)
         self._max_attempts = parts.max_attempts
         self._replace_wait_s = parts.replace_wait_s
         self._on_over = on_over
         self._placement: Placement | None = None
-        self._decode: Leg | None = None  # the leg to come, while its prompt is prefilled
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
         self._retries = 0  # placements without progress, since the last one that made some
@@ -168,9 +136,9 @@ class Relay:
         state = self.state
         while True:
             before, alone = len(state.tokens), state.suspicion.suspect
-            failure = await (self._attempt_alone() if alone else self._attempt())
+            failure = await (self._attempt_alone() if alone else self._legs().run())
             if failure is None:
-                if state.over:
+                if state.over or self._finish_if_complete():
                     return
                 continue
             state.failed(failure)
@@ -383,11 +351,8 @@ class Relay:
         async with self._quarantine.turn(state.tokens_to_prefill, tokens):
             self._give_up = time.monotonic() + self._replace_wait_s  # its turn may have taken long
             await self._place_trial()
-            more = self._quarantine.more
-            phase = worker_pb2.PHASE_DECODE
-            leg = Leg(self, self._sink, self.placement, phase, alone_tokens=tokens, more_alone=more)
-            failure = await leg.run(None)
-        if failure is not None or state.over or self._finish_if_complete():
+            failure = await self._legs().run_alone(tokens, more=self._quarantine.more)
+        if failure is not None or state.over or state.complete:
             return failure
         self._metrics.suspect("passed")
         state.suspicion.passed()
@@ -397,51 +362,8 @@ class Relay:
         await self._place_again()
         return None
 
-    async def _attempt(self) -> Failure | None:
-        """Run the placement. Return None when the request is over."""
-        prefix = await self._prefixes.save(self.placement)
-        decode = Leg(self, self._sink, self.placement, worker_pb2.PHASE_DECODE)
-        try:
-            saved = None
-            if self.placement.prefill is not None:
-                failure, saved = await self._prefill(self.placement, decode, prefix)
-                if failure is not None or self.state.over or self._finish_if_complete():
-                    return failure
-                self._placements.prefilled(self.placement.attempt)
-                if saved is not None:
-                    self._metrics.saved(saved.manifest)
-            with self._pool.watch_pull(self._prefiller_id, self.state.request_id, decode.on_source_lost):
-                if saved is None:
-                    return await decode.run(None)
-                return await decode.run(saved.manifest, saved.draft_token_ids)
-        finally:
-            decode.call_off()
-            self._prefixes.drop()
-
-    async def _prefill(
-        self, placement: Placement, decode: Leg, prefix: handoff_pb2.Manifest | None
-    ) -> tuple[Failure | None, worker_pb2.Saved | None]:
-        """Run the prefill, while the leg to come may pull what is there of it."""
-        if self._retries == 0:
-            self._pool.warm(placement.decode)
-        elif failure := await self._unreachable(placement.decode):
-            return failure, None  # before a whole prompt is prefilled for nothing
-        prefill = Leg(self, self._sink, placement, worker_pb2.PHASE_PREFILL)
-        self._decode = decode
-        try:
-            with self._prefixes.watched(prefill.on_source_lost):
-                failure = await prefill.run(prefix)
-            self._prefixes.over(failure)
-            return failure, prefill.saved
-        finally:
-            self._decode = None
-
-    async def _unreachable(self, worker: scheduler_pb2.Worker) -> Failure | None:
-        try:
-            await self._pool.stream(worker)
-        except WorkerUnreachable as error:
-            return Failure(Trouble.UNREACHABLE, worker.worker_id, str(error))
-        return None
+    def _legs(self) -> Legs:
+        return Legs(self, self._sink, self.placement, self._parts)
 
     def _finish_if_complete(self) -> bool:
         """End a request that has all its tokens. An engine must not be asked for more."""
@@ -486,17 +408,7 @@ class Relay:
         self._counts.first_token(self.state)
         self._metrics.first_token(self.state, self._prefiller_id)
 
-    # -- for the legs (LegHost)
-
-    async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
-        """Return the open stream to `worker`. Raises WorkerUnreachable."""
-        return await self._pool.stream(worker)
-
-    def begun(self, manifest: handoff_pb2.Manifest) -> None:
-        """Have the decode worker pull what is there of a prompt that is still prefilled."""
-        stream = self._pool.opened(self.placement.decode.worker_id)
-        if self._decode is not None and stream is not None:
-            self._decode.load(stream, manifest)
+    # -- for the legs (Owner)
 
     def grow(self) -> bool:
         """Get the output more room in the journal. Return False when there is none: the request has ended."""
@@ -507,29 +419,6 @@ class Relay:
             if self._task is not None:
                 self._task.cancel()
         return not self.state.over
-
-    def loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Count a handoff that the decode worker has loaded."""
-        self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)
-        self._pairs.passed((self._prefiller_id, self.placement.decode.worker_id))
-
-    def prefix_loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the prefill worker has loaded the prompt's beginning."""
-        self._prefixes.loaded(admitted)
-
-    def gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        """Take a sample of the time between two tokens, and have the front end's part measured."""
-        self._metrics.gap("engine", engine_s)
-        self._metrics.gap("wire", wire_s)
-        self._sink.watch(received)
-
-    def prefilled(self) -> None:
-        """Report that the prompt is prefilled, where no handoff follows."""
-        self._placements.prefilled(self.placement.attempt)
-
-    def shared(self, blocks: int) -> None:
-        """Report KV blocks of the decode worker that the request shares with others."""
-        self._placements.shared(self.placement.attempt, blocks)
 
     def close(self) -> None:
         """Release what the request holds: it has its outcome. Idempotent."""

@@ -27,9 +27,9 @@ from baton.services.router.cluster import ClusterView
 from baton.services.router.convicts import Convicts
 from baton.services.router.journal import Journal
 from baton.services.router.metrics import RouterMetrics
+from baton.services.router.parts import RelayParts
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
-from baton.services.router.relay import RelayParts
 from baton.services.router.vllm import frontend, prints
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.vllm.metrics import EngineMetrics

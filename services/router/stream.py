@@ -39,7 +39,7 @@ CHECKS = 5  # of a stream, within the silence that makes it lost
 LAG_COUNTS_S = 0.25  # after its message: a stream that is behind has the next one within that time
 
 
-_NOTES = ("begun", "saved", "admitted", "shared", "failed")  # of a reply; each goes to its listener's on_...
+_NOTES = ("saved", "admitted", "shared", "failed")  # of a reply; each goes to its listener's on_...
 
 
 class StreamListener(Protocol):
@@ -57,11 +57,8 @@ class StreamListener(Protocol):
         engine_s: in the engine, since the output before; wire_s: on the way, beyond the quickest message's
         """
 
-    def on_begun(self, begun: worker_pb2.Begun) -> None:
-        """Note that the prompt takes more steps, and that its first KV blocks can be pulled."""
-
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """Note that the prompt's KV cache is ready to be pulled, or could not be saved."""
+        """Note that the prompt's KV cache is kept for another worker, or could not be."""
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
         """Note that the KV cache was loaded; the request may still wait for a slot."""

@@ -8,7 +8,8 @@ The stages to the first token follow one another without a gap, so their sum is 
     render    vLLM's front end: chat template, tokenizer
     wait      in the waiting room, until the placement that succeeds is asked for
     place     that call; within it `schedule`, the scheduler's own part
-    fetch     at a worker that holds the prompt's beginning, until it has saved that, or not
+    fetch     at a worker that holds the prompt's beginning, until it has saved that, or not; at most until
+              the prefill's engine has the request queued without it
     send      to the worker, until its engine has it queued
     queue     in the engine, until its first step; within it `prefix`, the load of what was fetched
     prefill   from there to the first token
@@ -156,14 +157,19 @@ def _attempt_to_token(way: _Way, attempt: Timings) -> bool:
         return False
     if attempt.recomputed and attempt.recomputed < attempt.first_token:
         way.to("lost", attempt.recomputed, attempt=number)
-    if attempt.prefix_saved:
-        way.to("fetch", attempt.prefix_saved, attempt=number)
+    if attempt.prefix_asked:
+        way.to("fetch", _fetched(attempt), attempt=number)
     way.to("send", attempt.queued, attempt=number)
     way.to("queue", attempt.prefill_began, attempt.prefiller, number)
     chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE
     way.to("prefill", attempt.prefill_ended, attempt.prefiller, number, chunks)
     way.to("reply", attempt.first_token, attempt=number)
     return True
+
+
+def _fetched(attempt: Timings) -> float:
+    """Return when the prefill worker waited no longer for the prompt's beginning; 0 if that is not known."""
+    return min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
 
 
 def _within_place(attempt: Timings) -> Iterator[Stage]:

@@ -66,9 +66,8 @@ class Timings:
     tokens_before: int = 0  # output tokens of the attempts before it
     asked: float = 0.0  # a scheduler, to place it
     placed: float = 0.0
-    prefix_saved: float = (
-        0.0  # a source was asked for the prompt's beginning, and has answered or been given up
-    )
+    prefix_asked: float = 0.0  # a source was asked for the prompt's beginning
+    prefix_saved: float = 0.0  # and has answered
     queued: float = 0.0  # in the engine that prefills
     prefix_loaded: float = 0.0  # into that engine
     prefill_began: float = 0.0  # its first step

@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Start
 from baton.services.router import relay
 from harness import scheduling
 from harness.fake_worker import BLOCK_SIZE, FakeWorker, Fault, answer, until
@@ -51,12 +51,9 @@ async def known(cluster: Cluster) -> None:
 
 async def test_each_worker_is_told_its_share(cluster: Cluster) -> None:
     prefill, decode = await cluster.pair()
-    prefill.steps = 4  # the decode worker begins to load
     right(await cluster.ask(LONG), LONG, 8)
-    assert phases(decode) == [PHASE_LOAD, PHASE_DECODE]
-    share = (0, blocks(LONG, 8))
     assert booked(*prefill.seen.starts) == [(len(LONG), 0)]
-    assert booked(*decode.seen.starts) == [share, share]
+    assert booked(*decode.seen.starts) == [(0, blocks(LONG, 8))]
 
 
 async def test_a_mixed_worker_is_told_both(cluster: Cluster) -> None:
@@ -100,8 +97,8 @@ async def test_a_prompt_that_is_computed_where_it_was_not_booked_counts_nothing_
     right(await cluster.ask(PROMPT), PROMPT, 8)  # recomputed
     right(await cluster.ask(PROMPT), PROMPT, 8)  # the pair is avoided before any worker is asked
     failed, again, avoided = decode.seen.starts
-    assert not again.HasField("manifest")
-    assert not avoided.HasField("manifest")
+    assert not again.HasField("source")
+    assert not avoided.HasField("source")
     share = (0, blocks(PROMPT, 8))
     assert booked(failed, again, avoided) == [share] * 3
     await cluster.settled()
@@ -127,7 +124,7 @@ async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cl
     first, second, *decodes = await cluster.pair(prefill=2, decode=2)
     await known(cluster)
     first.faults = second.faults = deque([Fault(PHASE_PREFILL, failed=FULL)])
-    cut = deque([Fault(PHASE_DECODE, 5, silent=True)])
+    cut = deque([Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt does not come that far
     for one in decodes:
         one.faults = cut
     await cluster.send("q", LONG, 20)
@@ -156,7 +153,7 @@ async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work
     right(await cluster.ask(LONG), LONG, 8)
     assert set(phases(prefill)) == {PHASE_PREFILL}
     assert set(phases(decode)) == {PHASE_DECODE}
-    assert all(start.HasField("manifest") for start in decode.seen.starts)
+    assert all(start.HasField("source") for start in decode.seen.starts)
     assert (
         cluster.count("retries_total", trouble="full", worker="p0" if phase == PHASE_PREFILL else "d0") == 3
     )
@@ -180,18 +177,18 @@ async def test_nobody_waits_for_others_that_are_full_as_well(
     await cluster.settled()
 
 
-async def test_a_refused_load_leaves_the_decode_to_be_asked(cluster: Cluster) -> None:
-    """By then there may be room; if not, the prompt's KV is dropped, and the request is placed again."""
+async def test_a_decode_worker_that_refuses_costs_no_whole_prefill(cluster: Cluster) -> None:
+    """The prefill for it is stopped at once."""
     prefill, first, second = await cluster.pair(decode=2)
     await known(cluster)
     cluster.remake(max_attempts=1)
-    prefill.steps = 4
-    first.faults = second.faults = deque([Fault(PHASE_LOAD, failed=FULL), Fault(PHASE_DECODE, failed=FULL)])
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))  # it takes very long
+    first.faults = second.faults = deque([Fault(PHASE_DECODE, failed=FULL)])
     right(await cluster.ask(LONG), LONG, 8)
+    assert prefill.seen.aborts
     full, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
-    assert phases(full) == [PHASE_LOAD, PHASE_DECODE]
-    assert phases(other)[-1] == PHASE_DECODE
-    assert prefill.seen.aborts == [prefill.seen.starts[0].request_id]
+    assert phases(full) == phases(other) == [PHASE_DECODE]
+    assert [start.epoch for start in prefill.seen.starts] == [1, 2]
     assert cluster.count("retries_total", trouble="full", worker=full.worker_id) == 1
     await cluster.settled()
 

@@ -9,7 +9,6 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed
 from baton.scheduler.policy.speed import GUESSED_SPEED
 from baton.services.config import SchedulerSettings
-from baton.services.router import prefix
 from baton.services.router.vllm.block_hashes import PromptHasher
 from harness.fake_worker import BLOCK_SIZE, HASHING, FakeWorker, Fault, until
 from harness.router import Cluster, engine_request
@@ -24,15 +23,11 @@ PULLS = "prefix_pulls_total"
 assert SchedulerSettings().prefix_pull_s * GUESSED_SPEED < HELD
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a busy machine's saves come in time."""
-    monkeypatch.setattr(prefix, "SAVE_TIMEOUT_S", CALL_S)
-
-
 async def holding(cluster: Cluster, prefill: int = 1, decode: int = 1) -> list[FakeWorker]:
     """Add workers; d0 holds the beginning of the prompt, as the scheduler hears."""
     workers = await cluster.pair(prefill, decode)
+    for worker in workers:
+        worker.patience_s = CALL_S  # a busy machine's saves come in time
     holds(cluster, "d0", BLOCKS)
     return workers
 
@@ -46,13 +41,19 @@ def holds(cluster: Cluster, worker_id: str, blocks: int) -> None:
 async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster: Cluster) -> None:
     prefill, decode = await holding(cluster)
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    asked, second = decode.seen.starts
+    second, asked = decode.seen.starts  # the decode worker is told before the others
     assert (asked.phase, asked.prefix_tokens) == (PHASE_SAVE, HELD + 1)
     assert asked.request_id == prefix_id(second.request_id)
-    assert (second.phase, second.manifest.worker_id) == (PHASE_DECODE, "p0")
+    assert (second.phase, second.source.worker_id) == (PHASE_DECODE, "p0")
     [first] = prefill.seen.starts
-    assert (first.phase, first.manifest.worker_id) == (PHASE_PREFILL, "d0")
-    assert (first.manifest.request_id, first.manifest.num_tokens) == (asked.request_id, HELD + 1)
+    assert (first.phase, first.source.worker_id, first.source.address) == (
+        PHASE_PREFILL,
+        "d0",
+        decode.address,
+    )
+    assert (first.source.request_id, first.source.tokens) == (asked.request_id, HELD + 1)
+    assert (first.source.key, second.source.key) == (asked.key, first.key)
+    assert len({asked.key, first.key}) == 2
     assert asked.epoch == first.epoch == second.epoch == 1
     assert cluster.count(PULLS, outcome="loaded") == 1
     assert cluster.count("prefix_pulled_tokens_total") == HELD + 1
@@ -70,16 +71,14 @@ async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster: Cl
         (Fault(PHASE_SAVE, silent=True), "late"),
     ],
 )
-async def test_without_it_the_prompt_is_computed(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, fault: Fault, outcome: str
-) -> None:
-    if outcome == "late":
-        monkeypatch.setattr(prefix, "SAVE_TIMEOUT_S", 0.2)
+async def test_without_it_the_prompt_is_computed(cluster: Cluster, fault: Fault, outcome: str) -> None:
     prefill, decode = await holding(cluster)
+    if outcome == "late":
+        prefill.patience_s = 0.2
     decode.faults.append(fault)
     right(await cluster.ask(PROMPT), PROMPT, 8)
     [first] = prefill.seen.starts
-    assert not first.HasField("manifest")
+    assert first.HasField("source")
     assert cluster.count(PULLS, outcome=outcome) == 1
     assert cluster.count("prefix_pulled_tokens_total") == 0
     assert cluster.count("request_attempts_sum") == 1  # an extra that did not come is no failed attempt
@@ -88,11 +87,10 @@ async def test_without_it_the_prompt_is_computed(
 
 
 async def test_a_source_that_dies_costs_a_moment(cluster: Cluster) -> None:
-    prefill, decode, _ = await holding(cluster, decode=2)
+    _, decode, _ = await holding(cluster, decode=2)
     decode.faults.append(Fault(PHASE_SAVE, die=True))
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert cluster.count(PULLS, outcome="lost") == 1
-    assert not prefill.seen.starts[0].HasField("manifest")
 
 
 @pytest.mark.parametrize("code", [Failed.CODE_HANDOFF, Failed.CODE_SOURCE])
@@ -101,9 +99,10 @@ async def test_what_the_prefill_worker_cannot_load_it_computes(cluster: Cluster,
     prefill.faults.append(Fault(PHASE_PREFILL, failed=code))
     right(await cluster.ask(PROMPT), PROMPT, 8)
     failed, again = prefill.seen.starts
-    assert failed.HasField("manifest")
-    assert not again.HasField("manifest")
+    assert failed.HasField("source")
+    assert not again.HasField("source")
     assert (failed.epoch, again.epoch) == (1, 2)
+    assert [one.epoch for one in decode.seen.starts if one.phase == PHASE_DECODE] == [1, 2]
     assert prefix_id(failed.request_id) in decode.seen.aborts  # what it saved is released
     assert cluster.count(PULLS, outcome="failed") == 1
     assert cluster.count("recomputed_prompts_total") == 0  # not by the decode worker
@@ -117,13 +116,33 @@ async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster: Cluste
     prefill, decode, _ = await holding(cluster, decode=2)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     await cluster.send("q", PROMPT)
-    await until(lambda: prefill.seen.starts, "the prefill pulls")
+    state = cluster.client._relays["q"].state
+    await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the prefill pulls")
     await decode.die()
     right(await cluster.answer("q"), PROMPT, 8)
     failed, again = prefill.seen.starts
-    assert failed.manifest.worker_id == "d0"
-    assert not again.HasField("manifest")
+    assert failed.source.worker_id == "d0"
+    assert not again.HasField("source")
     assert cluster.count(PULLS, outcome="failed") == 1
+
+
+async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(
+    cluster: Cluster,
+) -> None:
+    """It is both. The prefill is not begun again for a decode worker that is gone."""
+    prefill, decode = await holding(cluster)
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    await cluster.send("q", PROMPT)
+    state = cluster.client._relays["q"].state
+    await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the prefill pulls")
+    other = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE))
+    await decode.die()
+    right(await cluster.answer("q"), PROMPT, 8)
+    assert [start.HasField("source") for start in prefill.seen.starts] == [True, False]
+    assert [start.phase for start in other.seen.starts] == [PHASE_DECODE]
+    assert cluster.count("retries_total", trouble="unreachable", worker="d0") == 1
+    assert cluster.count("retries_total", trouble="prefix", worker="d0") == 0
+    await cluster.settled()
 
 
 async def test_an_abort_reaches_the_source(cluster: Cluster) -> None:

@@ -81,7 +81,7 @@ def test_the_steps_of_a_prefill_are_told_with_it() -> None:
 
 def test_the_beginning_of_a_prompt_from_another_worker() -> None:
     told = worker_pb2.Admitted(move_ms=10, load_ms=5, bytes=7, transport="shm", tokens=65)
-    one = attempt(prefix_saved=1.04, prefix_loaded=1.09, prefix=told)
+    one = attempt(prefix_asked=1.03, prefix_saved=1.04, prefix_loaded=1.09, prefix=told)
     state = request(one, first_token=1.211, ended=2.0)
     assert rounded(to_first_token(state))[6:9] == [("fetch", 0.01), ("send", 0.02), ("queue", 0.04)]
     [loaded] = [stage for stage in other_stages(state) if stage.name == "prefix"]

@@ -1,0 +1,112 @@
+"""The handoff between two fake workers: what an attempt's follower is told, and the one that follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from baton.attempts import attempt_id
+from baton.protos import handoff_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc import aio_channel
+from baton.security.names import Role
+
+KEPT = 1000  # attempts that can be followed
+COMES_S = 10.0  # until an attempt that is followed is here
+
+
+class Told:
+    """What is told of one attempt, in order. Its follower may be here before it."""
+
+    def __init__(self) -> None:
+        self.key: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._replies: list[worker_pb2.FollowReply] = []
+        self._more = asyncio.Event()
+
+    def began(self, manifest: handoff_pb2.Manifest) -> None:
+        """Tell that the prompt takes more steps."""
+        self._tell(worker_pb2.FollowReply(begun=manifest))
+
+    def completed(self, manifest: handoff_pb2.Manifest, tokens: list[int]) -> None:
+        """Tell that the prompt is complete."""
+        self._tell(worker_pb2.FollowReply(complete=worker_pb2.Complete(manifest=manifest, token_ids=tokens)))
+
+    def failed(self, text: str) -> None:
+        """Tell that there is nothing to pull. Harmless after the end."""
+        self._tell(worker_pb2.FollowReply(problem=worker_pb2.Problem(name="Gone", text=text)))
+
+    async def replies(self) -> AsyncIterator[worker_pb2.FollowReply]:
+        """Yield all replies, until the end."""
+        at = 0
+        while True:
+            while at == len(self._replies):
+                self._more.clear()
+                await self._more.wait()
+            yield (reply := self._replies[at])
+            at += 1
+            if not reply.HasField("begun"):
+                return
+
+    def _tell(self, reply: worker_pb2.FollowReply) -> None:
+        self._replies.append(reply)
+        self._more.set()
+
+
+class Followed:
+    """The attempts of one fake worker that others may follow."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Told] = {}
+
+    def of(self, request_id: str, epoch: int) -> Told:
+        """Return what is told of an attempt."""
+        while len(self._told) > KEPT:
+            del self._told[next(iter(self._told))]
+        return self._told.setdefault(attempt_id(request_id, epoch), Told())
+
+    def begin(self, start: worker_pb2.Start) -> None:
+        """Let whoever shows the attempt's key follow it."""
+        if start.key:
+            self.of(start.request_id, start.epoch).key.set_result(start.key)
+
+    async def follow(
+        self, request: worker_pb2.FollowRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[worker_pb2.FollowReply]:
+        """Serve one Follow call."""
+        told = self.of(request.request_id, request.epoch)
+        try:
+            key = await asyncio.wait_for(asyncio.shield(told.key), COMES_S)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such attempt")
+        if key != request.key:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not its key")
+        async for reply in told.replies():
+            yield reply
+
+
+class Follower:
+    """The calls of one fake worker to others, over one channel to each."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def complete(self, start: worker_pb2.Start) -> worker_pb2.Complete | worker_pb2.Problem:
+        """Follow an attempt's source to its end. Raises grpc.aio.AioRpcError where that is not reached."""
+        source = start.source
+        channel = self._channels.get(source.address)
+        if channel is None:
+            channel = self._channels[source.address] = aio_channel(source.address, Role.WORKER)
+        asked = worker_pb2.FollowRequest(request_id=source.request_id, epoch=start.epoch, key=source.key)
+        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        async for reply in stub.Follow(asked):
+            if reply.HasField("complete"):
+                return worker_pb2.Complete.FromString(reply.complete.SerializeToString())
+            if reply.HasField("problem"):
+                return worker_pb2.Problem.FromString(reply.problem.SerializeToString())
+        return worker_pb2.Problem(name="Gone", text="it said nothing")
+
+    async def close(self) -> None:
+        """Close all channels."""
+        for channel in self._channels.values():
+            await channel.close(None)

@@ -1,0 +1,94 @@
+"""The prefill of a prompt whose KV goes to another worker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from baton.protos import worker_pb2
+from baton.scheduler.client import Placement
+from baton.services.router.leg import NOT_LOADED, Leg, LegHost
+from baton.services.router.recovery import Failure, Trouble
+from baton.services.router.sink import OutputSink
+from baton.services.router.stream import WorkerStream
+
+# From a prompt's first token to the word that its KV is kept. Both come from one step: later the KV is lost.
+SAVED_TIMEOUT_S = 10.0
+
+
+class PrefillLeg(Leg):
+    """Ends well when the worker keeps the prompt's KV, or when the request ends with its first token."""
+
+    _PHASE = worker_pb2.PHASE_PREFILL
+    _SOURCE_LOST = Trouble.PREFIX
+
+    def __init__(
+        self,
+        host: LegHost,
+        sink: OutputSink,
+        placement: Placement,
+        key: bytes,
+        prefix: worker_pb2.Source | None = None,
+    ) -> None:
+        """key: shown by the worker that decodes; prefix: who saves the prompt's beginning."""
+        worker = placement.prefill or placement.decode
+        super().__init__(host, sink, worker, prefix, key=key, prompt_tokens=placement.prompt_tokens)
+        # The decode worker cannot go on at once: the client's stream would stand still after its first token.
+        self._holds = placement.waits
+        self._saved_timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Let no further message reach the request. Idempotent."""
+        super().close()
+        if self._saved_timer is not None:
+            self._saved_timer.cancel()
+
+    def on_saved(self, saved: worker_pb2.Saved) -> None:
+        """End it: the prompt's KV cache is kept for the decode worker, or could not be."""
+        if self.over.done():
+            return
+        if saved.problem:
+            self._end(self._failure(Trouble.NOT_KEPT, f"it could not keep the KV cache: {saved.problem}"))
+            return
+        timings = self._state.timings
+        timings.save_ms = saved.save_ms
+        timings.chunks = saved.chunks
+        if self._stream is not None and saved.saved_at_s:
+            timings.saved = saved.saved_at_s + self._stream.clock_offset_s
+        self._end(None)
+
+    def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
+        """Note that the prompt's beginning was loaded."""
+        self._pulls = False
+        self._host.prefix_loaded(admitted)
+
+    def on_shared(self, shared: worker_pb2.Shared) -> None:
+        """Do nothing: blocks are booked where the request decodes."""
+
+    def _take_part(self, stream: WorkerStream) -> None:
+        del stream
+        self._state.taken_by(self._worker.worker_id, prefills=True, decodes=False)
+
+    def _first_token(self, now: float) -> None:
+        """Note the attempt's first token. The word that the KV is kept is due then."""
+        super()._first_token(now)
+        loop = asyncio.get_running_loop()
+        self._saved_timer = loop.call_later(SAVED_TIMEOUT_S, self._not_saved)
+
+    def _not_saved(self) -> None:
+        message = f"it did not say within {SAVED_TIMEOUT_S:.0f} s that it keeps the KV cache"
+        self._end(self._failure(Trouble.NOT_KEPT, message))
+
+    def _cut(self) -> bool:
+        return True  # it was asked for one token
+
+    def _complete(self, output: Any, reason: str) -> None:
+        if self._stream is not None:
+            self._stream.abort(self.request_id)  # nobody will pull the KV that it saved
+        super()._complete(output, reason)
+
+    def _failure(self, trouble: Trouble, message: str, *, engine_goes_on: bool = False) -> Failure:
+        failure = super()._failure(trouble, message, engine_goes_on=engine_goes_on)
+        if trouble in NOT_LOADED:
+            return Failure(Trouble.PREFIX, failure.worker_id, failure.message)
+        return failure
