@@ -158,7 +158,7 @@ def over(wire: Wire, staging_mib: int, step: int) -> Iterator[Served]:
 ARMS = {
     "shm": functools.partial(here, "shm"),
     "nixl": functools.partial(here, "nixl"),
-    "grpc": functools.partial(here, "grpc"),
+    "tcp": functools.partial(here, "tcp"),
     "1 Gbit/s": functools.partial(over, GBIT),
 }
 APART = {"1 Gbit/s"}  # of them, those with a host for each worker

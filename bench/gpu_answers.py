@@ -56,7 +56,7 @@ def arm(
 ARMS: dict[str, Arm] = {
     REFERENCE: arm(pair=False),
     "shm": arm(by="shm"),
-    "grpc": arm(by="grpc"),
+    "tcp": arm(by="tcp"),
     "graphs": arm(enforce_eager=False, compilation_config=GRAPHS),
     "triton": arm(attention_backend="TRITON_ATTN"),
     "native": arm(**NATIVE),

@@ -104,7 +104,7 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {  # transport, and environment
     "shm": ("shm", {}),
     "nixl": ("nixl", {}),
     "nixl, TCP": ("nixl", {"UCX_TLS": "tcp,self"}),
-    "grpc": ("grpc", {}),
+    "tcp": ("tcp", {}),
 }
 
 

@@ -356,7 +356,7 @@ def record(name: str, number: int) -> WorkerRecord:
         max_num_seqs=10**4,
         max_model_len=10**6,
         lookahead_tokens=4,
-        transports=["shm", "grpc"],
+        transports=["shm", "tcp"],
         facts=dict.fromkeys(("vllm", "model", "dtype", "layers", "attention"), "a value of some length"),
         hashing=pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1),
     )

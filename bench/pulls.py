@@ -1,11 +1,10 @@
-"""The rate of a pull over gRPC by the size of its messages, and what it does to an engine beside it.
+"""The rate of a pull over TCP, and what it does to an engine beside it.
 
-    python -m bench pulls [--mib 64 256] [--record-kib 384 5120] [--rounds 20]
+    python -m bench pulls [--mib 11 256] [--record-kib 16 384 4096] [--rounds 20]
 
-A source with saved records and a puller, two processes on one machine, in plain text and with mutual TLS. The
-puller digests and copies what comes, as a load does, and compares the digests: one difference ends the run
-without figures. Arms in turns, by the size of a message at most; `whole` is what was sent before pullers said
-it: whole records, some 4 MiB or one that is larger. CPU seconds are those of each process, user and system.
+A source with saved records and a puller, two processes on one machine, in plain text and with mutual TLS, in
+turns. The puller digests and copies what comes, as a load does, and compares the digests: one difference ends
+the run without figures. CPU seconds are those of each process, user and system, for pulls without an engine.
 The engine is a thread of the puller's process that adds and multiplies small tensors: the steps that it does
 in a second, of those without a pull, and how long its slowest ones take (p95).
 """
@@ -20,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,8 +32,7 @@ from baton.handoff.memory.arena import Arena
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Pull
-from baton.handoff.transports.grpc import Grpc
-from baton.handoff.wire import MESSAGE_BYTES
+from baton.handoff.transports.tcp import Tcp
 from baton.kernels import kv_pack
 from baton.protos.handoff_pb2 import Shard
 from baton.security import identity
@@ -46,7 +43,6 @@ from harness.stats import percentile, save, spread
 
 MIB = 1 << 20
 CHUNK = 4 * MIB  # of the source
-ARMS = {"whole": 0, "1.25 MiB": MESSAGE_BYTES}
 WARM_UP = 2
 KEY = ("bench", 1)
 Saved = tuple[Shard, int]  # and its records
@@ -59,8 +55,8 @@ def main(arguments: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--mib", type=int, nargs="+", default=[64, 256], help="of a pull")
-    parser.add_argument("--record-kib", type=int, nargs="+", default=[384, 5120])
+    parser.add_argument("--mib", type=int, nargs="+", default=[11, 256], help="of a pull")
+    parser.add_argument("--record-kib", type=int, nargs="+", default=[16, 384, 4096])
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {}
@@ -68,55 +64,60 @@ def main(arguments: list[str]) -> None:
         authority = Authority.create(Path(folder, "ca"))
         for worker_id in ("source", "puller"):
             identity.write(Path(folder, worker_id), authority.issue(Name("bench", Role.WORKER, worker_id)))
-        for tls, mib, kib in itertools.product((False, True), options.mib, options.record_kib):
-            name = f"{'tls' if tls else 'plain'}, {mib} MiB, records of {kib} KiB"
-            with source(mib * MIB // (kib << 10), kib << 10, Path(folder) if tls else None) as (saved, cpu_s):
-                arms = {arm: Arm(Grpc(size), saved) for arm, size in ARMS.items()}
-                measure(arms, cpu_s, options.rounds)
-                for one in arms.values():
-                    one.transport.close()
-            found[name] = {arm: one.figures() for arm, one in arms.items()}
-            for arm, figures in found[name].items():
-                medians = ", ".join(f"{key} {value['p50']:g}" for key, value in figures.items())
-                print(f"{name}, {arm}: {medians}", flush=True)
+        for mib, kib in itertools.product(options.mib, options.record_kib):
+            with ExitStack() as stack:
+                arms = {
+                    name: Arm(stack, mib * MIB // (kib << 10), kib << 10, identities)
+                    for name, identities in (("plain", None), ("tls", Path(folder)))
+                }
+                measure(arms, options.rounds)
+            for arm, one in arms.items():
+                name = f"{arm}, {mib} MiB, records of {kib} KiB"
+                found[name] = one.figures()
+                medians = ", ".join(f"{key} {value['p50']:g}" for key, value in found[name].items())
+                print(f"{name}: {medians}", flush=True)
     save("pulls", {"rounds": options.rounds, "pulls": found})
 
 
-@dataclass
 class Arm:
-    """The pulls of one transport."""
+    """A source, and the pulls from it."""
 
-    transport: Grpc
-    saved: Saved
-    gb: float = 0.0
-    rounds: list[dict[str, float]] = field(default_factory=list)
+    def __init__(self, stack: ExitStack, count: int, record_bytes: int, folder: Path | None) -> None:
+        """Start the source. folder: of both ends' certificates; None: plain text."""
+        self._saved, self._cpu_s = stack.enter_context(source(count, record_bytes, folder))
+        self._identity = Identity(folder / "puller") if folder else None
+        rpc.act_as(self._identity)
+        self._transport = Tcp()
+        stack.callback(self._transport.close)
+        self._gb = count * record_bytes / 1e9
+        self._rounds: list[dict[str, float]] = []
 
     def pull(self) -> float:
         """Pull once, and return the seconds that it took. Raises DigestMismatch for a wrong byte."""
-        shard, count = self.saved
+        shard, count = self._saved
+        rpc.act_as(self._identity)
         seed, room = digests.seed(*KEY), _room(count * shard.record_bytes)
         began = time.monotonic()
         pull = Pull(*KEY, shard, count, 0, count, began + 60, CHUNK)
-        for records in self.transport.pull(pull):
+        for records in self._transport.pull(pull):
             own = digests.of_records(records.data, seed, records.first_block)
             digests.compare(pull.what, records.first_block, own, records.digests)
             at = records.first_block * shard.record_bytes
             room[at : at + records.data.size] = records.data.reshape(-1)
-        self.gb = count * shard.record_bytes / 1e9
         return time.monotonic() - began
 
-    def round(self, cpu_s: Callable[[], float]) -> None:
-        """Pull without an engine, and with one beside. cpu_s: returns the CPU seconds of the source."""
-        theirs, ours = cpu_s(), time.process_time()
+    def round(self) -> None:
+        """Pull without an engine, and with one beside."""
+        theirs, ours = self._cpu_s(), time.process_time()
         took_s = self.pull()
-        cpu = {"source": cpu_s() - theirs, "puller": time.process_time() - ours}
+        cpu = {"puller": time.process_time() - ours, "source": self._cpu_s() - theirs}
         with Engine() as engine:
             alone, _ = engine.steps(lambda: time.sleep(0.1))
             beside, slow_s = engine.steps(self.pull)
-        self.rounds.append(
+        self._rounds.append(
             {
-                "gb_s": self.gb / took_s,
-                **{f"{name}_cpu_s_a_gb": seconds / self.gb for name, seconds in cpu.items()},
+                "gb_s": self._gb / took_s,
+                **{f"{name}_cpu_s_a_gb": seconds / self._gb for name, seconds in cpu.items()},
                 "engine_share": beside / alone,
                 "engine_step_p95_ms": 1e3 * slow_s,
             }
@@ -124,7 +125,7 @@ class Arm:
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return the median and the quartiles of each figure."""
-        kept = self.rounds[WARM_UP:]
+        kept = self._rounds[WARM_UP:]
         return {key: spread([one[key] for one in kept]) for key in kept[0]}
 
 
@@ -139,12 +140,12 @@ def _room(size: int) -> Any:
     return _rooms[size]
 
 
-def measure(arms: dict[str, Arm], cpu_s: Callable[[], float], rounds: int) -> None:
+def measure(arms: dict[str, Arm], rounds: int) -> None:
     """Pull in turns: A B, B A, and so on."""
     order = list(arms.values())
     for _ in range(rounds + WARM_UP):
         for arm in order:
-            arm.round(cpu_s)
+            arm.round()
         order.reverse()
 
 
@@ -188,7 +189,6 @@ def source(count: int, record_bytes: int, folder: Path | None) -> Iterator[tuple
 
     Yields where they are, and a function that returns the CPU seconds of that process.
     """
-    rpc.act_as(Identity(folder / "puller") if folder else None)
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         connection, theirs = context.Pipe()

@@ -59,7 +59,7 @@ class Side:
         """Start a source. folders: of the source's identity, and of the puller's; empty: plain text."""
         self._folder = folders[1]
         self._become()
-        self._bench = Bench(shape, "grpc", source_as, folders[0])
+        self._bench = Bench(shape, "tcp", source_as, folders[0])
         self.address = ""
         self.mib = 0.0
         self.ms: dict[str, list[float]] = {"move_ms": [], "total_ms": [], "call_ms": [], "connect_ms": []}

@@ -34,7 +34,7 @@ def measure() -> dict[str, Any]:
         ca, address = folder / "ca", f"127.0.0.1:{free_port()}"
         with deployment(
             folder / "parts",
-            handoff={"transports": ["grpc"]},
+            handoff={"transports": ["tcp"]},
             scheduler={"idle_decode_tokens": 0},
             security={"tls": True, "ca": str(ca), "join": address},
         ) as one:

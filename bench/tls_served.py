@@ -72,7 +72,7 @@ def turn(arm: str, asked: dict[int, list[list[int]]]) -> Turn:
         with deployment(
             Path(folder) / arm,
             engine=engine_settings(),
-            handoff={"transports": ["grpc"]},
+            handoff={"transports": ["tcp"]},
             scheduler={"idle_decode_tokens": 0},
             security=tls if arm == "tls" else {},
         ) as one:

@@ -69,7 +69,7 @@ def own_digests(cache: HostBlockCache) -> Digests:
 def source(connection: Connection) -> None:
     """Run the prefill worker's side in a process of its own."""
     cache = FULL.cache(FULL.tensors(1), AS_IS)
-    offering = transports.create(["shm", "grpc"])
+    offering = transports.create(["shm", "tcp"])
     savers, slots = {}, {}
     with ExitStack() as stack:
         for name, mib in STAGING_MIB.items():
@@ -179,7 +179,7 @@ def main(arguments: list[str]) -> None:
     bench = Bench(connection)
     found: dict[str, Any] = {}
     with closing(HandoffClient()) as client:
-        for transport, early in itertools.product(transports.create(["shm", "grpc"]), (False, True)):
+        for transport, early in itertools.product(transports.create(["shm", "tcp"]), (False, True)):
             with closing(bench.loader(transport, client)) as loader:
                 runs: dict[str, list[dict[str, float]]] = {name: [] for name in STAGING_MIB}
                 for _ in range(rounds + 1):  # the first one connects and maps

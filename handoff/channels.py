@@ -9,10 +9,10 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 
-from baton.handoff.config import MAX_PULL_S
 from baton.handoff.errors import TransportFailed
 from baton.handoff.reports import Staged
 from baton.protos import handoff_pb2 as pb
@@ -20,9 +20,13 @@ from baton.protos.handoff_pb2_grpc import HandoffStub
 from baton.rpc import CALL_TIMEOUT_S, Dialler
 from baton.security.names import Role
 
+if TYPE_CHECKING:  # plain text needs no cryptography
+    from baton.security.identity import Credentials
+
 logger = logging.getLogger(__name__)
 
 _MAX_CHANNELS = 64  # above this, channels that no call can still use are closed
+_LONGEST_CALL_S = 120.0  # trials take the longest
 
 
 @dataclass
@@ -35,12 +39,12 @@ class _Kept:
 
 
 class Channels:
-    """Channels by address, kept for the next pull: connecting costs more than a pull. Safe for any thread.
+    """Channels by address, kept for the next call: connecting costs more than a call. Safe for any thread.
 
-    A channel is closed only after the longest pull that may have started on it is over. So there may be more
+    A channel is closed only after the longest call that may have started on it is over. So there may be more
     channels than the bound: one for each peer of that time.
 
-    When this process's certificate is replaced, new channels replace the old ones, whose pulls may finish.
+    When this process's certificate is replaced, new channels replace the old ones, whose calls may finish.
     """
 
     def __init__(self, bound: int = _MAX_CHANNELS) -> None:
@@ -51,15 +55,13 @@ class Channels:
         self._retired: deque[tuple[float, grpc.Channel]] = deque()  # time.monotonic, oldest first
         self._lock = threading.Lock()
 
-    def to(self, address: str) -> grpc.Channel:
-        """Return the channel to host:port, a new one if need be."""
-        return self._kept(address).channel
+    @property
+    def credentials(self) -> Credentials | None:
+        """Those that a new channel shows; another object than before once they were replaced."""
+        return self._dialler.credentials
 
     def stub(self, address: str) -> HandoffStub:
-        """Return the stub of the Handoff service at host:port."""
-        return self._kept(address).stub
-
-    def _kept(self, address: str) -> _Kept:
+        """Return the stub of the Handoff service at host:port, with a new channel if need be."""
         with self._lock:
             self._retire()
             now = time.monotonic()
@@ -71,11 +73,11 @@ class Channels:
             self._channels[address] = kept
             while len(self._channels) > self._bound:
                 oldest = next(iter(self._channels.values()))
-                if oldest.used >= now - MAX_PULL_S:
+                if oldest.used >= now - _LONGEST_CALL_S:
                     break
                 self._channels.popitem(last=False)
                 oldest.channel.close()
-            return kept
+            return kept.stub
 
     def close(self) -> None:
         """Close all channels. Idempotent."""
@@ -89,13 +91,13 @@ class Channels:
             self._retired.clear()
 
     def _retire(self) -> None:
-        """Put channels of a replaced certificate aside, and close those that no pull can still use."""
+        """Put channels of a replaced certificate aside, and close those that no call can still use."""
         now = time.monotonic()
         if (credentials := self._dialler.credentials) is not self._credentials:
             self._credentials = credentials
             self._retired += [(now, kept.channel) for kept in self._channels.values()]
             self._channels.clear()
-        while self._retired and self._retired[0][0] < now - MAX_PULL_S:
+        while self._retired and self._retired[0][0] < now - _LONGEST_CALL_S:
             self._retired.popleft()[1].close()
 
 

@@ -25,7 +25,7 @@ class HandoffConfig:
     worker_id: str
     transports: tuple[str, ...] | None  # best first; None: those that can be used, see transports/__init__.py
     host: str  # address on which KV is served
-    port: int  # of rank 0, the next ones of the others; 0: a free one each
+    port: int  # of rank 0: each takes two, one for calls and the next one for records; 0: free ones
     staging_mib: int | None  # per rank; None: save/sizing.py decides by the room there is
     lease_s: float
     pull_timeout_s: float
@@ -80,9 +80,19 @@ class HandoffConfig:
 
     def port_of(self, rank: int) -> int:
         """Return the port on which the rank's service listens; 0: a free one."""
-        return self.port and self.port + rank
+        return first_port(self.port, rank)
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes moved at once."""
         return self.chunk_mib * MIB
+
+
+def first_port(port: int, rank: int) -> int:
+    """Return the first port of a rank's two, where `port` is rank 0's; 0: a free one."""
+    return port and port + 2 * rank
+
+
+def door_port(port: int) -> int:
+    """Return the port for records, where `port` is the one for calls; 0: a free one."""
+    return port and port + 1

@@ -25,12 +25,15 @@ BatonError
         ├── PullTimeout          not within the pull's deadline
         └── PullCancelled        the request was aborted meanwhile
 
-Each text is one line that names both sides. `named` finds a class by the name that came over the wire.
+Each text is one line that names both sides. `named` finds a class by the name that came over the wire: in a
+frame (frames.py), or beside a gRPC call's status under ERROR_KEY.
 """
 
 from __future__ import annotations
 
 from baton.errors import BatonError
+
+ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
 
 
 class HandoffError(BatonError):

@@ -59,7 +59,7 @@ def capacity(**changes: object) -> pb.Capacity:
         "max_num_batched_tokens": 512,
         "max_model_len": 1_024,
         "lookahead_tokens": 4,
-        "transports": ["shm", "grpc"],
+        "transports": ["shm", "tcp"],
     }
     return pb.Capacity(**(values | changes))  # type: ignore[arg-type]
 

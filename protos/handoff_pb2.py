@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/protos/handoff.proto\x12\x10\x62\x61ton.handoff.v1\"\xe6\x02\n\x08Manifest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x1a\n\x12\x63ompatibility_hash\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\'\n\x06shards\x18\t \x03(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x0f\n\x07lease_s\x18\n \x01(\x01\x12\x12\n\nsaved_at_s\x18\x0b \x01(\x01\x12\x0f\n\x07save_ms\x18\x0c \x01(\x01\x12\x0e\n\x06\x64igest\x18\x0f \x01(\x06\x12\x0c\n\x04host\x18\x10 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x12 \x01(\r\x12\'\n\x06groups\x18\x11 \x03(\x0b\x32\x17.baton.handoff.v1.Group\x12\x12\n\nwire_dtype\x18\x13 \x01(\tJ\x04\x08\x06\x10\x07J\x04\x08\x08\x10\tJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0f\"D\n\x05Group\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xcb\x01\n\x05Shard\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0crecord_bytes\x18\x06 \x01(\x04\x12\x33\n\x06offers\x18\t \x03(\x0b\x32#.baton.handoff.v1.Shard.OffersEntry\x12\x0e\n\x06ticket\x18\n \x01(\x0c\x12\r\n\x05slots\x18\x0b \x01(\r\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x06J\x04\x08\x07\x10\t\"g\n\x11SharedMemoryOffer\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12#\n\x04runs\x18\x04 \x03(\x0b\x32\x15.baton.handoff.v1.Run\"\x8f\x01\n\tNixlOffer\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12#\n\x04runs\x18\x04 \x03(\x0b\x32\x15.baton.handoff.v1.Run\x12-\n\x07regions\x18\x05 \x03(\x0b\x32\x1c.baton.handoff.v1.NixlRegion\".\n\nNixlRegion\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\"#\n\x03Run\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\x8e\x01\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06ticket\x18\x06 \x01(\x0c\x12\x15\n\rmessage_bytes\x18\x07 \x01(\r\">\n\x05\x43hunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"w\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\x12\x0e\n\x06reader\x18\x05 \x01(\r\x12\x0f\n\x07readers\x18\x06 \x01(\r\"\x1c\n\x0cReleaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"9\n\x04Held\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\"8\n\x0cRenewRequest\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"2\n\nRenewReply\x12$\n\x04gone\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"\x81\x01\n\x0cTakenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\r\n\x05taken\x18\x04 \x01(\r\x12\x0e\n\x06wanted\x18\x05 \x01(\r\x12\x0e\n\x06reader\x18\x06 \x01(\r\x12\x0f\n\x07readers\x18\x07 \x01(\r\"\x0c\n\nTakenReply\"\x0f\n\rStagedRequest\"S\n\x0bStagedReply\x12\x10\n\x08handoffs\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\x04\x12\x11\n\toverdue_s\x18\x04 \x01(\x01\"\x1e\n\rSampleRequest\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"]\n\x0bSampleReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05shard\x18\x02 \x01(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"@\n\x0cTrialRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"=\n\nTrialReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0f\n\x07problem\x18\x03 \x01(\t2\x81\x04\n\x07Handoff\x12@\n\x04Pull\x12\x1d.baton.handoff.v1.PullRequest\x1a\x17.baton.handoff.v1.Chunk0\x01\x12K\n\x07Release\x12 .baton.handoff.v1.ReleaseRequest\x1a\x1e.baton.handoff.v1.ReleaseReply\x12\x45\n\x05Renew\x12\x1e.baton.handoff.v1.RenewRequest\x1a\x1c.baton.handoff.v1.RenewReply\x12\x45\n\x05Taken\x12\x1e.baton.handoff.v1.TakenRequest\x1a\x1c.baton.handoff.v1.TakenReply\x12H\n\x06Staged\x12\x1f.baton.handoff.v1.StagedRequest\x1a\x1d.baton.handoff.v1.StagedReply\x12H\n\x06Sample\x12\x1f.baton.handoff.v1.SampleRequest\x1a\x1d.baton.handoff.v1.SampleReply\x12\x45\n\x05Trial\x12\x1e.baton.handoff.v1.TrialRequest\x1a\x1c.baton.handoff.v1.TrialReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/protos/handoff.proto\x12\x10\x62\x61ton.handoff.v1\"\xe6\x02\n\x08Manifest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x1a\n\x12\x63ompatibility_hash\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\'\n\x06shards\x18\t \x03(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x0f\n\x07lease_s\x18\n \x01(\x01\x12\x12\n\nsaved_at_s\x18\x0b \x01(\x01\x12\x0f\n\x07save_ms\x18\x0c \x01(\x01\x12\x0e\n\x06\x64igest\x18\x0f \x01(\x06\x12\x0c\n\x04host\x18\x10 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x12 \x01(\r\x12\'\n\x06groups\x18\x11 \x03(\x0b\x32\x17.baton.handoff.v1.Group\x12\x12\n\nwire_dtype\x18\x13 \x01(\tJ\x04\x08\x06\x10\x07J\x04\x08\x08\x10\tJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0f\"D\n\x05Group\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xcb\x01\n\x05Shard\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0crecord_bytes\x18\x06 \x01(\x04\x12\x33\n\x06offers\x18\t \x03(\x0b\x32#.baton.handoff.v1.Shard.OffersEntry\x12\x0e\n\x06ticket\x18\n \x01(\x0c\x12\r\n\x05slots\x18\x0b \x01(\r\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x06J\x04\x08\x07\x10\t\"g\n\x11SharedMemoryOffer\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12#\n\x04runs\x18\x04 \x03(\x0b\x32\x15.baton.handoff.v1.Run\"\x8f\x01\n\tNixlOffer\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12#\n\x04runs\x18\x04 \x03(\x0b\x32\x15.baton.handoff.v1.Run\x12-\n\x07regions\x18\x05 \x03(\x0b\x32\x1c.baton.handoff.v1.NixlRegion\".\n\nNixlRegion\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\"#\n\x03Run\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\x10\n\x0e\x43onnectRequest\"R\n\x0c\x43onnectReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x10\n\x08here_key\x18\x03 \x01(\x0c\x12\x11\n\tthere_key\x18\x04 \x01(\x0c\"\x88\x01\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06ticket\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61t_once\x18\x07 \x01(\r\"w\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\x12\x0e\n\x06reader\x18\x05 \x01(\r\x12\x0f\n\x07readers\x18\x06 \x01(\r\"\x1c\n\x0cReleaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"9\n\x04Held\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\"8\n\x0cRenewRequest\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"2\n\nRenewReply\x12$\n\x04gone\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"\x81\x01\n\x0cTakenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\r\n\x05taken\x18\x04 \x01(\r\x12\x0e\n\x06wanted\x18\x05 \x01(\r\x12\x0e\n\x06reader\x18\x06 \x01(\r\x12\x0f\n\x07readers\x18\x07 \x01(\r\"\x0c\n\nTakenReply\"\x0f\n\rStagedRequest\"S\n\x0bStagedReply\x12\x10\n\x08handoffs\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\x04\x12\x11\n\toverdue_s\x18\x04 \x01(\x01\"\x1e\n\rSampleRequest\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"]\n\x0bSampleReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05shard\x18\x02 \x01(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"@\n\x0cTrialRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"=\n\nTrialReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0f\n\x07problem\x18\x03 \x01(\t2\x8c\x04\n\x07Handoff\x12K\n\x07\x43onnect\x12 .baton.handoff.v1.ConnectRequest\x1a\x1e.baton.handoff.v1.ConnectReply\x12K\n\x07Release\x12 .baton.handoff.v1.ReleaseRequest\x1a\x1e.baton.handoff.v1.ReleaseReply\x12\x45\n\x05Renew\x12\x1e.baton.handoff.v1.RenewRequest\x1a\x1c.baton.handoff.v1.RenewReply\x12\x45\n\x05Taken\x12\x1e.baton.handoff.v1.TakenRequest\x1a\x1c.baton.handoff.v1.TakenReply\x12H\n\x06Staged\x12\x1f.baton.handoff.v1.StagedRequest\x1a\x1d.baton.handoff.v1.StagedReply\x12H\n\x06Sample\x12\x1f.baton.handoff.v1.SampleRequest\x1a\x1d.baton.handoff.v1.SampleReply\x12\x45\n\x05Trial\x12\x1e.baton.handoff.v1.TrialRequest\x1a\x1c.baton.handoff.v1.TrialReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,36 +49,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NIXLREGION']._serialized_end=982
   _globals['_RUN']._serialized_start=984
   _globals['_RUN']._serialized_end=1019
-  _globals['_PULLREQUEST']._serialized_start=1022
-  _globals['_PULLREQUEST']._serialized_end=1164
-  _globals['_CHUNK']._serialized_start=1166
-  _globals['_CHUNK']._serialized_end=1228
-  _globals['_RELEASEREQUEST']._serialized_start=1230
-  _globals['_RELEASEREQUEST']._serialized_end=1349
-  _globals['_RELEASEREPLY']._serialized_start=1351
-  _globals['_RELEASEREPLY']._serialized_end=1379
-  _globals['_HELD']._serialized_start=1381
-  _globals['_HELD']._serialized_end=1438
-  _globals['_RENEWREQUEST']._serialized_start=1440
-  _globals['_RENEWREQUEST']._serialized_end=1496
-  _globals['_RENEWREPLY']._serialized_start=1498
-  _globals['_RENEWREPLY']._serialized_end=1548
-  _globals['_TAKENREQUEST']._serialized_start=1551
-  _globals['_TAKENREQUEST']._serialized_end=1680
-  _globals['_TAKENREPLY']._serialized_start=1682
-  _globals['_TAKENREPLY']._serialized_end=1694
-  _globals['_STAGEDREQUEST']._serialized_start=1696
-  _globals['_STAGEDREQUEST']._serialized_end=1711
-  _globals['_STAGEDREPLY']._serialized_start=1713
-  _globals['_STAGEDREPLY']._serialized_end=1796
-  _globals['_SAMPLEREQUEST']._serialized_start=1798
-  _globals['_SAMPLEREQUEST']._serialized_end=1828
-  _globals['_SAMPLEREPLY']._serialized_start=1830
-  _globals['_SAMPLEREPLY']._serialized_end=1923
-  _globals['_TRIALREQUEST']._serialized_start=1925
-  _globals['_TRIALREQUEST']._serialized_end=1989
-  _globals['_TRIALREPLY']._serialized_start=1991
-  _globals['_TRIALREPLY']._serialized_end=2052
-  _globals['_HANDOFF']._serialized_start=2055
-  _globals['_HANDOFF']._serialized_end=2568
+  _globals['_CONNECTREQUEST']._serialized_start=1021
+  _globals['_CONNECTREQUEST']._serialized_end=1037
+  _globals['_CONNECTREPLY']._serialized_start=1039
+  _globals['_CONNECTREPLY']._serialized_end=1121
+  _globals['_PULLREQUEST']._serialized_start=1124
+  _globals['_PULLREQUEST']._serialized_end=1260
+  _globals['_RELEASEREQUEST']._serialized_start=1262
+  _globals['_RELEASEREQUEST']._serialized_end=1381
+  _globals['_RELEASEREPLY']._serialized_start=1383
+  _globals['_RELEASEREPLY']._serialized_end=1411
+  _globals['_HELD']._serialized_start=1413
+  _globals['_HELD']._serialized_end=1470
+  _globals['_RENEWREQUEST']._serialized_start=1472
+  _globals['_RENEWREQUEST']._serialized_end=1528
+  _globals['_RENEWREPLY']._serialized_start=1530
+  _globals['_RENEWREPLY']._serialized_end=1580
+  _globals['_TAKENREQUEST']._serialized_start=1583
+  _globals['_TAKENREQUEST']._serialized_end=1712
+  _globals['_TAKENREPLY']._serialized_start=1714
+  _globals['_TAKENREPLY']._serialized_end=1726
+  _globals['_STAGEDREQUEST']._serialized_start=1728
+  _globals['_STAGEDREQUEST']._serialized_end=1743
+  _globals['_STAGEDREPLY']._serialized_start=1745
+  _globals['_STAGEDREPLY']._serialized_end=1828
+  _globals['_SAMPLEREQUEST']._serialized_start=1830
+  _globals['_SAMPLEREQUEST']._serialized_end=1860
+  _globals['_SAMPLEREPLY']._serialized_start=1862
+  _globals['_SAMPLEREPLY']._serialized_end=1955
+  _globals['_TRIALREQUEST']._serialized_start=1957
+  _globals['_TRIALREQUEST']._serialized_end=2021
+  _globals['_TRIALREPLY']._serialized_start=2023
+  _globals['_TRIALREPLY']._serialized_end=2084
+  _globals['_HANDOFF']._serialized_start=2087
+  _globals['_HANDOFF']._serialized_end=2611
 # @@protoc_insertion_point(module_scope)

@@ -115,33 +115,39 @@ class Run(_message.Message):
     count: int
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
+class ConnectRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ConnectReply(_message.Message):
+    __slots__ = ("port", "session", "here_key", "there_key")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    HERE_KEY_FIELD_NUMBER: _ClassVar[int]
+    THERE_KEY_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    session: bytes
+    here_key: bytes
+    there_key: bytes
+    def __init__(self, port: _Optional[int] = ..., session: _Optional[bytes] = ..., here_key: _Optional[bytes] = ..., there_key: _Optional[bytes] = ...) -> None: ...
+
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks", "ticket", "message_bytes")
+    __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks", "ticket", "at_once")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     rank: int
     first_block: int
     num_blocks: int
     ticket: bytes
-    message_bytes: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ticket: _Optional[bytes] = ..., message_bytes: _Optional[int] = ...) -> None: ...
-
-class Chunk(_message.Message):
-    __slots__ = ("first_block", "records", "digests")
-    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
-    DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    first_block: int
-    records: bytes
-    digests: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, first_block: _Optional[int] = ..., records: _Optional[bytes] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+    at_once: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ticket: _Optional[bytes] = ..., at_once: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("request_id", "epoch", "confirmed", "ticket", "reader", "readers")

@@ -34,10 +34,10 @@ class HandoffStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Pull = channel.unary_stream(
-                '/baton.handoff.v1.Handoff/Pull',
-                request_serializer=baton_dot_protos_dot_handoff__pb2.PullRequest.SerializeToString,
-                response_deserializer=baton_dot_protos_dot_handoff__pb2.Chunk.FromString,
+        self.Connect = channel.unary_unary(
+                '/baton.handoff.v1.Handoff/Connect',
+                request_serializer=baton_dot_protos_dot_handoff__pb2.ConnectRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_handoff__pb2.ConnectReply.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/baton.handoff.v1.Handoff/Release',
@@ -74,8 +74,9 @@ class HandoffStub:
 class HandoffServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Pull(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Connect(self, request, context):
+        """Get a connection for pulls.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -124,10 +125,10 @@ class HandoffServicer:
 
 def add_HandoffServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Pull': grpc.unary_stream_rpc_method_handler(
-                    servicer.Pull,
-                    request_deserializer=baton_dot_protos_dot_handoff__pb2.PullRequest.FromString,
-                    response_serializer=baton_dot_protos_dot_handoff__pb2.Chunk.SerializeToString,
+            'Connect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Connect,
+                    request_deserializer=baton_dot_protos_dot_handoff__pb2.ConnectRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_handoff__pb2.ConnectReply.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -171,7 +172,7 @@ class Handoff:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Pull(request,
+    def Connect(request,
             target,
             options=(),
             channel_credentials=None,
@@ -181,12 +182,12 @@ class Handoff:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.handoff.v1.Handoff/Pull',
-            baton_dot_protos_dot_handoff__pb2.PullRequest.SerializeToString,
-            baton_dot_protos_dot_handoff__pb2.Chunk.FromString,
+            '/baton.handoff.v1.Handoff/Connect',
+            baton_dot_protos_dot_handoff__pb2.ConnectRequest.SerializeToString,
+            baton_dot_protos_dot_handoff__pb2.ConnectReply.FromString,
             options,
             channel_credentials,
             insecure,

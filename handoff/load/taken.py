@@ -14,9 +14,8 @@ import grpc
 
 from baton.handoff import windows
 from baton.handoff.channels import HandoffClient
-from baton.handoff.errors import HandoffError, TransportFailed, named
+from baton.handoff.errors import ERROR_KEY, HandoffError, TransportFailed, named
 from baton.handoff.transports.base import Pull
-from baton.handoff.wire import ERROR_KEY
 from baton.protos.handoff_pb2 import TakenRequest
 
 

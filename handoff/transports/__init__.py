@@ -23,14 +23,15 @@ REGISTRY: Registry[type[Transport]] = Registry(
     {
         "shm": "baton.handoff.transports.shm:Shm",
         "nixl": "baton.handoff.transports.nixl:Nixl",
-        "grpc": "baton.handoff.transports.grpc:Grpc",
+        "tcp": "baton.handoff.transports.tcp:Tcp",
     },
     group="baton.handoff_transports",
+    former={"grpc": "tcp"},
     error=HandoffError,
 )
 
 
-BY_DEFAULT = ("shm", "nixl", "grpc")
+BY_DEFAULT = ("shm", "nixl", "tcp")
 
 
 def usable(names: Sequence[str] | None) -> list[str]:

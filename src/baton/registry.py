@@ -44,6 +44,7 @@ class Registry(Generic[T]):
         *,
         group: str = "",
         aliases: Mapping[str, str] | None = None,
+        former: Mapping[str, str] | None = None,
         error: Callable[[str], BatonError] = BatonError,
     ) -> None:
         """Describe a kind; nothing is imported.
@@ -53,6 +54,7 @@ class Registry(Generic[T]):
         builtin: name -> "module:attribute" of Baton's own
         group: entry-point group by which installed packages add more; "" for none
         aliases: another name -> name
+        former: a name that there was once -> the name to write now
         error: makes the exception to raise from its text
         """
         self.kind = kind
@@ -60,6 +62,7 @@ class Registry(Generic[T]):
         self._base = base
         self._error = error
         self._aliases = dict(aliases or {})
+        self._former = dict(former or {})
         self._builtin = {name: _target(place, "Baton") for name, place in builtin.items()}
         if twice := self._builtin.keys() & self._aliases.keys():
             raise ValueError(f"{kind} {min(twice)!r} is a name and an alias")
@@ -103,6 +106,8 @@ class Registry(Generic[T]):
         return targets[0]
 
     def _unknown(self, name: str) -> str:
+        if now := self._former.get(name):
+            return f"there is no {self.kind} {name!r} any more; write {now!r} instead"
         known = self.names()
         close = difflib.get_close_matches(name.lower(), [*known, *self._aliases], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

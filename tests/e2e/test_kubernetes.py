@@ -192,7 +192,7 @@ def test_a_request_is_answered_over_tls(cluster: Cluster) -> None:
     status = json.loads(done.stdout)
     assert sorted(one["identity"]["worker_id"] for one in status["workers"]) == ["decode", "prefill"]
     (handoff,) = status["handoffs"]
-    assert handoff["cost"]["transport"] == "grpc"
+    assert handoff["cost"]["transport"] == "tcp"
 
 
 @pytest.mark.timeout(100)

@@ -37,9 +37,9 @@ class Setup:
 
 SETUPS = [
     Setup(1, "memory", "shm", prefix_caching=True, drafts="none"),
-    Setup(1, "redis", "grpc", prefix_caching=False, drafts="auto", tls=True),
+    Setup(1, "redis", "tcp", prefix_caching=False, drafts="auto", tls=True),
     Setup(2, "redis", "shm", prefix_caching=False, drafts="hybrid"),
-    Setup(2, "memory", "grpc", prefix_caching=True, drafts="eagle3"),
+    Setup(2, "memory", "tcp", prefix_caching=True, drafts="eagle3"),
 ]
 DRAFTS: dict[str, dict[str, Any]] = {  # of the engine's settings
     "auto": {"speculative_config": {"method": "mtp", "num_speculative_tokens": "auto"}},

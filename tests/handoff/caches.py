@@ -29,7 +29,7 @@ from baton.protos.handoff_pb2 import Manifest, Shard
 
 # Of which tests are made; where the package nixl is missing, its own are skipped.
 _without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
-TRANSPORTS = ["shm", pytest.param("nixl", marks=_without_nixl), "grpc"]
+TRANSPORTS = ["shm", pytest.param("nixl", marks=_without_nixl), "tcp"]
 MIB = 1 << 20
 BLOCK_SIZE = 32
 HASH = "abcdef0123456789"
@@ -152,7 +152,7 @@ def source(
     chunk_bytes: int = MIB,
     groups: tuple[CacheGroup, ...] = GROUPS,
     rank: int = 0,
-    names: Sequence[str] | None = ("shm", "grpc"),
+    names: Sequence[str] | None = ("shm", "tcp"),
     step_bytes: int = STEP_BYTES,
 ) -> Source:
     """names: of the transports; by default those that take no time to make."""

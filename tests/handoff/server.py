@@ -1,42 +1,107 @@
-"""The two ends of a pull over gRPC, made to lie: a source that sends what it likes, a caller that asks it."""
+"""The two ends of a pull over TCP, made to lie: a source that sends what it likes, a caller that asks it."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 
-from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, SERVICE, TAKEN
+from baton import addresses, rpc
+from baton.handoff.errors import ERROR_KEY
+from baton.handoff.frames import FAIL, GREETING, PULL, RECORDS, WAIT, Broken, Frame, Line
+from baton.handoff.records import Bytes, Digests
+from baton.handoff.save.door import Door
 from baton.protos import handoff_pb2 as pb
-from baton.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS
+from baton.protos.handoff_pb2_grpc import HandoffServicer, HandoffStub, add_HandoffServicer_to_server
+from baton.rpc import CHANNEL_OPTIONS
 from tests.handoff import caches
 
 BLOCKS = 6
+SERVICE = "baton.handoff.v1.Handoff"
 
 
-class FalseSource:
-    """A Handoff service that answers each pull with `messages`, whatever was asked."""
+@dataclass(frozen=True)
+class Chunk:
+    """What goes into one frame."""
+
+    first_block: int
+    records: Bytes
+    digests: Digests
+    count: int = -1  # of records, as the frame says; as many as digests by default
+
+    def encode(self) -> bytes:
+        """Return the frame in plain text."""
+        head = self.digests.tobytes()
+        count = len(self.digests) if self.count < 0 else self.count
+        prefix = struct.pack("<4sIII", RECORDS, len(head), self.first_block, count)
+        return prefix + head + self.records.tobytes()
+
+
+class FalseSource(HandoffServicer):
+    """A Handoff service that answers each pull with `messages`, whatever was asked, and hangs up."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
-        self._server = grpc.server(ThreadPoolExecutor(2), options=SERVER_OPTIONS)
-        handlers = {
-            PULL: grpc.unary_stream_rpc_method_handler(self._pull),
-            RELEASE: grpc.unary_unary_rpc_method_handler(lambda _request, _context: b""),
-        }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server = rpc.server(ThreadPoolExecutor(2), 16)
+        add_HandoffServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.address = f"127.0.0.1:{rpc.listen(self._server, 'test', '127.0.0.1:0')}"
+        self._door = Door("127.0.0.1", 0, self._answer, sealed=False)
         self._server.start()
+
+    def Connect(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> pb.ConnectReply:
+        del request, context
+        return self._door.invite()
+
+    def Release(self, request: pb.ReleaseRequest, context: grpc.ServicerContext) -> pb.ReleaseReply:
+        del request, context
+        return pb.ReleaseReply()
 
     def close(self) -> None:
         self._server.stop(0).wait(5)
+        self._door.close(0)
 
-    def _pull(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        del request, context
-        yield from list(self.messages)
+    def _answer(self, line: Line) -> bool:
+        line.receive()
+        with contextlib.suppress(OSError):
+            line._socket.sendall(b"".join(self.messages))
+        return False
+
+
+def connect(address: str) -> tuple[Line, bytes]:
+    """Return a connection to a rank, in plain text, and its greeting, which was not sent yet."""
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        reply = HandoffStub(channel).Connect(pb.ConnectRequest(), timeout=20)  # type: ignore[no-untyped-call]
+    return Line(knock(address, reply.port)), GREETING + reply.session
+
+
+def knock(address: str, port: int) -> socket.socket:
+    """Return a connection that has said nothing."""
+    return socket.create_connection((addresses.split(address)[0], port), timeout=20)
+
+
+def ended(line: Line, record_bytes: int) -> str:
+    """Read frames until all of the victim's records came, or an error, whose name is returned."""
+    came = 0
+    try:
+        while came < BLOCKS:
+            frame = line.receive()
+            if frame.kind == FAIL:
+                return frame.head.split(b"\n")[0].decode()
+            if frame.kind == RECORDS:
+                came += frame.records
+                line.receive_body(np.empty(frame.records * record_bytes, np.uint8))
+    except Broken:
+        return "hung up"
+    return ""
 
 
 def garble_service(number: int, seed: int) -> Iterator[tuple[str, str]]:
@@ -48,46 +113,79 @@ def garble_service(number: int, seed: int) -> Iterator[tuple[str, str]]:
     source = caches.source(caches.make_cache(9, 1))
     source.save("victim", BLOCKS * caches.BLOCK_SIZE, range(1, 7), epoch=3)
     with grpc.insecure_channel(source.service.address, options=CHANNEL_OPTIONS) as channel:
+        caller = _Caller(source, channel)
         try:
-            ticket = source.staging.tickets.of("victim", 3)
             for _ in range(number):
-                kind, method, message, timeout = rng.choice(_CALLS)(rng, ticket)
-                yield kind, _call(channel, method, message, timeout)
+                yield rng.choice(_NONSENSE)(rng, caller)
             assert source.staging.held()[0] == 1, "nonsense released what was saved"
-            wanted = _right_pull(ticket)
-            assert _call(channel, PULL, wanted.SerializeToString(), 5) == "", "a right pull is refused"
+            assert caller.pull(caller.right()) == "", "a right pull is refused"
         finally:
             source.close()
 
 
-def _right_pull(ticket: bytes) -> pb.PullRequest:
-    return pb.PullRequest(request_id="victim", epoch=3, num_blocks=BLOCKS, ticket=ticket)
+class _Caller:
+    """Asks a service that has a save."""
+
+    def __init__(self, source: caches.Source, channel: grpc.Channel) -> None:
+        self.source = source
+        self.ticket = source.staging.tickets.of("victim", 3)
+        self._channel = channel
+
+    def right(self) -> pb.PullRequest:
+        return pb.PullRequest(
+            request_id="victim", epoch=3, num_blocks=BLOCKS, ticket=self.ticket, at_once=BLOCKS
+        )
+
+    def pull(self, request: pb.PullRequest) -> str:
+        return self.say(Frame(PULL, request.SerializeToString()))
+
+    def say(self, *frames: Frame) -> str:
+        line, greeting = connect(self.source.service.address)
+        with closing(line):
+            for number, frame in enumerate(frames):
+                line.send(frame, before=b"" if number else greeting)
+            return ended(line, self.source.cache.record_bytes)
+
+    def shout(self, words: bytes) -> str:
+        """Send bytes to the port for records that are no greeting, or more than one."""
+        address = self.source.service.address
+        with closing(Line(knock(address, self.source.service.door_port))) as line:
+            line._socket.sendall(words)
+            line._socket.shutdown(socket.SHUT_WR)
+            return ended(line, self.source.cache.record_bytes)
+
+    def call(self, method: str, message: bytes) -> str:
+        try:
+            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(message, timeout=5)
+        except grpc.RpcError as error:
+            call: Any = error
+            names = [value for key, value in call.trailing_metadata() or () if key == ERROR_KEY]
+            return str(names[0]) if names else f"gRPC's {call.code().name}"
+        return "not held" if method == "Release" and not pb.ReleaseReply.FromString(answer).held else ""
 
 
-def _call(channel: grpc.Channel, method: str, message: bytes, timeout: float | None) -> str:
-    path = f"/{SERVICE}/{method}"
-    try:
-        if method == PULL:
-            pulling: Any = channel.unary_stream(path)(message, timeout=timeout)
-            for _ in pulling:
-                pass
-            return ""
-        answer: bytes = channel.unary_unary(path)(message, timeout=timeout)
-    except grpc.RpcError as error:
-        call: Any = error
-        names = [value for key, value in call.trailing_metadata() or () if key == ERROR_KEY]
-        return str(names[0]) if names else f"gRPC's {call.code().name}"
-    return "not held" if method == RELEASE and not pb.ReleaseReply.FromString(answer).held else ""
-
-
-def _garbage(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
-    del ticket
+def _garbage(rng: random.Random, caller: _Caller) -> tuple[str, str]:
     message = b"\x0a\xff" + rng.randbytes(rng.choice((0, 5, 4096)))  # a string that is longer than all of it
-    return "service: garbage", rng.choice((PULL, RELEASE, TAKEN)), message, 5.0
+    kind = rng.choice((PULL, b"Release", b"Taken"))
+    outcome = caller.say(Frame(PULL, message)) if kind == PULL else caller.call(kind.decode(), message)
+    return "service: garbage", outcome
 
 
-def _wrong_pull(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
-    request = _right_pull(ticket)
+def _shout(rng: random.Random, caller: _Caller) -> tuple[str, str]:
+    session = rng.randbytes(16)
+    words = (b"", b"GET / HTTP/1.1\r\n\r\n", rng.randbytes(rng.choice((1, 23, 24, 4096))), GREETING)
+    return "door: nonsense", caller.shout(rng.choice((*words, GREETING + session[:5], GREETING + session)))
+
+
+def _no_pull(rng: random.Random, caller: _Caller) -> tuple[str, str]:
+    wanted = caller.right().SerializeToString()
+    kind = rng.choice((RECORDS, WAIT, FAIL, b"XXXX", bytes(4)))
+    frame = rng.choice((Frame(kind, wanted), Frame(PULL, bytes(70_000)), Frame(kind)))
+    return "door: no pull", caller.say(frame)
+
+
+def _wrong_pull(rng: random.Random, caller: _Caller) -> tuple[str, str]:
+    request, ticket = caller.right(), caller.ticket
     huge = rng.choice((2**31, 2**32 - 1))
     key, value = rng.choice(
         (
@@ -100,39 +198,36 @@ def _wrong_pull(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, flo
         )
     )
     setattr(request, key, value)
-    return "service: wrong pull", PULL, request.SerializeToString(), 5.0
+    return "service: wrong pull", caller.pull(request)
 
 
-def _wrong_release(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
+def _wrong_release(rng: random.Random, caller: _Caller) -> tuple[str, str]:
     others = ("victim", 2), ("victim", 0), ("victim", 2**64 - 1), ("", 3), ("other", 3)
     request = pb.ReleaseRequest(confirmed=True)
     if rng.random() < 0.5:
-        (request.request_id, request.epoch), request.ticket = rng.choice(others), ticket
+        (request.request_id, request.epoch), request.ticket = rng.choice(others), caller.ticket
     else:
         request.request_id, request.epoch, request.ticket = "victim", 3, rng.choice((b"", rng.randbytes(16)))
-    return "service: another's release", RELEASE, request.SerializeToString(), 5.0
+    return "service: another's release", caller.call("Release", request.SerializeToString())
 
 
-def _wrong_taken(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
+def _wrong_taken(rng: random.Random, caller: _Caller) -> tuple[str, str]:
     """Expect refusals: a save without a window is taken whole, and nobody takes anything without a ticket."""
+    ticket = caller.ticket
     request = pb.TakenRequest(request_id="victim", epoch=3, ticket=ticket)
     if rng.random() < 0.5:
         request.ticket = rng.choice((b"", ticket[:-1], rng.randbytes(16)))
     request.taken = rng.choice((0, 1, 6, 7, 2**31, 2**32 - 1))
     request.wanted = rng.choice((0, 1, 6, 2**32 - 1))
-    return "service: wrong word of what was taken", TAKEN, request.SerializeToString(), 5.0
+    return "service: wrong word of what was taken", caller.call("Taken", request.SerializeToString())
 
 
-def _no_deadline(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
-    request = _right_pull(ticket)
-    return "service: no deadline", PULL, request.SerializeToString(), rng.choice((None, 1e5))
-
-
-_CALLS: list[Callable[[random.Random, bytes], tuple[str, str, bytes, float | None]]] = [
+_NONSENSE: list[Callable[[random.Random, _Caller], tuple[str, str]]] = [
     _garbage,
+    _shout,
+    _no_pull,
     _wrong_pull,
     _wrong_pull,
     _wrong_release,
     _wrong_taken,
-    _no_deadline,
 ]

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
-import grpc
-import numpy as np
 import psutil
 import pytest
 
 from baton.handoff import channels as module
-from baton.handoff import wire
 from baton.handoff.channels import Channels
 from baton.handoff.config import MIB
 from baton.handoff.memory.arena import Arena
@@ -38,30 +35,7 @@ def channels() -> Iterator[Channels]:
 def meet(channels: Channels, count: int) -> None:
     """Use this many other peers; nobody listens there, as channels connect only with a call."""
     for port in range(1, count + 1):
-        channels.to(f"127.0.0.1:{port}")
-
-
-def test_a_pull_under_way_outlives_the_use_of_many_peers(staging: Staging, channels: Channels) -> None:
-    entry = staging.reserve("r", 1, 4)
-    fill = staging.filling(entry, 0, 1)
-    fill.add(np.zeros(1, np.uint64))
-    fill.close()
-    staging.publish(entry, growing=True)  # the rest of its prompt is still computed: a pull waits for it
-    request = pb.PullRequest(request_id="r", epoch=1, num_blocks=4, ticket=staging.tickets.of("r", 1))
-    with closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service:
-        pull = channels.to(service.address).unary_stream(
-            f"/{wire.SERVICE}/{wire.PULL}",
-            request_serializer=pb.PullRequest.SerializeToString,
-            response_deserializer=pb.Chunk.FromString,
-        )(request, timeout=60)
-        assert next(pull).first_block == 0
-        meet(channels, 20 * BOUND)
-        rest = staging.filling(entry, 1, 4)
-        rest.add(np.zeros(3, np.uint64))
-        rest.close()
-        found = [chunk.first_block for chunk in pull]
-        assert found
-        assert pull.code() is grpc.StatusCode.OK
+        channels.stub(f"127.0.0.1:{port}")
 
 
 def test_channels_that_no_call_can_use_are_closed(
@@ -75,11 +49,11 @@ def test_channels_that_no_call_can_use_are_closed(
         def connected() -> bool:
             return any(one.raddr and one.raddr[1] == port for one in me.net_connections("tcp"))
 
-        grpc.channel_ready_future(channels.to(service.address)).result(timeout=20)
+        channels.stub(service.address).Staged(pb.StagedRequest(), timeout=20)
         assert connected()
         meet(channels, BOUND)
         assert connected()
-        monkeypatch.setattr(module, "MAX_PULL_S", -1.0)
+        monkeypatch.setattr(module, "_LONGEST_CALL_S", -1.0)
         meet(channels, BOUND)
         eventually(lambda: not connected(), 5, "the connection that nobody used is closed")
         assert len(channels._channels) == BOUND

@@ -235,7 +235,7 @@ def workers(there: int, here: int, transport: str, wire: str) -> Iterator[Worker
 
 @pytest.mark.parametrize(
     ("there", "here", "transport", "wire"),
-    [(2, 1, "shm", "auto"), (1, 2, "grpc", "auto"), (2, 1, "grpc", "int8"), (4, 2, "shm", "auto")],
+    [(2, 1, "shm", "auto"), (1, 2, "tcp", "auto"), (2, 1, "tcp", "int8"), (4, 2, "shm", "auto")],
 )
 def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
     there: int, here: int, transport: str, wire: str, eventually: Eventually
@@ -275,7 +275,7 @@ def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
                     assert np.array_equal(found, content(right, group, blocks))
 
 
-@pytest.mark.parametrize(("there", "here", "transport"), [(1, 2, "shm"), (1, 2, "grpc"), (2, 1, "shm")])
+@pytest.mark.parametrize(("there", "here", "transport"), [(1, 2, "shm"), (1, 2, "tcp"), (2, 1, "shm")])
 def test_a_window_serves_every_rank(there: int, here: int, transport: str, eventually: Eventually) -> None:
     """Fewer slots than records: they are filled again when the last rank has taken what they hold."""
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)

@@ -52,8 +52,8 @@ def config(**changes: Any) -> HandoffConfig:
 
 
 def test_the_settings_are_the_connectors_configuration() -> None:
-    made = config(transports=["grpc"], staging_mib=2)
-    assert (made.transports, made.staging_mib, made.published_host) == (("grpc",), 2, "127.0.0.1")
+    made = config(transports=["tcp"], staging_mib=2)
+    assert (made.transports, made.staging_mib, made.published_host) == (("tcp",), 2, "127.0.0.1")
     assert config().staging_mib is None
 
 
@@ -76,7 +76,7 @@ def test_the_configuration_is_checked(changes: dict[str, Any], text: str) -> Non
 
 def test_what_the_configuration_lacks_is_named() -> None:
     with pytest.raises(HandoffError, match=r"host, port, staging_mib, lease_s.* missing"):
-        HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["grpc"]})
+        HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["tcp"]})
 
 
 def test_each_rank_has_a_port_of_its_own() -> None:

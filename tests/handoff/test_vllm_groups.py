@@ -182,7 +182,7 @@ def prefill_behind(engine: Engine, name: str, prompt: list[int], beginning: Mani
     return answer
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
     windows: EngineProcess, transport: str
 ) -> None:

@@ -87,13 +87,13 @@ def test_each_rank_serves_and_pulls_with_its_workers_certificate(tmp_path: Path)
         model,
         "both",
         cores="0|1",
-        transports=("grpc",),
+        transports=("tcp",),
         handoff={"identity": str(folder)},
         engine=ALONE | RANKS,
     )
     with EngineProcess(secured) as engine:
         manifest, loaded = hand_over(engine, "over-tls", 300)
-        assert (len(manifest.shards), loaded.blocks, loaded.transport) == (2, 10, "grpc")
+        assert (len(manifest.shards), loaded.blocks, loaded.transport) == (2, 10, "tcp")
         mine = x509.load_pem_x509_certificate((folder / identity.CHAIN).read_bytes())
         for shard in manifest.shards:
             shown = ssl.get_server_certificate(addresses.split(shard.address), timeout=10)

@@ -63,7 +63,7 @@ def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
         yield engine
 
 
-@pytest.fixture(params=["shm", "grpc"])
+@pytest.fixture(params=["shm", "tcp"])
 def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
     name: str = request.param
     writer.call(prefer, name)
@@ -276,7 +276,7 @@ def release(engine: Engine, manifest: Manifest) -> None:
 
 def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProcess, transport: str) -> None:
     name = f"lost-{transport}"
-    lease_s = 1.0 if transport == "shm" else 4.0  # by grpc, the source dies before that
+    lease_s = 1.0 if transport == "shm" else 4.0  # over TCP, the source dies before that
     options = Options(model, f"brief-{transport}", handoff={"staging_mib": 1, "lease_s": lease_s}, **SMALL)
     with EngineProcess(options) as brief:
         prompt = prompt_of(name, 1010)

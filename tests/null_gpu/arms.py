@@ -33,7 +33,7 @@ THINKS = "v1-thinks"  # with a model that has tokens for thoughts
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_model_steps": 1}
 MTP = {"method": "mtp", "verifier": "baton"}
 V2: dict[str, Arm] = {
-    **{name: ARMS[name] for name in ("one", "shm", "grpc", "graphs", "mtp", "mtp-baton", "mtp-ngram")},
+    **{name: ARMS[name] for name in ("one", "shm", "tcp", "graphs", "mtp", "mtp-baton", "mtp-ngram")},
     **{name: ARMS[name] for name in ("eagle3", "ngram")},
     "nixl": arm(by="nixl"),
     "sync": arm(model=DEMO_MTP, drafts=MTP, async_scheduling=False),

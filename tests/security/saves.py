@@ -15,7 +15,7 @@ from baton.handoff.memory.arena import Arena
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Pull
-from baton.handoff.transports.grpc import Grpc
+from baton.handoff.transports.tcp import Tcp
 from baton.protos.handoff_pb2 import Manifest, Shard
 
 RECORD, BLOCKS = 4096, 4
@@ -40,7 +40,7 @@ class Source:
             address=self.service.address,
             record_bytes=RECORD,
             ticket=self.staging.tickets.of(request_id, 1),
-            offers={"grpc": b""},
+            offers={"tcp": b""},
         )
         return Manifest(request_id=request_id, epoch=1, shards=[shard])
 
@@ -61,7 +61,7 @@ class Puller:
     """The other end, as the process that this one is."""
 
     def __init__(self) -> None:
-        self._grpc = Grpc()
+        self._tcp = Tcp()
         self.client = HandoffClient()
 
     def pull(self, manifest: Manifest) -> int:
@@ -76,8 +76,8 @@ class Puller:
             deadline=time.monotonic() + 20,
             chunk_bytes=RECORD,
         )
-        return sum(int(records.data.sum()) for records in self._grpc.pull(pull))
+        return sum(int(records.data.sum()) for records in self._tcp.pull(pull))
 
     def close(self) -> None:
-        self._grpc.close()
+        self._tcp.close()
         self.client.close()

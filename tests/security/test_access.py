@@ -32,7 +32,7 @@ HEALTH = {"Health/Check", "Health/List", "Health/Watch"}
 MAY = {
     Role.WORKER: {
         *("Scheduler/Register", "Scheduler/Heartbeat", "Scheduler/Deregister"),
-        *("Handoff/Pull", "Handoff/Release", "Handoff/Renew", "Handoff/Taken", "Handoff/Staged"),
+        *("Handoff/Connect", "Handoff/Release", "Handoff/Renew", "Handoff/Taken", "Handoff/Staged"),
         *("Handoff/Sample", "Handoff/Trial"),
     },
     Role.ROUTER: {

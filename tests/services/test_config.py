@@ -61,7 +61,7 @@ def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
         ),
         (
             "handoff: {transports: [pigeon]}",
-            ["handoff.transports.0", "'pigeon'", "there are: grpc, nixl, shm"],
+            ["handoff.transports.0", "'pigeon'", "there are: nixl, shm, tcp"],
         ),
         ("handoff: {transports: []}", ["handoff.transports", "at least 1"]),
         ("scheduler: {policy: {pickr: a}}", ["scheduler.policy.pickr", "'picker'", "allowed: filters"]),

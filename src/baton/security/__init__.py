@@ -11,6 +11,7 @@
     join_service  the CA's end of that
     renewal       the thread that asks again in time
     exposure      who may listen in plain text
+    sealing       bulk data between two that agreed on keys
 
 `baton.rpc` uses it where servers and channels are made. All keys, certificates and signatures are the work of
 `cryptography`.

@@ -62,7 +62,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_WORKER}TryHandoff": _for(Role.SCHEDULER),
         f"{_WORKER}Follow": _for(Role.WORKER),  # whoever shows the attempt's key
         # KV passes between workers; which KV, tickets decide (handoff/tickets.py)
-        f"{_HANDOFF}Pull": _for(Role.WORKER),
+        f"{_HANDOFF}Connect": _for(Role.WORKER),
         f"{_HANDOFF}Release": _for(Role.WORKER),
         f"{_HANDOFF}Renew": _for(Role.WORKER),
         f"{_HANDOFF}Taken": _for(Role.WORKER),

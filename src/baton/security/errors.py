@@ -6,6 +6,7 @@ BatonError
     ├── IdentityError    a process has no usable certificate
     ├── AuthorityError   the CA's folder is missing or cannot be read
     ├── TokenError       a token cannot be read
+    ├── NotAsSealed      encrypted data was changed on its way
     └── JoinRefused      the CA refuses a certificate
         └── CAUnreachable  it does not answer
 """
@@ -31,6 +32,10 @@ class AuthorityError(SecurityError):
 
 class TokenError(SecurityError):
     """A text is no token."""
+
+
+class NotAsSealed(SecurityError):
+    """Encrypted data was changed on its way."""
 
 
 class JoinRefused(SecurityError):

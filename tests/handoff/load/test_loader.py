@@ -78,7 +78,7 @@ def wire_dtype() -> str:
 
 @pytest.fixture
 def offered() -> list[str]:
-    return ["shm", "grpc"]
+    return ["shm", "tcp"]
 
 
 @pytest.fixture

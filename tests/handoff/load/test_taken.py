@@ -13,12 +13,12 @@ import pytest
 
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
+from baton.handoff.errors import ERROR_KEY
 from baton.handoff.groups import Part
 from baton.handoff.load.job import LoadJob
 from baton.handoff.load.loader import Loader, State
 from baton.handoff.reports import ShardLoad
 from baton.handoff.save.saver import SaveJob
-from baton.handoff.wire import ERROR_KEY
 from baton.protos import handoff_pb2 as pb
 from harness.support import PATIENCE
 from tests.handoff.caches import (
@@ -81,7 +81,7 @@ class Pair:
         return records(self.loader._cache, blocks)
 
 
-@pytest.fixture(params=["shm", "grpc"])
+@pytest.fixture(params=["shm", "tcp"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     cache = make_cache(BLOCKS, 2)
     made = transports.create([request.param])

@@ -13,7 +13,7 @@ from baton.handoff.records import Records
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Pull, SavedShard, Transport
-from baton.handoff.transports.grpc import Grpc
+from baton.handoff.transports.tcp import Tcp
 from baton.protos.handoff_pb2 import Shard
 from tests.handoff.caches import MIB, make_cache
 
@@ -64,11 +64,11 @@ def test_an_offer_of_a_lease_that_is_over_is_withdrawn(
 def test_a_window_is_offered_by_those_alone_that_move_one() -> None:
     slow, cache = Slow(), make_cache(8, 1)
     with closing(Staging(Arena(MIB, cache.record_bytes), lease_s=30)) as staging:
-        saver = Saver(cache, staging, [slow, Grpc()], rank=0, address="nowhere:0", chunk_bytes=MIB)
+        saver = Saver(cache, staging, [slow, Tcp()], rank=0, address="nowhere:0", chunk_bytes=MIB)
         saved = saver.save(SaveJob("r", 1, (Part(0, 0, (1, 2, 3, 4)),), slots=2))
         assert saved is not None
         shard = Shard.FromString(saved.shard)
-        assert (list(shard.offers), shard.slots, slow.kept) == (["grpc"], 2, set())
+        assert (list(shard.offers), shard.slots, slow.kept) == (["tcp"], 2, set())
         saver.close()
 
 

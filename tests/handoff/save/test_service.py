@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
-import grpc
 import numpy as np
 import pytest
 
 from baton import rpc
 from baton.addresses import split
-from baton.handoff import wire
-from baton.handoff.channels import Channels, HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.config import MIB
 from baton.handoff.errors import HandoffError
+from baton.handoff.frames import FAIL, PULL, RECORDS, Frame, Line
 from baton.handoff.memory.arena import Arena
 from baton.handoff.reports import Staged
-from baton.handoff.save.service import GROWING, HandoffService
+from baton.handoff.save.pulls import GROWING
+from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.protos import handoff_pb2 as pb
-from harness.support import free_port
+from harness.support import eventually, free_port
+from tests.handoff.server import connect
 
 
 @pytest.fixture
@@ -62,29 +64,44 @@ def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:
         assert service.address in str(error.value)
 
 
+def test_a_taken_port_for_records_is_an_error_that_names_both(staging: Staging) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(HandoffError, match=rf"127\.0\.0\.1:{port}: .*handoff\.port .* the one after it"):
+            HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)
+    with closing(HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)) as service:
+        assert service.door_port == port  # and what the failed one held is free
+
+
 def test_only_so_many_pulls_wait_for_prompts_that_are_computed(staging: Staging) -> None:
-    """Each holds a thread, and releases and renewals need some."""
+    """Each holds a thread and its save."""
     entry = staging.reserve("r", 1, 4)
     fill = staging.filling(entry, 0, 1)
     fill.add(np.zeros(1, np.uint64))
     fill.close()
     staging.publish(entry, growing=True)
     request = pb.PullRequest(request_id="r", epoch=1, num_blocks=4, ticket=staging.tickets.of("r", 1))
+    asked = Frame(PULL, request.SerializeToString())
     with (
         closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service,
-        closing(Channels()) as channels,
         closing(HandoffClient()) as client,
+        ExitStack() as stack,
     ):
-        pull = channels.to(service.address).unary_stream(
-            f"/{wire.SERVICE}/{wire.PULL}",
-            request_serializer=pb.PullRequest.SerializeToString,
-            response_deserializer=pb.Chunk.FromString,
-        )
-        waiting = [pull(request, timeout=60) for _ in range(GROWING)]
-        assert [next(one).first_block for one in waiting] == [0] * GROWING
-        with pytest.raises(grpc.RpcError) as refused:
-            next(pull(request, timeout=60))
-        assert dict(refused.value.trailing_metadata())[wire.ERROR_KEY] == "SourceBusy"
+        for _ in range(GROWING):
+            line, greeting = connect(service.address)
+            stack.enter_context(closing(line))
+            line.send(asked, before=greeting)
+            assert line.receive().kind == RECORDS
+        one_more, greeting = connect(service.address)
+        stack.enter_context(closing(one_more))
+        one_more.send(asked, before=greeting)
+        refused = one_more.receive()
+        assert (refused.kind, refused.head.split(b"\n")[0]) == (FAIL, b"SourceBusy")
         assert client.staged([service.local_address]).handoffs == 1
-        for one in waiting:
-            one.cancel()
+        line.close()  # one gives up
+        eventually(lambda: _is_let_in(one_more, asked), 10, "its place is another's")
+
+
+def _is_let_in(line: Line, asked: Frame) -> bool:
+    line.send(asked)
+    return line.receive().kind == RECORDS

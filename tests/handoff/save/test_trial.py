@@ -43,7 +43,7 @@ class Rank:
 
 @pytest.fixture
 def names() -> list[str]:
-    return ["shm", "grpc"]
+    return ["shm", "tcp"]
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_bytes_that_changed_on_the_way_are_a_problem(
         return reply
 
     monkeypatch.setattr(source.trials, "sample", broken)
-    reply = trial(puller, source.service.address, "grpc")
+    reply = trial(puller, source.service.address, "tcp")
     assert reply.problem.startswith("DigestMismatch:")
     assert reply.bytes == 0
 
@@ -98,7 +98,7 @@ def test_bytes_that_changed_on_the_way_are_a_problem(
 def test_problems_are_named(source: Rank, puller: Rank) -> None:
     assert "does not offer 'rdma'" in trial(puller, source.service.address, "rdma").problem
     source.service.close(0)
-    assert "does not answer" in trial(puller, source.service.address, "grpc").problem
+    assert "does not answer" in trial(puller, source.service.address, "tcp").problem
 
 
 def test_a_sample_that_fails_leaves_nothing(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,18 +135,18 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
 def test_a_source_that_never_answers_is_left_to_other_transports(
     doomed: RemoteSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a firewall that lets gRPC's port through alone."""
+    """As behind a firewall that lets Baton's own ports through alone."""
     monkeypatch.setattr(nixl_agent, "CONTACT_S", 0.2)
     manifest = doomed.save("silent", range(1, 5))
-    made, pid = transports.create(["nixl", "grpc"]), doomed.process.pid or 0
-    nixl, grpc = made
+    made, pid = transports.create(["nixl", "tcp"]), doomed.process.pid or 0
+    nixl, tcp = made
     assert transports.choose(made, manifest.shards[0]) is nixl
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(TransportFailed, match=r"no answer over NIXL within 0\.2 s: let UCX's ports through"):
         drain(nixl, pull_of(manifest, deadline=time.monotonic() + 60 * PATIENCE))
     os.kill(pid, signal.SIGCONT)
-    assert transports.choose(made, manifest.shards[0]) is grpc
-    assert np.array_equal(drain(grpc, pull_of(manifest)), doomed.records(range(1, 5)))
+    assert transports.choose(made, manifest.shards[0]) is tcp
+    assert np.array_equal(drain(tcp, pull_of(manifest)), doomed.records(range(1, 5)))
     for one in made:
         one.close()
 
@@ -233,24 +233,24 @@ def with_an_rdma_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_it_is_chosen_by_itself_where_there_is_a_device(rdma: Path) -> None:
-    assert transports.usable(None) == ["shm", "nixl", "grpc"]
+    assert transports.usable(None) == ["shm", "nixl", "tcp"]
     rdma.rmdir()
-    assert transports.usable(None) == ["shm", "grpc"]
+    assert transports.usable(None) == ["shm", "tcp"]
     assert transports.usable(["nixl"]) == ["nixl"]
     rdma.parent.rmdir()
-    assert transports.usable(None) == ["shm", "grpc"]
+    assert transports.usable(None) == ["shm", "tcp"]
 
 
 @pytest.mark.usefixtures("rdma")
 def test_where_it_is_not_installed_it_is_left_out_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert transports.usable(None) == ["shm", "grpc"]
+    assert transports.usable(None) == ["shm", "tcp"]
     made = transports.create()
-    assert [one.name for one in made] == ["shm", "grpc"]
+    assert [one.name for one in made] == ["shm", "tcp"]
     for one in made:
         one.close()
     with pytest.raises(HandoffError, match=r"'nixl' cannot be used: .* pip install 'baton\[nixl\]'"):
-        transports.create(["nixl", "grpc"])
+        transports.create(["nixl", "tcp"])
 
 
 @pytest.mark.usefixtures("rdma")
@@ -259,7 +259,7 @@ def test_beside_certificates_it_is_left_out_unless_it_is_named(tmp_path: Path) -
     write(tmp_path / "own", authority.issue(Name("baton", Role.WORKER, "w")))
     rpc.act_as(Identity(tmp_path / "own"))
     try:
-        assert transports.usable(None) == ["shm", "grpc"]
+        assert transports.usable(None) == ["shm", "tcp"]
         with pytest.raises(HandoffError, match=r"security\.tls is on, and NIXL neither encrypts"):
             transports.usable(["nixl"])
     finally:
@@ -272,7 +272,7 @@ def test_a_nixl_that_cannot_start_is_left_out_unless_it_is_named(
 ) -> None:
     monkeypatch.setattr("nixl._api.nixl_agent", None)
     made = transports.create()
-    assert [one.name for one in made] == ["shm", "grpc"]
+    assert [one.name for one in made] == ["shm", "tcp"]
     assert "'nixl' is not used: NIXL cannot start: TypeError" in caplog.text
     for one in made:
         one.close()

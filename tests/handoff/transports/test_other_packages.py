@@ -114,6 +114,6 @@ def test_its_name_can_be_configured_where_it_is_installed(
         transports.REGISTRY.check(["folder"])
     monkeypatch.syspath_prepend(str(site))
     assert "folder" in transports.REGISTRY.names()
-    assert load({"handoff": {"transports": ["folder", "grpc"]}}).handoff.transports == ["folder", "grpc"]
+    assert load({"handoff": {"transports": ["folder", "tcp"]}}).handoff.transports == ["folder", "tcp"]
     (point,) = importlib.metadata.entry_points(group="baton.handoff_transports")
     assert transports.REGISTRY.load("folder") is point.load()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.handoff import transports, wire
-from baton.handoff.channels import Channels, HandoffClient
+from baton.handoff import transports
+from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import (
     HandoffError,
     LeaseExpired,
@@ -28,12 +27,10 @@ from baton.handoff.errors import (
 from baton.handoff.memory import segments
 from baton.handoff.records import Bytes
 from baton.handoff.transports.base import Pull, Transport
-from baton.handoff.transports.grpc import Grpc
 from baton.handoff.transports.shm import Shm, offer_of
-from baton.protos.handoff_pb2 import Chunk, Manifest, PullRequest
+from baton.protos.handoff_pb2 import Manifest
 from tests.handoff.caches import TRANSPORTS, random_blocks
-from tests.handoff.remote import CACHE_BLOCKS, CHUNK_BYTES, RemoteSource
-from tests.handoff.server import FalseSource
+from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
 
 BLOCKS = 20
 
@@ -129,7 +126,7 @@ def test_what_was_released_does_not_come(source: RemoteSource, transport: Transp
     assert not client.release(manifest)
     assert source.held()[0] == before - 1
     client.close()
-    with pytest.raises(UnknownHandoff if transport.name == "grpc" else LeaseExpired):
+    with pytest.raises(UnknownHandoff if transport.name == "tcp" else LeaseExpired):
         drain(transport, pull_of(manifest))
 
 
@@ -144,73 +141,6 @@ def test_memory_released_under_a_reader_is_noticed(source: RemoteSource, transpo
     with pytest.raises(LeaseExpired, match="holds it no more"):
         next(chunks)
     client.close()
-
-
-def test_memory_released_under_a_stream_stays(source: RemoteSource) -> None:
-    (transport,) = transports.create(["grpc"])
-    manifest = source.save("under-the-stream", range(1, 31))
-    chunks = transport.pull(pull_of(manifest))
-    got = [next(chunks).data.copy()]
-    client = HandoffClient()
-    client.release(manifest)
-    got += [records.data.copy() for records in chunks]
-    assert np.array_equal(np.concatenate(got), source.records(range(1, 31)))
-    client.close()
-    transport.close()
-
-
-@pytest.mark.parametrize("wanted", [0, 1000, 8191, 40_000])
-def test_messages_are_as_large_as_the_puller_wants(source: RemoteSource, wanted: int) -> None:
-    """Whole records where they fit, else parts of one; 0 is what a puller asks that knows nothing of this."""
-    blocks = range(1, 21)
-    manifest = source.save(f"messages-{wanted}", blocks)
-    shard = manifest.shards[0]
-    request = PullRequest(
-        request_id=manifest.request_id,
-        epoch=1,
-        num_blocks=len(blocks),
-        ticket=shard.ticket,
-        message_bytes=wanted,
-    )
-    with closing(Channels()) as channels, closing(Grpc(wanted)) as transport:
-        pull = channels.to(shard.address).unary_stream(
-            f"/{wire.SERVICE}/{wire.PULL}",
-            request_serializer=PullRequest.SerializeToString,
-            response_deserializer=Chunk.FromString,
-        )
-        chunks = list(pull(request, timeout=30))
-        sizes = [len(chunk.records) for chunk in chunks]
-        assert max(sizes) <= (wanted or CHUNK_BYTES)
-        if not 0 < wanted < shard.record_bytes:
-            assert all(size % shard.record_bytes == 0 for size in sizes)
-        assert np.array_equal(drain(transport, pull_of(manifest)), source.records(blocks))
-    assert sum(len(chunk.digests) for chunk in chunks) == len(blocks)
-
-
-def test_parts_that_make_no_record_are_an_error(source: RemoteSource) -> None:
-    """A source that sends parts without end fills no memory, and one that stops is noticed."""
-    manifest = source.save("parts", range(1, 3))
-    shard = manifest.shards[0]
-    data, none = np.zeros(shard.record_bytes, np.uint8), np.empty(0, np.uint64)
-    half, rest, whole = data[: len(data) // 2], data[len(data) // 2 :], np.zeros(1, np.uint64)
-    cases = {
-        "came after": [(half, none), (data, none)],
-        "0 bytes of block 0": [(data[:0], none)] * 3,
-        "the stream ended": [(half, none), (rest, none)],
-        "wanted: whole records": [(half, none), (rest[:-8], whole)],
-        f"came after {len(data)} of": [(half, none), (rest, none), (rest, whole)],
-    }
-    with closing(FalseSource()) as liar, closing(Grpc()) as transport:
-        shard.address = liar.address
-        for text, parts in cases.items():
-            liar.messages = [wire.encode(wire.RawChunk(0, *part)) for part in parts]
-            with pytest.raises(TransportFailed, match=text):
-                drain(transport, pull_of(manifest))
-        liar.messages = [
-            wire.encode(wire.RawChunk(0, half, none)),
-            wire.encode(wire.RawChunk(0, rest, whole)),
-        ]
-        assert np.array_equal(drain(transport, pull_of(manifest, 0, 1)), data.reshape(1, -1))
 
 
 def test_beyond_the_end_is_an_error(source: RemoteSource, transport: Transport) -> None:
@@ -254,29 +184,32 @@ def test_a_dead_source(own_folder: Path, transport: Transport) -> None:
 def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source: RemoteSource) -> None:
     shard = source.save("chosen", range(1, 3)).shards[0]
     shard.offers.pop("nixl", None)
-    shm, grpc = transports.create(["shm", "grpc"])
-    assert transports.choose([shm, grpc], shard) is shm
-    assert transports.choose([grpc, shm], shard) is grpc
+    shm, tcp = transports.create(["shm", "tcp"])
+    assert transports.choose([shm, tcp], shard) is shm
+    assert transports.choose([tcp, shm], shard) is tcp
     elsewhere = offer_of(shard)
     elsewhere.host = "another machine"
     shard.offers["shm"] = elsewhere.SerializeToString()
-    assert transports.choose([shm, grpc], shard) is grpc
-    with pytest.raises(NoCommonTransport, match=r"offers grpc, shm; none of this .* reaches it: shm$"):
+    assert transports.choose([shm, tcp], shard) is tcp
+    with pytest.raises(NoCommonTransport, match=r"offers shm, tcp; none of this .* reaches it: shm$"):
         transports.choose([shm], shard)
     shard.offers["shm"] = b"\xff"
     with pytest.raises(MalformedManifest, match="its offer of shm"):
         transports.choose([shm], shard)
     shard.offers.clear()
     with pytest.raises(NoCommonTransport, match="offers nothing; "):
-        transports.choose([shm, grpc], shard)
-    grpc.close()
+        transports.choose([shm, tcp], shard)
+    tcp.close()
+
+
+def test_the_former_name_says_what_to_write() -> None:
+    with pytest.raises(HandoffError, match=r"'grpc' any more; write 'tcp' instead$"):
+        transports.create(["shm", "grpc"])
 
 
 def test_transports_are_found_by_their_names() -> None:
-    assert transports.REGISTRY.names() == ["grpc", "nixl", "shm"]
-    with pytest.raises(
-        HandoffError, match="there is no handoff transport 'rdma'; there are: grpc, nixl, shm"
-    ):
+    assert transports.REGISTRY.names() == ["tcp", "nixl", "shm"]
+    with pytest.raises(HandoffError, match="there is no handoff transport 'rdma'; there are: nixl, shm, tcp"):
         transports.create(["rdma"])
 
 

@@ -32,7 +32,7 @@ def run(*arguments: str) -> Settings:
 
 def test_a_flag_reaches_its_key() -> None:
     settings = run(
-        *("--port", "9", "--model", "m", "--max-model-len", "64", "--handoff-transports", "grpc,shm"),
+        *("--port", "9", "--model", "m", "--max-model-len", "64", "--handoff-transports", "tcp,shm"),
         *("--engine-args", '{"swap": 1}', "--no-enable-prefix-caching", "--scheduler", "h:1", "--own", "3"),
     )
     assert settings.router.port == 9
@@ -40,7 +40,7 @@ def test_a_flag_reaches_its_key() -> None:
     assert settings.engine.max_model_len == 64
     assert settings.engine.extra == {"swap": 1}
     assert settings.engine.enable_prefix_caching is False
-    assert settings.handoff.transports == ["grpc", "shm"]
+    assert settings.handoff.transports == ["tcp", "shm"]
     assert settings.scheduler.address == "h:1"
 
 

@@ -36,7 +36,7 @@ class Told(FakeWorker):
     def identity(self) -> pb.WorkerIdentity:
         found = super().identity
         found.host = self.host
-        found.capacity.transports[:] = ["shm", "grpc"]
+        found.capacity.transports[:] = ["shm", "tcp"]
         return found
 
     async def Inspect(self, request: worker_pb2.InspectRequest, context: Any) -> pb.Inspection:
@@ -107,14 +107,14 @@ async def test_each_pair_is_tried_over_what_may_reach() -> None:
     findings = [one for one in await found(*workers) if one.area == "handoff"]
     tried = [(one.subject, one.what.partition(":")[0]) for one in findings]
     assert sorted(tried) == [
-        ("m -> d", "grpc"),  # shared memory is not tried between two machines
-        ("p -> d", "grpc"),
-        ("p -> m", "grpc"),
+        ("m -> d", "tcp"),  # shared memory is not tried between two machines
+        ("p -> d", "tcp"),
+        ("p -> m", "tcp"),
         ("p -> m", "shm"),
     ]
     slow = next(one for one in findings if one.subject == "p -> d")
     assert slow.verdict is Verdict.WARNING
-    assert "grpc: 50 MB/s (16.8 MB in 335.5 ms)" in slow.what
+    assert "tcp: 50 MB/s (16.8 MB in 335.5 ms)" in slow.what
     broken = [one for one in findings if one.subject == "p -> m"]
     assert {one.verdict for one in broken} == {Verdict.WRONG}
     assert "DigestMismatch: block 3" in broken[0].what

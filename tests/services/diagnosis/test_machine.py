@@ -70,7 +70,7 @@ def test_the_configuration_says_how_much_is_enough() -> None:
     assert found("shared memory", needs, shm_free=7 * GIB).verdict is Verdict.WRONG
     assert found("memory", needs).verdict is Verdict.WARNING  # 12 + 6 of 16
     assert found("memory", needs, memory_free=20 * GIB).verdict is Verdict.OK
-    without = Needs.of_worker(load({"handoff": {"transports": ["grpc"]}}), 0)
+    without = Needs.of_worker(load({"handoff": {"transports": ["tcp"]}}), 0)
     assert found("shared memory", without, shm_bytes=0).verdict is Verdict.OK
 
 

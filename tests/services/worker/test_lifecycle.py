@@ -281,7 +281,7 @@ async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mi
     worker = workers.start(
         "prefill",
         worker={"listen": f"0.0.0.0:{port}"},
-        handoff={"transports": ["grpc"], "port": kv_port},
+        handoff={"transports": ["tcp"], "port": kv_port},
         security={"insecure": True},
     )
     eventually(lambda: "ready on" in worker.text, START_TIMEOUT_S, "the worker is ready")
@@ -295,7 +295,7 @@ async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mi
         assert [shard.address for shard in manifest.shards] == [f"127.0.0.1:{kv_port}"]
         rest = await target.run(handed, DECODE, source=source.source(handed))
         assert rest.admitted is not None
-        assert rest.admitted.transport == "grpc"
+        assert rest.admitted.transport == "tcp"
     worker.signal(signal.SIGTERM)
     assert worker.ended() == 0
 

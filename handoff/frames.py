@@ -1,0 +1,247 @@
+"""Frames on a TCP connection between a puller and the rank that saved: a request there, records back.
+
+A frame is a prefix of 16 bytes, a head and a body:
+
+    PULL  head: PullRequest                     from the puller, one at a time
+    RECS  head: digests; body: whole records    each as soon as it is there; as many frames as it takes
+    WAIT  nothing                               none is there yet, and the rank is well
+    FAIL  head: an error's name and its text    instead of what is still to come
+    SHUT  head: a text                          the rank hangs up; never sealed
+
+A puller begins with GREETING and the session that it got from the rank's Handoff service (Connect). Where TLS
+is on, that call brought keys, too, and all but the greeting and SHUT is sealed (security/sealing.py): the
+head with the prefix beside it, then the body in pieces.
+
+Both ends block in calls that the kernel ends twice a second, so that they can `look` whether to go on. Moving
+takes the GIL once for a MiB: records go from staging to the socket and into the puller's buffer as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baton.errors import BatonError
+from baton.handoff.records import Bytes, Digests
+from baton.security.errors import NotAsSealed
+
+if TYPE_CHECKING:  # plain text needs no cryptography
+    from baton.security.sealing import Seal
+
+GREETING = b"baton-kv"
+SESSION_BYTES = 16
+PULL, RECORDS, WAIT, FAIL, SHUT = b"PULL", b"RECS", b"WAIT", b"FAIL", b"SHUT"
+
+FRAME_BYTES = 1 << 20  # of records that a puller wants in one, unless a single one is larger
+MOST_RECORDS = 4096  # in a frame: their digests are its head
+WAIT_S = 2.0  # between frames of a rank that has no records to send
+SILENT_S = 10.0  # without a byte: the other end is gone, or stopped
+SLOW_S = 60.0  # without room for a byte: a puller may wait that long for another rank's records
+_LOOK_S = 0.5
+_MAX_HEAD = 64 << 10
+_PIECE_BYTES = 256 << 10  # of a body that is sealed: it stays in the CPU's cache
+_TAG_BYTES = 16
+_PREFIX = struct.Struct("<4sIII")  # kind, bytes of the head (in plain text), first block, records
+_PROBE_S, _PROBE_EVERY_S, _PROBES = 5, 2, 3  # of a connection on which nothing moves
+
+
+class Broken(BatonError):
+    """The connection does not bring what it should: it is over."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame without its body."""
+
+    kind: bytes
+    head: bytes = b""
+    first_block: int = 0
+    records: int = 0
+
+    @property
+    def digests(self) -> Digests:
+        """The digests of its records."""
+        return np.frombuffer(self.head, "<u8")
+
+
+def nothing() -> None:
+    """Go on."""
+
+
+class Line:
+    """A connection that has greeted. One thread at a time; any may `cut` it."""
+
+    def __init__(
+        self, connection: socket.socket, send: Seal | None = None, receive: Seal | None = None
+    ) -> None:
+        """Take over a connected socket. send, receive: of each direction, if they are sealed."""
+        tune(connection)
+        self._socket = connection
+        self._send_seal, self._receive_seal = send, receive
+        self._scratch = memoryview(bytearray(_PIECE_BYTES + _TAG_BYTES if send else 0))
+        self._heard = False  # something that was really the other end's
+
+    def peek(self) -> bool | None:
+        """Return whether something waits to be received; None if the other end is gone. Does not wait."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) or None
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
+
+    def send(
+        self, frame: Frame, body: Bytes | None = None, look: Callable[[], None] = nothing, before: bytes = b""
+    ) -> None:
+        """Send a frame. before: bytes to go ahead of it. Raises Broken, and what `look` raises."""
+        prefix = _PREFIX.pack(frame.kind, len(frame.head), frame.first_block, frame.records)
+        rest = memoryview(b"") if body is None else memoryview(body.reshape(-1))
+        if self._send_seal is None or frame.kind == SHUT:
+            self._write([memoryview(part) for part in (before, prefix, frame.head, rest)], look)
+            return
+        head = memoryview(bytearray(len(frame.head) + _TAG_BYTES))
+        self._send_seal.seal(frame.head, head, prefix)
+        parts = [memoryview(before), memoryview(prefix), head]
+        for at in range(0, len(rest), _PIECE_BYTES):
+            piece = rest[at : at + _PIECE_BYTES]
+            sealed = self._scratch[: len(piece) + _TAG_BYTES]
+            self._send_seal.seal(piece, sealed)
+            self._write([*parts, sealed], look)
+            parts = []
+        if parts:
+            self._write(parts, look)
+
+    def receive(self, look: Callable[[], None] = nothing, silent_s: float = 0.0) -> Frame:
+        """Return the next frame, whose body is to be read. Raises Broken, and what `look` raises.
+
+        silent_s: SILENT_S by default.
+        """
+        silent_s = silent_s or SILENT_S
+        prefix = self._read_new(_PREFIX.size, look, silent_s)
+        kind, size, first_block, records = _PREFIX.unpack(prefix)
+        if kind not in (PULL, RECORDS, WAIT, FAIL, SHUT) or size > _MAX_HEAD:
+            raise Broken(f"{bytes(prefix[:4])!r} and a head of {size} bytes came, which is no frame")
+        if kind == SHUT:
+            said = bytes(self._read_new(size, look, silent_s))
+            raise Broken("it hung up" if self._heard and self._receive_seal else _words(said))
+        if self._receive_seal is None:
+            head = self._read_new(size, look, silent_s)
+        else:
+            head = bytearray(size)
+            sealed = self._read_new(size + _TAG_BYTES, look, silent_s)
+            _opened(self._receive_seal, sealed, memoryview(head), bytes(prefix))
+        self._heard = True
+        return Frame(kind, bytes(head), first_block, records)
+
+    def receive_body(self, into: Bytes, look: Callable[[], None] = nothing) -> None:
+        """Fill `into` with the body of the last frame. Raises Broken, and what `look` raises."""
+        whole = memoryview(into.reshape(-1))
+        if self._receive_seal is None:
+            self._read(whole, look, SILENT_S)
+            return
+        for at in range(0, len(whole), _PIECE_BYTES):
+            piece = whole[at : at + _PIECE_BYTES]
+            sealed = self._scratch[: len(piece) + _TAG_BYTES]
+            self._read(sealed, look, SILENT_S)
+            _opened(self._receive_seal, sealed, piece)
+
+    def cut(self) -> None:
+        """Wake whoever waits at either end: the connection is over."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def _read_new(self, size: int, look: Callable[[], None], silent_s: float) -> bytearray:
+        made = bytearray(size)
+        self._read(memoryview(made), look, silent_s)
+        return made
+
+    def _read(self, into: memoryview, look: Callable[[], None], silent_s: float) -> None:
+        at, heard_s = 0, time.monotonic()
+        while at < len(into):
+            came = self._tried(lambda: self._socket.recv_into(into[at:], 0, socket.MSG_WAITALL))  # noqa: B023
+            if came == 0:
+                raise Broken("it hung up")
+            if came:
+                at, heard_s = at + came, time.monotonic()
+            elif time.monotonic() - heard_s > silent_s:
+                raise Broken(f"nothing came for {silent_s:g} s")
+            if at < len(into):
+                look()
+
+    def _write(self, parts: list[memoryview], look: Callable[[], None]) -> None:
+        parts = [part for part in parts if len(part)]
+        moved_s = time.monotonic()
+        while parts:
+            sent = self._tried(lambda: self._socket.sendmsg(parts))  # noqa: B023
+            if sent:
+                moved_s = time.monotonic()
+                parts = _without(parts, sent)
+            elif time.monotonic() - moved_s > SLOW_S:
+                raise Broken(f"it took nothing for {SLOW_S:g} s")
+            if parts:
+                look()
+
+    @staticmethod
+    def _tried(act: Callable[[], int]) -> int | None:
+        """Return how many bytes moved; None if none could in time."""
+        try:
+            return act()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise Broken(error.strerror or str(error)) from None
+
+
+def _opened(seal: Seal, sealed: memoryview | bytearray, into: memoryview, beside: bytes = b"") -> None:
+    try:
+        seal.open(sealed, into, beside)
+    except NotAsSealed as error:
+        raise Broken(str(error)) from None
+
+
+def tune(connection: socket.socket) -> None:
+    """Send at once, wait for half a second at most, and notice a host that vanished."""
+    connection.settimeout(None)
+    half = struct.pack("@ll", 0, int(_LOOK_S * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, half)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, half)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, _PROBE_S),
+        (socket.TCP_KEEPINTVL, _PROBE_EVERY_S),
+        (socket.TCP_KEEPCNT, _PROBES),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def shut(text: str) -> bytes:
+    """Return the frame that says why a connection is refused."""
+    head = text.encode()
+    return _PREFIX.pack(SHUT, len(head), 0, 0) + head
+
+
+def _words(said: bytes) -> str:
+    """Return what somebody said who may be anybody, in one short printable line."""
+    text = said[:300].decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _without(parts: list[memoryview], sent: int) -> list[memoryview]:
+    """Return what is left after so many bytes."""
+    for number, part in enumerate(parts):
+        if sent < len(part):
+            return [part[sent:], *parts[number + 1 :]]
+        sent -= len(part)
+    return []

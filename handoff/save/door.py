@@ -1,0 +1,322 @@
+"""The port at which pullers get records: it lets in who has a session, and calls for each request.
+
+One thread waits for new connections, for greetings, and for requests on the connections that are kept
+between them. A request gets a thread of its own until it is answered. All is bounded: connections, those of
+which have not greeted yet, threads, and the time for each of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton import addresses
+from baton.handoff.frames import GREETING, SESSION_BYTES, Broken, Line, shut
+from baton.keeping import keep_thread
+from baton.protos.handoff_pb2 import ConnectReply
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS = 256  # at once; for a further one the idlest is closed
+STRANGERS = 32  # of them: have not greeted yet
+GREETING_S = 5.0
+IDLE_S = 900.0  # a puller's connection without a pull is closed
+CALLS = 64  # running at once, each with a thread
+REST_S = 30.0  # a thread without a call ends
+_SESSIONS = 1024  # that were given out and not used yet
+_SESSION_S = 30.0
+_CUT_S = 2.0  # for a call to notice that its connection was cut
+_DEAF_S = 1.0  # after a connection that the system could not give us
+
+
+@dataclass(eq=False)
+class _Stranger:
+    """A connection that has not greeted yet."""
+
+    socket: socket.socket
+    ends_s: float  # time.monotonic
+    greeting: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(eq=False)
+class _Guest:
+    """A connection that has; a request may come."""
+
+    socket: socket.socket
+    line: Line
+    ends_s: float = 0.0  # time.monotonic, while it waits for one
+
+
+class Door:
+    """The listening socket of a rank, and its connections. Safe for any thread."""
+
+    def __init__(self, host: str, port: int, answer: Callable[[Line], bool], *, sealed: bool) -> None:
+        """Listen at once; port 0 takes a free one.
+
+        answer: called for each request, on a thread that it may keep; returns whether the connection can be
+        used again. sealed: give keys out. Raises OSError.
+        """
+        self._answer = answer
+        self._sealed = sealed
+        self._listener = addresses.listen(host, port)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._deaf_until = 0.0
+        self._listening = False
+        self._strangers: OrderedDict[socket.socket, _Stranger] = OrderedDict()  # soonest end first, both
+        self._idle: OrderedDict[socket.socket, _Guest] = OrderedDict()
+        self._sessions: OrderedDict[bytes, tuple[float, ConnectReply]] = OrderedDict()  # oldest first
+        self._lock = threading.Lock()  # of all below
+        self._called = threading.Condition(self._lock)
+        self._quiet = threading.Condition(self._lock)
+        self._calls: deque[_Guest] = deque()
+        self._answered: deque[_Guest] = deque()
+        self._running: dict[_Guest, None] = {}  # called, until it is answered
+        self._free = 0  # threads that wait and were promised no call
+        self._closed = False
+        self._thread = keep_thread(self._watch, "baton-kv-door")
+        self._thread.start()
+
+    def invite(self) -> ConnectReply:
+        """Return what one puller needs for one connection, soon."""
+        reply = ConnectReply(port=self.port, session=secrets.token_bytes(SESSION_BYTES))
+        if self._sealed:
+            from baton.security.sealing import new_key
+
+            reply.here_key, reply.there_key = new_key(), new_key()
+        with self._lock:
+            while len(self._sessions) >= _SESSIONS:
+                self._sessions.popitem(last=False)
+            self._sessions[reply.session] = time.monotonic() + _SESSION_S, reply
+        return reply
+
+    def close(self, grace_s: float) -> None:
+        """Stop; calls have `grace_s` to end. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._called.notify_all()
+        self._rouse()
+        self._thread.join(5)
+        with self._lock:
+            self._quiet.wait_for(lambda: not self._running, grace_s)
+            running = list(self._running)
+        for guest in running:
+            guest.line.cut()
+        with self._lock:
+            self._quiet.wait_for(lambda: not self._running, _CUT_S)
+
+    # ---- the door's thread
+
+    def _watch(self) -> None:
+        while not self._closed:
+            self._listen()
+            for key, _ in self._selector.select(self._wait_s()):
+                if key.fileobj is self._woken:
+                    with contextlib.suppress(BlockingIOError):
+                        self._woken.recv(4096)
+                elif key.fileobj is self._listener:
+                    self._let_in()
+                else:
+                    self._hear(key.data)
+            self._keep_answered()
+            self._end_late()
+        for guest in [*self._strangers.values(), *self._idle.values(), *self._answered]:
+            self._drop(guest)
+        for one in (self._listener, self._woken, self._wake):
+            one.close()
+        self._selector.close()
+
+    def _listen(self) -> None:
+        if not self._listening and time.monotonic() >= self._deaf_until:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._listening = True
+
+    def _wait_s(self) -> float | None:
+        waiting: tuple[OrderedDict[socket.socket, _Stranger] | OrderedDict[socket.socket, _Guest], ...]
+        waiting = self._strangers, self._idle
+        firsts = [next(iter(kept.values())).ends_s for kept in waiting if kept]
+        if not self._listening:
+            firsts.append(self._deaf_until)
+        return max(0.0, min(firsts) - time.monotonic()) if firsts else None
+
+    def _let_in(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:  # out of descriptors or memory: the waiting connection would be seen again
+            logger.warning("a connection for KV cannot be accepted: %s", error.strerror)
+            self._selector.unregister(self._listener)
+            self._listening, self._deaf_until = False, time.monotonic() + _DEAF_S
+            return
+        connection.setblocking(False)
+        stranger = _Stranger(connection, time.monotonic() + GREETING_S)
+        if len(self._strangers) >= STRANGERS:
+            self._refuse(stranger, f"{STRANGERS} connections have said nothing yet: try again")
+        elif not self._has_room():
+            self._refuse(stranger, f"{CONNECTIONS} connections are in use: try again")
+        else:
+            self._strangers[connection] = stranger
+            self._selector.register(connection, selectors.EVENT_READ, stranger)
+
+    def _has_room(self) -> bool:
+        """Make room for a connection, if the idlest one can go."""
+        if len(self._strangers) + len(self._idle) + len(self._running) < CONNECTIONS:
+            return True
+        if self._idle:
+            self._drop(next(iter(self._idle.values())))
+            return True
+        return False
+
+    def _hear(self, guest: _Stranger | _Guest) -> None:
+        try:
+            if isinstance(guest, _Stranger):
+                self._greet(guest)
+            else:
+                self._call(guest)
+        except Exception:  # a bug must not meet the same bytes again
+            self._drop(guest)
+            raise
+
+    def _greet(self, stranger: _Stranger) -> None:
+        """Read on in a greeting; once it is whole, requests may come."""
+        wanted = len(GREETING) + SESSION_BYTES - len(stranger.greeting)
+        try:
+            came = stranger.socket.recv(wanted)
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        stranger.greeting += came
+        if not came:
+            self._drop(stranger)
+        elif not stranger.greeting.startswith(GREETING[: len(stranger.greeting)]):
+            self._refuse(
+                stranger, "KV is pulled here, by workers that asked the Handoff service for a session"
+            )
+        elif len(came) == wanted:
+            self._admit(stranger, bytes(stranger.greeting[len(GREETING) :]))
+
+    def _admit(self, stranger: _Stranger, session: bytes) -> None:
+        with self._lock:
+            ends_s, invited = self._sessions.pop(session, (0.0, None))
+        if invited is None or ends_s < time.monotonic():
+            self._refuse(stranger, "that session is over, or was never one of this rank's")
+            return
+        if self._sealed:
+            from baton.security.sealing import Seal
+
+            line = Line(stranger.socket, Seal(invited.here_key), Seal(invited.there_key))
+        else:
+            line = Line(stranger.socket)
+        del self._strangers[stranger.socket]
+        guest = _Guest(stranger.socket, line)
+        self._selector.modify(guest.socket, selectors.EVENT_READ, guest)
+        self._rest(guest)
+
+    def _rest(self, guest: _Guest) -> None:
+        """Wait for the next request of a registered connection."""
+        guest.ends_s = time.monotonic() + IDLE_S
+        self._idle[guest.socket] = guest
+
+    def _call(self, guest: _Guest) -> None:
+        """Have a request answered, or notice that the puller has hung up."""
+        if guest.line.peek() is None:
+            self._drop(guest)
+            return
+        with self._lock:
+            full = len(self._running) >= CALLS
+            if not full:
+                del self._idle[guest.socket]
+                self._selector.unregister(guest.socket)
+                self._running[guest] = None
+                self._calls.append(guest)
+                if self._free:
+                    self._free -= 1
+                    self._called.notify()
+                else:
+                    keep_thread(self._work, "baton-kv-pull").start()
+        if full:
+            self._refuse(guest, f"{CALLS} pulls run here already: try again")
+
+    def _keep_answered(self) -> None:
+        while self._answered:
+            guest = self._answered.popleft()
+            self._selector.register(guest.socket, selectors.EVENT_READ, guest)
+            self._rest(guest)
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        while self._strangers and (stranger := next(iter(self._strangers.values()))).ends_s <= now:
+            self._refuse(stranger, f"no greeting within {GREETING_S:g} s")
+        while self._idle and (guest := next(iter(self._idle.values()))).ends_s <= now:
+            self._refuse(guest, f"no pull for {IDLE_S:g} s")
+
+    def _refuse(self, guest: _Stranger | _Guest, text: str) -> None:
+        """Hang up with a word."""
+        with contextlib.suppress(OSError):
+            guest.socket.send(shut(text), socket.MSG_DONTWAIT)
+            guest.socket.shutdown(socket.SHUT_WR)
+            guest.socket.recv(4096, socket.MSG_DONTWAIT)  # unread bytes would make the word a reset
+        self._drop(guest)
+
+    def _drop(self, guest: _Stranger | _Guest) -> None:
+        self._strangers.pop(guest.socket, None)
+        self._idle.pop(guest.socket, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(guest.socket)
+        guest.socket.close()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(OSError):  # full, so it is roused; or closed
+            self._wake.send(b"\0")
+
+    # ---- the threads of calls
+
+    def _work(self) -> None:
+        while (guest := self._next_call()) is not None:
+            again = False
+            try:
+                again = self._answer(guest.line)
+            except Broken as error:
+                logger.debug("a pull ended: %s", error)
+            finally:
+                self._over(guest, again=again)
+
+    def _next_call(self) -> _Guest | None:
+        """Wait for a call; None when the thread should end."""
+        with self._lock:
+            while not self._calls:
+                if self._closed or not self._called.wait(REST_S):
+                    if self._calls:
+                        break
+                    self._free -= 1
+                    return None
+            return self._calls.popleft()
+
+    def _over(self, guest: _Guest, *, again: bool) -> None:
+        with self._lock:
+            del self._running[guest]
+            self._free += 1
+            again = again and not self._closed
+            if again:
+                self._answered.append(guest)
+            if not self._running:
+                self._quiet.notify_all()
+        if again:
+            self._rouse()
+        else:
+            guest.socket.close()

@@ -1,0 +1,120 @@
+"""Pulls over TCP, at the rank that saved: each sends what staging holds, as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+
+from baton.handoff.config import MAX_PULL_S
+from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, SourceBusy
+from baton.handoff.frames import FAIL, MOST_RECORDS, PULL, RECORDS, WAIT, WAIT_S, Broken, Frame, Line
+from baton.handoff.save.staging import Staging
+from baton.protos.handoff_pb2 import PullRequest
+
+GROWING = 16  # pulls that wait for prompts that are still computed: each holds a thread for a while
+_REQUEST_S = 5.0  # for a request that has begun to come
+_TOO_LONG = f"a pull may take {MAX_PULL_S:g} s at most"
+
+
+class Pulls:
+    """Answers the pulls of one rank's saves. Safe for any thread."""
+
+    def __init__(self, staging: Staging, rank: int, chunk_bytes: int) -> None:
+        """chunk_bytes: of records in a frame, at most, where a single one is not larger."""
+        self._staging = staging
+        self._rank = rank
+        self._chunk_bytes = chunk_bytes
+        self._growing = threading.BoundedSemaphore(GROWING)
+
+    def answer(self, line: Line) -> bool:
+        """Answer the next request. Returns whether further ones can come; raises Broken."""
+        late_s = time.monotonic() + _REQUEST_S
+
+        def in_time() -> None:
+            if time.monotonic() > late_s:
+                raise Broken(f"a request was not here within {_REQUEST_S:g} s")
+
+        frame = line.receive(in_time, _REQUEST_S)
+        try:
+            if frame.kind != PULL:
+                raise MalformedManifest(f"{frame.kind!r} came where a pull was expected")
+            try:
+                request = PullRequest.FromString(frame.head)
+            except DecodeError as error:
+                raise MalformedManifest(f"a pull that cannot be read: {error}") from None
+            self._send(line, request)
+        except PullCancelled:
+            return False  # nobody is there
+        except HandoffError as error:
+            line.send(Frame(FAIL, f"{type(error).__name__}\n{error}".encode()))
+        return True
+
+    def _send(self, line: Line, request: PullRequest) -> None:
+        if request.rank != self._rank:
+            raise MalformedManifest(f"this service is rank {self._rank}'s; rank {request.rank} is wanted")
+        key = request.request_id, request.epoch
+        self._staging.tickets.check(*key, request.ticket)
+        look = _Watch(line)
+        most = min(self._chunk_bytes, min(request.at_once, MOST_RECORDS) * self._staging.record_bytes)
+        with (
+            self._room(request),
+            contextlib.closing(
+                self._staging.read(*key, (request.first_block, request.num_blocks), most, look.waiting)
+            ) as chunks,
+        ):
+            for records in chunks:
+                head = records.digests.astype("<u8", copy=False).tobytes()
+                frame = Frame(RECORDS, head, records.first_block, len(records.data))
+                line.send(frame, records.data, look.sending)
+                look.sent()
+
+    @contextlib.contextmanager
+    def _room(self, request: PullRequest) -> Iterator[None]:
+        """Count a pull that will wait for a prompt's steps. Raises SourceBusy."""
+        if not self._staging.is_growing(request.request_id, request.epoch):
+            yield
+            return
+        if not self._growing.acquire(blocking=False):
+            raise SourceBusy(
+                f"KV of request {request.request_id!r}: its prompt is still computed, and {GROWING} pulls"
+                " wait for such ones already"
+            )
+        try:
+            yield
+        finally:
+            self._growing.release()
+
+
+class _Watch:
+    """Whether a pull goes on. A pull may not hold its save and its thread for longer than MAX_PULL_S."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._ends_s = time.monotonic() + MAX_PULL_S
+        self._sent_s = time.monotonic()
+
+    def sent(self) -> None:
+        """Note that the puller has heard something."""
+        self._sent_s = time.monotonic()
+
+    def sending(self) -> None:
+        """Raise Broken when it takes too long: in the middle of a frame nothing else can be said."""
+        if time.monotonic() > self._ends_s:
+            raise Broken(_TOO_LONG)
+
+    def waiting(self) -> None:
+        """Raise PullTimeout when it takes too long, PullCancelled when nobody waits any more.
+
+        Tell whoever waits that this rank is well.
+        """
+        if time.monotonic() > self._ends_s:
+            raise PullTimeout(_TOO_LONG)
+        if self._line.peek() is not False:
+            raise PullCancelled("the pull was given up")
+        if time.monotonic() - self._sent_s > WAIT_S:
+            self._line.send(Frame(WAIT))
+            self.sent()
