@@ -116,11 +116,6 @@ def pull_during_a_step(
         seen.append(name in output.num_scheduled_tokens)
         return output
 
-    def give() -> None:
-        request = engine.core.scheduler.requests[name]
-        request.append_output_token_ids(written)
-        request.prefill_stats = None
-
     async def run() -> list[int]:
         listener = _Tokens(name)
         engine.add(name, prompt, 7, load_params(1, manifest.num_tokens))
@@ -136,7 +131,7 @@ def pull_during_a_step(
             while loads[name, 1].state is not State.HELD:
                 assert time.monotonic() < deadline, "it is not pulled beside a step"
                 await asyncio.sleep(0.001)
-            host.resume(name, 1, manifest, give)
+            host.resume(name, 1, manifest, lambda: engine.give(name, written))
             assert len(seen) == 1
             free.set()
             await asyncio.wait_for(listener.ended.wait(), 2 * POLL_S)
