@@ -193,11 +193,15 @@ class Engine:
 
     def resume(self, request_id: str, tokens: Sequence[int], manifest: Manifest) -> None:
         """Give a request that waits for them its first tokens, as the worker's host does."""
+        self.give(request_id, tokens)
+        self.connector.complete_load(request_id, manifest.epoch, manifest)
+
+    def give(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Give a request tokens that another engine has made."""
         request = self.core.scheduler.requests[request_id]
         request.sampling_params.extra_args = {GENERATED_KEY: len(tokens)}
         request.append_output_token_ids(list(tokens))
         request.prefill_stats = None
-        self.connector.complete_load(request_id, manifest.epoch, manifest)
 
     @property
     def free_blocks(self) -> int:

@@ -81,7 +81,7 @@ class _Load:
 
 @dataclass
 class _Ended:
-    """What a pull came to."""
+    """The end of a pull."""
 
     problem: Problem | None = None
     shares: tuple[Share, ...] = field(default_factory=tuple)

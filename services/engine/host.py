@@ -342,17 +342,18 @@ class EngineHost:
             self._unseen.add(request.request_id)
 
     def _begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> bool:
-        """Return whether a step is to tell the ranks of it."""
+        """Return whether a step is to tell the ranks of it. Else the end of the pull calls for one."""
         self._connector.begin_load(internal_id, epoch, manifest)
         return not self._woken
 
     def _resume(
         self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Callable[[], None]
-    ) -> None:
+    ) -> bool:
         request = self._engine.scheduler.requests.get(internal_id)
         if request is not None and not request.is_finished():  # else its load failed a moment ago
             give_tokens()
             self._connector.complete_load(internal_id, epoch, manifest)
+        return not self._woken
 
     def _abort(self, internal_ids: list[str]) -> None:
         self._engine.abort_requests(internal_ids)

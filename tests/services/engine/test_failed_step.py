@@ -225,7 +225,7 @@ def fail_beside(
     engine: Engine, name: str, prompt: list[int], manifest: Manifest, written: list[int], where: str
 ) -> list[int]:
     """Fail a step while a request waits for its source's word, and another one begins to wait."""
-    answer = engine.add(name, prompt, TOKENS - 1, load_params(1, manifest.num_tokens))
+    answer = engine.add(name, prompt, TOKENS, load_params(1, manifest.num_tokens))
     engine.step()
     poison(engine, f"fails-{where}", prompt_of(f"fails-{where}", 100), dose("alone", where))
     with pytest.raises(ValueError, match=where) as failed:

@@ -17,7 +17,7 @@ from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
 from baton.protos.handoff_pb2 import Manifest
 from baton.services.engine import host as hosts
-from harness.engines import Engine, EngineProcess, Options, generate, prefill, queue_batches
+from harness.engines import Engine, EngineProcess, Options, clear_prompt, generate, prefill, queue_batches
 from tests.handoff import checkpoints
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test
@@ -116,14 +116,9 @@ def pull_during_a_step(
         seen.append(name in output.num_scheduled_tokens)
         return output
 
-    def give() -> None:
-        request = engine.core.scheduler.requests[name]
-        request.append_output_token_ids(written)
-        request.prefill_stats = None
-
     async def run() -> list[int]:
         listener = _Tokens(name)
-        engine.add(name, prompt, 6, load_params(1, manifest.num_tokens))
+        engine.add(name, prompt, 7, load_params(1, manifest.num_tokens))
         engine.add(f"{name}-beside", [5] * 40, 20)
         engine.step()
         engine.core.model_executor.execute_model = held_up
@@ -136,7 +131,7 @@ def pull_during_a_step(
             while loads[name, 1].state is not State.HELD:
                 assert time.monotonic() < deadline, "it is not pulled beside a step"
                 await asyncio.sleep(0.001)
-            host.resume(name, 1, manifest, give)
+            host.resume(name, 1, manifest, lambda: engine.give(name, written))
             assert len(seen) == 1
             free.set()
             await asyncio.wait_for(listener.ended.wait(), 2 * POLL_S)
@@ -215,7 +210,8 @@ def test_the_end_of_a_load_is_noticed_at_once(
 def test_a_load_begins_and_ends_beside_a_step_and_runs_in_the_next_one(
     engine: EngineProcess, source: EngineProcess
 ) -> None:
-    prompt = random.Random("beside").choices(range(2, checkpoints.VOCAB), k=300)
+    draw = random.Random("beside")
+    prompt = clear_prompt(source, lambda: draw.choices(range(2, checkpoints.VOCAB), k=300), 7)
     expected = source.call(generate, "beside-alone", prompt, 7)
     kept = source.call(prefill, "beside", prompt)
     assert kept.saved is not None

@@ -164,6 +164,8 @@ def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int]
     assert read.saved.manifest is not None
     engine.resume(name, read.tokens, read.saved.manifest)
     first_drafts.give(engine.core.scheduler.requests[name], SEEN.made.pop(f"{name}-read"))
+    engine.step()
+    assert SEEN.first.get(name), "its drafts are verified in the very next step"
     engine.run()
     return read.tokens + wrote.tokens, SEEN.first[name], SEEN.tokens[name]
 
