@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -42,6 +41,7 @@ from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.following import Following
 from baton.services.worker.incoming import Event, State
 from baton.services.worker.outgoing import NotFollowedError
+from harness.fake_worker import until
 from tests.services.worker.test_dispatcher import GRAMMAR, KEY, made, start
 
 NAMES = ("a", "b", "c")
@@ -146,11 +146,9 @@ class _Call:
                     try:
                         await asyncio.wait([news, self._broken], return_when=asyncio.FIRST_COMPLETED)
                     finally:
-                        if not news.done():
-                            news.cancel()
+                        if not news.cancel():
+                            news.exception()  # it is told once, below
                     if self._broken.done():
-                        if news.done():
-                            news.exception()
                         raise _error(grpc.StatusCode.UNAVAILABLE, "broken")
                     reply = await news
                     yield reply
@@ -197,11 +195,16 @@ class Handoffs(RuleBasedStateMachine):
     async def _made(self) -> tuple[Dispatcher, Engine]:
         engine = Engine()
         dispatcher, _ = await made(cast(Any, engine))
-        dispatcher.outgoing._release = self._released  # instead of gRPC
+        dispatcher._handoffs = cast(Any, self)
         return dispatcher, engine
 
-    def _released(self, manifest: Manifest) -> None:
+    # The client of the ranks, as far as it is asked here.
+
+    def release_soon(self, manifest: Manifest) -> None:
         self.released[manifest.request_id] += 1
+
+    def close(self) -> None:
+        pass
 
     def do(self, what: Any, *given: Any) -> None:
         """Run it on the loop, and all that follows from it."""
@@ -308,18 +311,17 @@ class Handoffs(RuleBasedStateMachine):
             live = self.d.dispatcher._attempts.of_request("alone")
             self.d.drop([live] if live is not None else [])
             self.d.dispatcher.abort(["alone"])
-            for _ in range(3):
-                await asyncio.sleep(isolation.LEAST_REST_S)
+            door = self.d.dispatcher._isolation
+            await until(lambda: not door._holds and not door._alone, "the door is open")
 
         self.do(ended)
 
     # -- what happens on the way
 
-    @precondition(lambda self: self.calls.open)
     @rule(which=st.integers(0, 5))
     def break_a_call(self, which: int) -> None:
-        open_calls = self.calls.open
-        self.do(open_calls[which % len(open_calls)].set_result, None)
+        if open_calls := self.calls.open:
+            self.do(open_calls[which % len(open_calls)].set_result, None)
 
     @rule(which=st.integers(0, 5))
     def lose_patience(self, which: int) -> None:
