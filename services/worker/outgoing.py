@@ -13,8 +13,8 @@ Plain state, but for the calls that wait; the loop's thread only. Invariants:
 
 - A request has one handoff, of the latest attempt that was seen here.
 - A handoff has at most one follower: a second one takes the place of the first. Each hears exactly one end.
-- KV is released once: when its handoff is over, however that came. A follower that leaves ends nothing: its
-  router says what is not wanted any more; where that is gone, the end of its stream says so.
+- KV is released when its handoff is over, however that came. A follower that leaves ends nothing: its router
+  says what is not wanted any more; where that is gone, the end of its stream says so.
 """
 
 from __future__ import annotations
