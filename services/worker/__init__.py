@@ -4,7 +4,9 @@ lifecycle, node               how the process begins and ends: register, load, s
 advertise                     the address under which others find it
 servicer, session             gRPC's side: one stream a router, bounded
 dispatcher, attempts          which requests run here, epoch by epoch, and how they ended
-grammars                      their grammars, tried and compiled before the engine gets them
+admission, isolation, entrance, grammars  their way into the engine: bounds, the door, grammars
+outgoing, leases              KV that other workers pull from here, and who follows it
+incoming, following           KV that comes from other workers
 drafting, metrics, draft_metrics  what is counted of requests, steps and drafts
 
 The engine that it hosts is baton.services.engine.

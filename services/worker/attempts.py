@@ -32,7 +32,9 @@ class RunningAttempt:
     epoch: int
     phase: Phase
     session: int  # number of the router's stream; vLLM's client index
-    incoming: Incoming | None = None  # its KV, or its prompt's beginning's, from another worker
+    incoming: Incoming[RunningAttempt] | None = (
+        None  # its KV, or its prompt's beginning's, from another worker
+    )
     traceparent: str = ""  # of its request, for log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # requests.Prepared of services/engine, once it is built

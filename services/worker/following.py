@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -84,7 +85,7 @@ class Following:
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
+    def follow(self, incoming: Incoming[Any], source: Source, epoch: int, within_s: float) -> None:
         """Tell `incoming` what the source says, until its end, or until `within_s` are over."""
         call = incoming.call = asyncio.create_task(self._run(incoming, source, epoch, within_s))
         self._calls.add(call)
@@ -107,7 +108,7 @@ class Following:
             await kept.line.close()
         self._lines.clear()
 
-    async def _run(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
+    async def _run(self, incoming: Incoming[Any], source: Source, epoch: int, within_s: float) -> None:
         who = f"worker {source.worker_id} at {source.address}"
         failure: _FailureError | None = None
         try:
@@ -127,7 +128,7 @@ class Following:
         if failure is not None:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
-    async def _hear(self, incoming: Incoming, source: Source, epoch: int) -> None:
+    async def _hear(self, incoming: Incoming[Any], source: Source, epoch: int) -> None:
         """Pass on what the source says, until its prompt is complete. Raises _FailureError, grpc.RpcError."""
         kept = self._kept(source.address)
         kept.calls += 1
@@ -201,7 +202,7 @@ async def _connected(channel: grpc.aio.Channel) -> None:
         raise _FailureError(Event.LOST, problem) from None
 
 
-def _pass_on(reply: FollowReply, incoming: Incoming) -> bool:
+def _pass_on(reply: FollowReply, incoming: Incoming[Any]) -> bool:
     """Tell `incoming` what was said; return whether that was the end. Raises _FailureError."""
     said = reply.WhichOneof("message")
     if said == "begun":

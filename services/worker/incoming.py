@@ -1,4 +1,4 @@
-"""What comes in: the KV of an attempt, or of its prompt's beginning, from another worker.
+"""The KV of an attempt, or of its prompt's beginning, that comes in from another worker.
 
 One `Incoming` an attempt. It hears its source (services/worker/following.py), the engine and its own end,
 and says what follows. A DECODE is in the engine from its Start on, with its blocks reserved, and cannot do
@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from baton.handoff.errors import ManifestError, NoCommonTransport, TransportFailed
 from baton.handoff.reports import Problem
@@ -29,12 +29,11 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_PREFILL, Complete, Failed, Start
 from baton.services.engine.errors import RequestRefused
 
-if TYPE_CHECKING:
-    from baton.services.worker.attempts import RunningAttempt
+Attempt_contra = TypeVar("Attempt_contra", contravariant=True)  # RunningAttempt, which holds its Incoming
 
 
 class State(Enum):
-    """How far the KV is."""
+    """The states of such KV."""
 
     ASKED = "asked"  # the source has said nothing
     BEGUN = "begun"  # its first records can be pulled; a request in the engine pulls
@@ -45,7 +44,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to it."""
+    """An event in one of them."""
 
     BEGUN = "begun"
     COMPLETE = "complete"
@@ -91,29 +90,31 @@ def code_of(problem: Problem) -> Failed.Code:
     return Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF
 
 
-class Seams(Protocol):
+class Seams(Protocol[Attempt_contra]):
     """The way to the engine and to the router: services/worker/dispatcher.py."""
 
-    def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
+    def enter(self, attempt: Attempt_contra, start: Start, complete: Complete | None) -> None:
         """Build the request, with what is loaded or without, and submit it. Raises RequestRefused."""
 
-    def begin_load(self, attempt: RunningAttempt, manifest: Manifest) -> None:
+    def begin_load(self, attempt: Attempt_contra, manifest: Manifest) -> None:
         """Let the submitted request pull what is there."""
 
-    def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
+    def resume(self, attempt: Attempt_contra, complete: Complete) -> None:
         """Give the submitted request its token, and all that can be pulled. Raises RequestRefused."""
 
-    def fail(self, attempt: RunningAttempt, code: Failed.Code, problem: Problem) -> None:
+    def fail(self, attempt: Attempt_contra, code: Failed.Code, problem: Problem) -> None:
         """End the attempt, and tell its router why."""
 
-    def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
+    def do_without(self, attempt: Attempt_contra, problem: Problem) -> None:
         """Take note that the prompt is computed from its beginning, and why."""
 
 
-class Incoming:
+class Incoming(Generic[Attempt_contra]):
     """The KV of one attempt."""
 
-    def __init__(self, attempt: RunningAttempt, start: Start, seams: Seams, *, held: bool) -> None:
+    def __init__(
+        self, attempt: Attempt_contra, start: Start, seams: Seams[Attempt_contra], *, held: bool
+    ) -> None:
         """Begin as the source is asked. held: the request is not built before the source has said all."""
         self.state = State.ASKED
         self.call: asyncio.Task[None] | None = None  # to the source

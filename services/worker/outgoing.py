@@ -1,4 +1,4 @@
-"""What goes out: the KV of prompts that are computed here, for the workers that follow them.
+"""The KV of prompts that are computed here, on its way out to the workers that follow them.
 
 A router draws a key for a PREFILL or a SAVE. It gives it to this worker, and to the one that needs the KV,
 which follows the attempt with it (`Follow` of protos/worker.proto): it hears in order, perhaps of a
@@ -13,8 +13,8 @@ Plain state, but for the calls that wait; the loop's thread only. Invariants:
 
 - A request has one handoff, of the latest attempt that was seen here.
 - A handoff has at most one follower: a second one takes the place of the first. Each hears exactly one end.
-- KV is released once: when its handoff is over, however that came. A follower that leaves ends nothing: its
-  router says what is not wanted any more; where that is gone, the end of its stream says so.
+- KV is released when its handoff is over, however that came. A follower that leaves ends nothing: its router
+  says what is not wanted any more; where that is gone, the end of its stream says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_REMEMBERED = 4096
 
 
 class State(Enum):
-    """How far an attempt's KV is."""
+    """The states of an attempt's KV."""
 
     PROMISED = "promised"  # the attempt is here
     BEGUN = "begun"  # some can be pulled

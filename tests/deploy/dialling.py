@@ -25,6 +25,7 @@ NEEDED = [
     Dial("worker", "scheduler", "scheduler.address"),
     Dial("scheduler", "worker", "worker.listen"),
     Dial("worker", "worker", "handoff.port"),
+    Dial("worker", "worker", "worker.listen"),
     Dial("scheduler", "ca", "security.join"),
     Dial("router", "ca", "security.join"),
     Dial("worker", "ca", "security.join"),

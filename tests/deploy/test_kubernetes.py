@@ -406,6 +406,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: spec(d, "NetworkPolicy", "worker")["ingress"].pop(1),
         "decode must let prefill in at 7402/TCP",
     ),
+    "workers cannot follow each other": (
+        lambda d: spec(d, "NetworkPolicy", "worker")["ingress"][1]["ports"].pop(1),
+        "decode must let prefill in at 7401/TCP",
+    ),
     "KV of the first rank only": (
         lambda d: spec(d, "NetworkPolicy", "worker")["egress"][1]["ports"][0].pop("endPort"),
         "must be let out to decode at 7403/TCP",
