@@ -430,7 +430,7 @@ async def test_no_worker_can_begin(members: Members, http: httpx.AsyncClient, st
     """A failure before the first byte is an HTTP error, also of a stream."""
     prefill, decode = await pair(members)
     prefill.faults.append(Fault(PHASE_PREFILL, die=True))
-    decode.faults.append(Fault(PHASE_DECODE, die=True))  # it covers for the other, and dies too
+    decode.faults += [Fault(PHASE_DECODE, die=True)] * 2  # it covers for the other, and dies too
     await placeable(http)
     got = await http.post("/v1/completions", json=body(stream=stream))
     assert got.status_code == 503
