@@ -412,7 +412,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "too many ports": (
         lambda d: spec(d, "NetworkPolicy", "worker")["ingress"][1]["ports"][0].update(endPort=7499),
-        "must not let prefill in at 7404/TCP",
+        "must not let prefill in at 7406/TCP",
     ),
     "every port": (
         lambda d: spec(d, "NetworkPolicy", "redis")["ingress"][0].pop("ports"),

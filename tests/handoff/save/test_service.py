@@ -66,9 +66,9 @@ def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:
 
 def test_a_taken_port_for_records_is_an_error_that_names_both(staging: Staging) -> None:
     port = free_ports() + 1
-    with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(HandoffError, match=rf"127\.0\.0\.1:{port}: .*handoff\.port .* the one after it"):
-            HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)
+    wanted = rf"127\.0\.0\.1:{port}: .*handoff\.port .* the one after it"
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(HandoffError, match=wanted):
+        HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)
     with closing(HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)) as service:
         assert service.door_port == port  # and what the failed one held is free
 
