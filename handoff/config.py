@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from baton.addresses import is_wildcard
+from baton.handoff import ports
 from baton.handoff.errors import HandoffError
 from baton.kernels.kv_pack import WIRE_DTYPES
 
@@ -25,7 +26,7 @@ class HandoffConfig:
     worker_id: str
     transports: tuple[str, ...] | None  # best first; None: those that can be used, see transports/__init__.py
     host: str  # address on which KV is served
-    port: int  # of rank 0: each takes two, one for calls and the next one for records; 0: free ones
+    port: int  # the first one of rank 0 (ports.py); 0: free ones
     staging_mib: int | None  # per rank; None: save/sizing.py decides by the room there is
     lease_s: float
     pull_timeout_s: float
@@ -80,19 +81,9 @@ class HandoffConfig:
 
     def port_of(self, rank: int) -> int:
         """Return the port on which the rank's service listens; 0: a free one."""
-        return first_port(self.port, rank)
+        return ports.first(self.port, rank)
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes moved at once."""
         return self.chunk_mib * MIB
-
-
-def first_port(port: int, rank: int) -> int:
-    """Return the first port of a rank's two, where `port` is rank 0's; 0: a free one."""
-    return port and port + 2 * rank
-
-
-def door_port(port: int) -> int:
-    """Return the port for records, where `port` is the one for calls; 0: a free one."""
-    return port and port + 1

@@ -102,7 +102,7 @@ class Line:
     ) -> None:
         """Send a frame. before: bytes to go ahead of it. Raises Broken, and what `look` raises."""
         prefix = _PREFIX.pack(frame.kind, len(frame.head), frame.first_block, frame.records)
-        rest = memoryview(b"") if body is None else memoryview(body.reshape(-1))
+        rest = memoryview(b"") if body is None else body.reshape(-1).data
         if self._send_seal is None or frame.kind == SHUT:
             self._write([memoryview(part) for part in (before, prefix, frame.head, rest)], look)
             return
@@ -142,7 +142,7 @@ class Line:
 
     def receive_body(self, into: Bytes, look: Callable[[], None] = nothing) -> None:
         """Fill `into` with the body of the last frame. Raises Broken, and what `look` raises."""
-        whole = memoryview(into.reshape(-1))
+        whole = into.reshape(-1).data
         if self._receive_seal is None:
             self._read(whole, look, SILENT_S)
             return

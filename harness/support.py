@@ -64,6 +64,14 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
+def free_ports() -> int:
+    """Return the first of two neighbours that are."""
+    port = free_port()
+    while (after := free_port()) != port + 1:
+        port = after
+    return port
+
+
 def listening(port: int) -> bool:
     """Tell whether somebody accepts connections on this loopback port."""
     with socket.socket() as client:

@@ -322,7 +322,7 @@ class HandoffSettings(_Section):
         None,
         min_length=1,
         description="Transports that a worker offers, best first; both ends agree on one. If unset: shm, "
-        "nixl where it can be used (docs/transports.md), and grpc. Other packages may add some "
+        "nixl where it can be used (docs/transports.md), and tcp. Other packages may add some "
         "(docs/adding-a-transport.md).",
     )
     host: str = Field(
@@ -332,8 +332,9 @@ class HandoffSettings(_Section):
     )
     port: Port = Field(
         0,
-        description="TCP port on which KV is served; rank r of a tensor-parallel worker uses port + r. 0 "
-        "takes free ones.",
+        description="First TCP port on which KV is served. Each rank of a worker takes two, one for "
+        "calls and the next one for records: port to port + 2 * engine.tensor_parallel_size - 1. 0 takes "
+        "free ones.",
     )
     staging_mib: int | None = Field(
         None,
@@ -348,7 +349,7 @@ class HandoffSettings(_Section):
         4,
         ge=1,
         le=32,
-        description="Size of one read from shared memory. A message of grpc has 1.25 MiB at most.",
+        description="Size of one read from shared memory. A frame of tcp has 1 MiB, or one record.",
     )
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = Field(
         "auto",

@@ -8,6 +8,7 @@ which have not greeted yet, threads, and the time for each of these.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import secrets
 import selectors
@@ -133,7 +134,8 @@ class Door:
                     self._hear(key.data)
             self._keep_answered()
             self._end_late()
-        for guest in [*self._strangers.values(), *self._idle.values(), *self._answered]:
+        here: list[_Stranger | _Guest] = [*self._strangers.values(), *self._idle.values(), *self._answered]
+        for guest in here:
             self._drop(guest)
         for one in (self._listener, self._woken, self._wake):
             one.close()
@@ -145,9 +147,8 @@ class Door:
             self._listening = True
 
     def _wait_s(self) -> float | None:
-        waiting: tuple[OrderedDict[socket.socket, _Stranger] | OrderedDict[socket.socket, _Guest], ...]
-        waiting = self._strangers, self._idle
-        firsts = [next(iter(kept.values())).ends_s for kept in waiting if kept]
+        firsts = [one.ends_s for one in itertools.islice(self._strangers.values(), 1)]
+        firsts += [one.ends_s for one in itertools.islice(self._idle.values(), 1)]
         if not self._listening:
             firsts.append(self._deaf_until)
         return max(0.0, min(firsts) - time.monotonic()) if firsts else None

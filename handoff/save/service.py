@@ -13,7 +13,7 @@ from typing import NoReturn
 import grpc
 
 from baton import addresses, rpc
-from baton.handoff.config import door_port
+from baton.handoff import ports
 from baton.handoff.errors import ERROR_KEY, HandoffError, MalformedManifest, WrongTicket
 from baton.handoff.save.door import Door
 from baton.handoff.save.entry import Key
@@ -58,16 +58,17 @@ class HandoffService(HandoffServicer):
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")
         self._server = rpc.server(pool, _MAX_CALLS)
         add_HandoffServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        host, wanted = addresses.split(listen)
+        rpc.check_exposure("handoff.host", host)
+        answer, records_port = Pulls(staging, rank, chunk_bytes).answer, ports.for_records(wanted)
+        try:
+            self._door = Door(host, records_port, answer, sealed=rpc.certificate() is not None)
+        except (OSError, OverflowError):
+            raise _cannot_listen(addresses.join(host, records_port)) from None
         port = rpc.listen(self._server, "handoff.host", listen)
         if not port:
+            self._door.close(0)
             raise _cannot_listen(listen)
-        host, wanted = addresses.split(listen)
-        pulls = Pulls(staging, rank, chunk_bytes)
-        try:
-            self._door = Door(host, door_port(wanted), pulls.answer, sealed=rpc.certificate() is not None)
-        except OSError:
-            self._server.stop(0)
-            raise _cannot_listen(addresses.join(host, door_port(wanted))) from None
         self.door_port = self._door.port
         self.address = addresses.join(advertise or host, port)  # as others dial it
         self.local_address = addresses.from_here(addresses.join(host, port))

@@ -141,14 +141,14 @@ def _connected(pull: Pull, host: str, port: int) -> socket.socket:
     for family, kind, protocol, _, address in found:
         connection = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
         try:
-            error = _wait(connection, address, ends_s, pull.check_time)
+            why = _wait(connection, address, ends_s, pull.check_time)
         except BaseException:
             connection.close()
             raise
-        if not error:
+        if not why:
             return connection
         connection.close()
-        last = error
+        last = why
     raise TransportFailed(
         f"{problem}: {last}; is it open between the workers (handoff.port and the next one)?"
     )

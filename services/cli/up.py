@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import baton
 from baton.addresses import from_here, join, listen, split
+from baton.handoff.ports import of_worker
 from baton.services.cli.flags import operator_flags, warned
 from baton.services.config import Settings
 from baton.services.credentials import guarded, open_to_all
@@ -40,7 +41,7 @@ def beside_router(settings: Settings, models: Iterable[Model]) -> str:
     for model in models:
         own = model.settings
         named |= {split(one)[1] for one in own.scheduler.address.split(",")}
-        named |= {own.scheduler.metrics_port, own.handoff.port}
+        named |= {own.scheduler.metrics_port, *of_worker(own.handoff.port, own.engine.tensor_parallel_size)}
     after = settings.router.port + 1
     for wanted in (0,) if after in named else (after, 0):
         with contextlib.suppress(OSError, OverflowError), listen("127.0.0.1", wanted) as sock:

@@ -214,7 +214,7 @@ async def _pair(
             "handoff",
             between,
             "no transport in common that reaches",
-            "add grpc to handoff.transports of both",
+            "add tcp to handoff.transports of both",
         )
     works = []
     for name in tried:

@@ -14,6 +14,7 @@ import psutil
 from baton import addresses, machine, plain_http
 from baton.errors import BatonError
 from baton.handoff.memory import segments
+from baton.handoff.ports import of_worker
 from baton.home import expanded
 from baton.services import identities
 from baton.services.config import Settings
@@ -56,7 +57,7 @@ def _segment() -> Finding:
             area,
             HERE,
             f"a segment cannot be made in {segments.DIRECTORY}: {error.strerror or error}",
-            "free some of it, or set handoff.transports to grpc",
+            "free some of it, or set handoff.transports to tcp",
         )
     noexec = os.statvfs(segments.DIRECTORY).f_flag & os.ST_NOEXEC
     return ok(area, HERE, "a segment can be made" + (" (noexec, which does not matter)" if noexec else ""))
@@ -120,9 +121,8 @@ def _configured(settings: Settings) -> Iterator[_Port]:
     yield _Port("worker.listen", worker, port)
     yield _Port("worker.metrics_port", worker, settings.worker.metrics_port)
     kv = settings.handoff.host or worker
-    ranks = settings.engine.tensor_parallel_size if settings.handoff.port else 0
-    for rank in range(ranks):
-        yield _Port("handoff.port", kv, settings.handoff.port + rank)
+    for port in of_worker(settings.handoff.port, settings.engine.tensor_parallel_size):
+        yield _Port("handoff.port", kv, port)
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:

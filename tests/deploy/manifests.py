@@ -13,6 +13,7 @@ from unittest.mock import patch
 import yaml
 
 from baton import addresses
+from baton.handoff.ports import of_worker
 from baton.services.config import Settings, load
 from harness.support import ROOT
 from tests.deploy.network_policies import Doc, Place, matches
@@ -184,7 +185,7 @@ def port_of(manifests: Manifests, name: str, setting: str) -> list[int]:
 
 
 def _handoff_ports(settings: Settings) -> list[int]:
-    return [settings.handoff.port + rank for rank in range(settings.engine.tensor_parallel_size)]
+    return list(of_worker(settings.handoff.port, settings.engine.tensor_parallel_size))
 
 
 def listens(one: Workload) -> list[str]:

@@ -416,7 +416,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "too many ports": (
         lambda d: spec(d, "NetworkPolicy", "worker")["ingress"][1]["ports"][0].update(endPort=7499),
-        "must not let prefill in at 7404/TCP",
+        "must not let prefill in at 7406/TCP",
     ),
     "every port": (
         lambda d: spec(d, "NetworkPolicy", "redis")["ingress"][0].pop("ports"),
@@ -500,7 +500,7 @@ def test_the_page_has_the_table_of_who_dials_whom(rendered: dict[str, list[Doc]]
     rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| `([\w.-]+)` \|", PAGE.read_text(), re.MULTILINE)
     expected = []
     for one in NEEDED:
-        (number,) = port_of(manifests, "prefill" if one.target == "worker" else one.target, one.setting)
+        number = port_of(manifests, "prefill" if one.target == "worker" else one.target, one.setting)[0]
         expected.append((one.source, one.target, str(number), one.setting))
     on_ray = [(source, target, str(port), setting) for source, target, port, setting in ray_service.NEEDED]
     assert rows == expected + on_ray

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from baton.handoff import ports
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import HandoffError, InvalidWish, LeaseExpired, named
 from baton.handoff.params import LoadWish, SaveWish, load_params, parse, save_params
@@ -79,9 +80,14 @@ def test_what_the_configuration_lacks_is_named() -> None:
         HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["tcp"]})
 
 
-def test_each_rank_has_a_port_of_its_own() -> None:
-    assert [config(port=7402).port_of(rank) for rank in range(3)] == [7402, 7403, 7404]
+def test_each_rank_has_two_ports_of_its_own() -> None:
+    assert [config(port=7402).port_of(rank) for rank in range(3)] == [7402, 7404, 7406]
     assert [config().port_of(rank) for rank in range(3)] == [0, 0, 0]
+    firsts = [ports.first(7402, rank) for rank in range(3)]
+    assert (
+        {*firsts, *map(ports.for_records, firsts)} == set(ports.of_worker(7402, 3)) == set(range(7402, 7408))
+    )
+    assert ports.for_records(0) == len(ports.of_worker(0, 3)) == 0
 
 
 def test_an_error_keeps_its_name_across_processes() -> None:

@@ -21,7 +21,7 @@ from baton.handoff.save.pulls import GROWING
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.protos import handoff_pb2 as pb
-from harness.support import eventually, free_port
+from harness.support import eventually, free_ports
 from tests.handoff.server import connect
 
 
@@ -45,7 +45,7 @@ def test_it_is_found_where_it_was_said_and_here(
     staging: Staging, listen: str, advertise: str, found: str, local: str
 ) -> None:
     rpc.act_as(None, insecure=True)
-    port = free_port()
+    port = free_ports()
     with (
         closing(HandoffService(staging, 0, f"{listen}:{port}", MIB, advertise)) as service,
         closing(HandoffClient()) as client,
@@ -65,10 +65,10 @@ def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:
 
 
 def test_a_taken_port_for_records_is_an_error_that_names_both(staging: Staging) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(HandoffError, match=rf"127\.0\.0\.1:{port}: .*handoff\.port .* the one after it"):
-            HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)
+    port = free_ports() + 1
+    wanted = rf"127\.0\.0\.1:{port}: .*handoff\.port .* the one after it"
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(HandoffError, match=wanted):
+        HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)
     with closing(HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)) as service:
         assert service.door_port == port  # and what the failed one held is free
 

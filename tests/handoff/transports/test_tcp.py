@@ -288,7 +288,7 @@ def test_a_connection_that_the_source_closed_meanwhile_is_made_anew(
     source: Source, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.save(4)
-    monkeypatch.setattr(door, "IDLE_S", 0.0)
+    monkeypatch.setattr(door, "IDLE_S", 0.3)
     assert np.array_equal(drain(tcp, source.pull()), source.data)
     eventually(lambda: not source.door._idle and source.is_quiet(), 2, "the source has hung up")
     monkeypatch.setattr(Lines, "kept", Lines._take)  # as if that was not known yet

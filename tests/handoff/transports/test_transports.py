@@ -208,7 +208,7 @@ def test_the_former_name_says_what_to_write() -> None:
 
 
 def test_transports_are_found_by_their_names() -> None:
-    assert transports.REGISTRY.names() == ["tcp", "nixl", "shm"]
+    assert transports.REGISTRY.names() == ["nixl", "shm", "tcp"]
     with pytest.raises(HandoffError, match="there is no handoff transport 'rdma'; there are: nixl, shm, tcp"):
         transports.create(["rdma"])
 

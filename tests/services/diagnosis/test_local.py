@@ -15,7 +15,7 @@ from baton.handoff.memory import segments
 from baton.services.config import load
 from baton.services.diagnosis import local
 from baton.services.diagnosis.finding import Finding, Verdict
-from harness.support import free_port
+from harness.support import free_port, free_ports
 
 
 def found(area: str, **given: Any) -> dict[str, Finding]:
@@ -55,7 +55,7 @@ def test_a_process_of_ours_is_known_by_its_title_or_program(command: list[str], 
 
 def test_ports_of_the_configuration_that_are_free_are_ok() -> None:
     port = free_port()
-    ports = found("ports", router={"port": port}, handoff={"port": free_port()})
+    ports = found("ports", router={"port": port}, handoff={"port": free_ports()})
     assert ports["router.port"].what == f"127.0.0.1:{port} is free"
     assert {one.verdict for one in ports.values()} == {Verdict.OK}
     assert set(ports) == {"router.port", "scheduler.address", "handoff.port"}

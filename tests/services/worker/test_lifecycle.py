@@ -14,7 +14,7 @@ from baton.protos import worker_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.services.leave import ENGINE_FAILED
 from harness import breaking
-from harness.support import PATIENCE, eventually, free_port
+from harness.support import PATIENCE, eventually, free_port, free_ports
 from harness.workers import START_TIMEOUT_S, Fleet, Worker
 from tests.services.worker.router import (
     DECODE,
@@ -277,7 +277,7 @@ def test_an_engine_that_cannot_load_is_one_line(workers: Fleet, mixed: Worker) -
 
 async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mixed: Worker) -> None:
     """The router's stream and the KV go to what was told, the KV to the port that was asked for."""
-    port, kv_port = free_port(), free_port()
+    port, kv_port = free_port(), free_ports()
     worker = workers.start(
         "prefill",
         worker={"listen": f"0.0.0.0:{port}"},
