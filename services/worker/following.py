@@ -1,7 +1,7 @@
 """Calls to other workers, by which attempts here follow those that compute or hold their KV.
 
-A channel a worker, kept for the next call: connecting takes longer than most calls. A call costs 0.25 to 0.5 ms
-of CPU at each end, and 15 KB while it is open.
+A channel a worker, kept for the next call: connecting takes longer than most calls. A call costs 0.25 to
+0.5 ms of CPU at each end, and 15 KB while it is open.
 """
 
 from __future__ import annotations
