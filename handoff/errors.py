@@ -15,6 +15,7 @@ BatonError
     │   ├── LeaseExpired         it did, for as long as the lease said
     │   ├── AlreadyTaken         another pull has taken its first records, whose slots were used again
     │   ├── SaveFailed           it could not bring it all from the accelerator
+    │   ├── NothingSaved         the attempt there ended without a save, as it was to
     │   ├── NotCached            its prefix cache does not hold it (any more)
     │   └── SourceBusy           the prompt is still computed, and too many pull such ones already
     ├── StagingFull              there is no room to keep KV until it is pulled
@@ -90,6 +91,10 @@ class AlreadyTaken(SourceError):
 
 class SaveFailed(SourceError):
     """The source began to save the KV, and could not finish."""
+
+
+class NothingSaved(SourceError):
+    """The attempt ended at the source without a save: with its first token, or as it was aborted."""
 
 
 class NotCached(SourceError):

@@ -67,7 +67,12 @@ class WorkerMetrics:
         self._saved = counter("handoffs_saved", "Prompts prefilled whose KV is kept for another worker.")
         self._save_failed = counter("handoffs_save_failed", "Prompts prefilled whose KV could not be kept.")
         self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded.", ("transport",))
-        self._load_failed = counter("handoffs_load_failed", "Handoffs that could not be loaded.", ("error",))
+        self._load_failed = counter(
+            "handoffs_load_failed",
+            "Handoffs that could not be loaded, by the name of the error; NothingSaved: their prompts ended "
+            "with their first token, or were aborted.",
+            ("error",),
+        )
         self._bytes = counter("handoff_bytes", "Bytes pulled.", ("transport",))
         self._steps_failed = counter(
             "engine_steps_failed",

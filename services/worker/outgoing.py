@@ -31,7 +31,7 @@ from enum import Enum
 import grpc
 
 from baton.errors import BatonError
-from baton.handoff.errors import HandoffError, LeaseExpired, SaveFailed, StaleEpoch, UnknownHandoff
+from baton.handoff.errors import HandoffError, LeaseExpired, NothingSaved, StaleEpoch, UnknownHandoff
 from baton.handoff.reports import Problem
 from baton.protos import worker_pb2
 from baton.protos.handoff_pb2 import Manifest
@@ -180,10 +180,15 @@ class Outgoing:
         handoff.tell(handoff.end)
 
     def over(self, request_id: str, epoch: int, problem: worker_pb2.Problem | None = None) -> None:
-        """Tell that the attempt ended without a save. Harmless where its KV is kept, or it was over."""
+        """Tell that the attempt ended without a save: its first token was its last, or it was aborted.
+
+        Harmless where its KV is kept, or it was over.
+        """
         handoff = self._of(request_id, epoch)
         if handoff is not None and handoff.state is not State.KEPT:
-            self._end(handoff, problem or _problem(SaveFailed("the attempt ended without a save")))
+            self._end(
+                handoff, problem or _problem(NothingSaved("its first token was its last, or it was aborted"))
+            )
 
     # Its end.
 
@@ -251,6 +256,7 @@ class Outgoing:
     @contextmanager
     def follower(self, request: FollowRequest) -> Iterator[Follower]:
         """Let another worker follow an attempt, as long as the context lasts. Raises NotFollowedError."""
+        self.forget_expired()
         follower = Follower(request.key)
         name = request.request_id, request.epoch
         handoff = self._handoffs.get(request.request_id)

@@ -33,7 +33,7 @@ MAY = {
     Role.WORKER: {
         *("Scheduler/Register", "Scheduler/Heartbeat", "Scheduler/Deregister"),
         *("Handoff/Connect", "Handoff/Release", "Handoff/Renew", "Handoff/Taken", "Handoff/Staged"),
-        *("Handoff/Sample", "Handoff/Trial"),
+        *("Handoff/Sample", "Handoff/Trial", "Worker/Follow"),
     },
     Role.ROUTER: {
         *("Scheduler/PlaceAll", "Scheduler/Report", "Scheduler/Snapshot", "Worker/Hello", "Worker/Run"),

@@ -27,6 +27,9 @@ from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.servicer import WorkerServicer
 from harness.fake_worker import until
 from harness.support import PATIENCE
+from tests.security.conftest import Become
+from tests.security.conftest import become as become
+from tests.security.conftest import ca as ca
 from tests.services.worker.test_dispatcher import KEY, Host, made, start
 
 
@@ -82,7 +85,7 @@ async def serving() -> AsyncIterator[Site]:
     server = rpc.aio_server()
     service = WorkerServicer(cast(Any, None), dispatcher, 60.0, cast(Any, None), cast(Any, None))
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = rpc.listen(server, "worker.listen", "127.0.0.1:0")
     await server.start()
     site = Site(dispatcher, host, server, port)
     try:
@@ -160,7 +163,7 @@ async def test_an_attempt_without_a_save_fails_who_follows_it(source: Site, targ
         source.start(start(name, phase=PHASE_PREFILL))
     await followed(source, 3)
     source.dispatcher.abort(["a"])
-    assert "SaveFailed" in (failed := await target.fails()).message
+    assert "NothingSaved" in (failed := await target.fails()).message
     assert (failed.request_id, failed.code) == ("a", Failed.CODE_HANDOFF)
     full = Saved("b#1", 1, None, Problem.of(StagingFull("no room")))
     source.dispatcher.on_step(EngineStep(saved=(full,)))
@@ -308,3 +311,37 @@ async def test_many_sources_leave_no_more_channels_than_the_bound(
     target.start(other)
     await target.fails()
     assert list(target.dispatcher._entrance._following._lines) == ["127.0.0.1:9"]
+
+
+async def test_a_certificate_that_is_replaced_breaks_no_call(
+    become: Become, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt may be computed for longer than a certificate lives."""
+    become(Role.WORKER, "p")
+    async with serving() as source:
+        become(Role.WORKER, "d")
+        async with serving() as target:
+            target.start(of(source, start("a")))
+            await followed(source)
+            calls = target.dispatcher._entrance._following
+            monkeypatch.setattr(calls, "_dialler", rpc.Dialler(Role.WORKER))
+            become(Role.WORKER, "d")
+            monkeypatch.setattr(calls, "_dialler", rpc.Dialler(Role.WORKER))
+            target.start(of(source, start("b")))
+            await followed(source, 2)
+            source.start(start("a", phase=PHASE_PREFILL))
+            source.prefilled("a")
+            await until(lambda: target.host.resumed == ["a#1"], "it goes on")
+            await until(lambda: len(calls._lines) == 1 and not calls._closing, "the old channel is closed")
+            assert target.failed() == []
+
+
+async def test_a_router_may_not_follow(become: Become) -> None:
+    become(Role.WORKER, "p")
+    async with serving() as source:
+        become(Role.ROUTER)
+        async with serving() as target:
+            target.start(of(source, start("a")))
+            failed = await target.fails()
+    assert failed.code == Failed.CODE_HANDOFF
+    assert "router may not call Worker/Follow" in failed.message

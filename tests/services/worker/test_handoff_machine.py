@@ -124,9 +124,11 @@ class Calls(Following):
         self.site = site
         self.open: list[asyncio.Future[None]] = []
 
-    def _kept(self, address: str) -> Any:
-        del address
-        return following._Kept(cast(Any, None), cast(Any, None), cast(Any, self))
+    def _kept(self, _address: str) -> Any:
+        return following._Kept("p:1", None, cast(Any, None), cast(Any, self))
+
+    def _close(self, _kept: Any) -> None:
+        """Leave nothing to close."""
 
     def Follow(self, request: pb.FollowRequest) -> Any:
         return _Call(self, request)

@@ -117,7 +117,7 @@ async def test_what_is_over_is_told_to_who_comes_before_and_after(site: Site, ho
         assert (await said(before)).HasField("problem")
         assert len(site.released) == 1
     after = await said(site.follow())
-    name = {"over": "SaveFailed", "later attempt": "StaleEpoch"}.get(how, "UnknownHandoff")
+    name = {"over": "NothingSaved", "later attempt": "StaleEpoch"}.get(how, "UnknownHandoff")
     assert after.problem.name == name
     site.outgoing.over("a", 1)  # said again, it is nothing new
     site.outgoing.release("a")

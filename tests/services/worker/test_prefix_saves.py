@@ -134,8 +134,9 @@ async def test_a_beginning_of_another_request_is_not_loaded(prefill: Worker, mix
         core, held = await chat(writer, "turn: mine", 750)
         source = await save(writer, core, held)
         core.request_id = "turn: yours"
-        yours = FollowReply(complete=await kept(source))
-        async with telling(source, yours) as other:
+        mine = FollowReply(complete=await kept(source))
+        async with telling(source, mine) as other:
+            other.request_id = prefix_id("turn: yours")
             failed = await reader.run(core, PREFILL, source=other)
         assert failed.failed is not None
         assert "WrongRequest" in failed.failed.message
