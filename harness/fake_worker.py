@@ -15,98 +15,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
-from vllm.v1.engine import (
-    EngineCoreEvent,
-    EngineCoreEventType,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    FinishReason,
-)
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from baton.attempts import attempt_id
-from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
 from harness.fake_follow import Followed, Follower
+from harness.fake_request import EOS as EOS
+from harness.fake_request import Fault as Fault
+from harness.fake_request import Running
+from harness.fake_request import answer as answer
 from harness.support import PATIENCE
 
 HEARTBEAT_S = 0.05
 MODEL = "tiny"
 BLOCK_SIZE = 16
 HASHING = scheduler_pb2.BlockHashing(tokens=BLOCK_SIZE, every=1, algorithm="sha256", root=bytes(32))
-
-
-EOS = 256  # of the checkpoint's tokenizer, in which token n is byte n below it
-
-
-def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
-    """Return the output tokens begin .. begin + count of `prompt`: small letters, as bytes."""
-    return [97 + (sum(prompt) * 7 + index * index) % 26 for index in range(begin, begin + count)]
-
-
-# With one of these a worker has not begun: it says so at once, also where the prompt is not prefilled yet.
-_REFUSALS = (
-    worker_pb2.Failed.CODE_DRAINING,
-    worker_pb2.Failed.CODE_FULL,
-    worker_pb2.Failed.CODE_INVALID,
-    worker_pb2.Failed.CODE_STAGING,
-    worker_pb2.Failed.CODE_STALE,
-)
-
-
-@dataclass
-class Fault:
-    """A fault for one Start. Exactly one of the reactions is set."""
-
-    phase: worker_pb2.Phase
-    after_tokens: int = 0  # tokens that this phase generates before it
-    failed: worker_pb2.Failed.Code | None = None  # reply with Failed
-    die: bool = False  # the whole worker is gone, its connections reset
-    end_with: FinishReason | None = None  # the engine ends the request by itself
-    not_kept: bool = False  # PREFILL, SAVE: Saved with a problem
-    silent: bool = False  # this request gets no further message,
-    loaded: bool = False  # except that its KV cache is loaded,
-    crosses: bool = False  # and but for a token on its way when the next Start was sent
-    hang: bool = False  # the worker sends no further message; its connections stay
-    goes_on: bool = False  # whether the engine that `failed` goes on
-    early: bool = False  # while it waits for its source, and not once that is complete
-
-    @property
-    def at_once(self) -> bool:
-        """Whether it does not wait for the request's source."""
-        return self.early or (self.failed in _REFUSALS and not self.after_tokens)
-
-
-@dataclass
-class Running:
-    """One request in the fake engine."""
-
-    work: asyncio.Event  # its router's
-    start: worker_pb2.Start
-    prompt: list[int]
-    max_tokens: int
-    eos_at: int | None
-    generated: int  # output tokens, those of earlier phases included
-    fault: Fault | None
-    steps: int = 1  # of its prefill that are left
-    generated_here: int = 0
-    silent: bool = False
-    queued: float = field(default_factory=time.monotonic)
-    following: asyncio.Task[None] | None = None  # its source, until that is complete
-    loads: worker_pb2.Complete | None = None  # what came of that
-    missing: tuple[worker_pb2.Failed.Code, str] | None = None  # or why nothing does
-
-    @property
-    def ready(self) -> bool:
-        """Whether a step brings it on."""
-        waits = self.following is not None and not (self.fault is not None and self.fault.at_once)
-        return not self.silent and not waits
-
-    def leave(self) -> None:
-        """End what runs for it."""
-        if self.following is not None:
-            self.following.cancel()
 
 
 @dataclass
@@ -372,7 +298,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         start = one.start
         if one.steps > 1:
             if one.steps == self.steps:
-                self._followed.of(request_id, start.epoch).began(self._manifest(one))
+                self._followed.of(request_id, start.epoch).began(one.manifest(self.worker_id))
             one.steps -= 1
             return
         if one.generated_here == 0 and one.loads is not None:
@@ -381,7 +307,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             reply.shared.add(request_id=request_id, epoch=start.epoch, blocks=self.shares)
         first = one.generated_here == 0
         prefills = start.phase in (worker_pb2.PHASE_PREFILL, worker_pb2.PHASE_SAVE)
-        tokens = self._tokens(one, 1 if prefills else self.per_step)
+        tokens = one.next_tokens(1 if prefills else self.per_step, self.script)
         ends = tokens[-1] == EOS
         one.generated += len(tokens)
         one.generated_here += len(tokens)
@@ -396,7 +322,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 new_token_ids=tokens,
                 finish_reason=reason,
                 spec_decode_metrics=self.drafts,  # as real ones do: with every output
-                events=self._events(one) if first else None,
+                events=one.events(self.step_s) if first else None,
             )
         )
         if prefills or reason is not None:
@@ -419,33 +345,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         saved.saved_at_s = time.monotonic()
         saved.save_ms = 0.1
         saved.chunks = self.steps
-        told.completed(self._manifest(one), tokens if start.phase == worker_pb2.PHASE_PREFILL else [])
-
-    def _tokens(self, one: Running, most: int) -> list[int]:
-        """Return a request's next output tokens, until it ends."""
-        tokens: list[int] = []
-        while len(tokens) < most and one.generated + len(tokens) < one.max_tokens:
-            place = one.generated + len(tokens)
-            if place == (len(self.script) if self.script else one.eos_at):
-                return [*tokens, EOS]
-            tokens.append(self.script[place] if self.script else answer(one.prompt, 1, place)[0])
-        return tokens
-
-    def _manifest(self, one: Running) -> handoff_pb2.Manifest:
-        return handoff_pb2.Manifest(
-            request_id=one.start.request_id,
-            epoch=one.start.epoch,
-            worker_id=self.worker_id,
-            num_tokens=one.start.prefix_tokens or len(one.prompt),
+        told.completed(
+            one.manifest(self.worker_id), tokens if start.phase == worker_pb2.PHASE_PREFILL else []
         )
-
-    def _events(self, one: Running) -> list[Any]:
-        """Return the times of a first output: queued when it came, scheduled a step before now."""
-        scheduled = max(one.queued, time.monotonic() - self.step_s)
-        return [
-            EngineCoreEvent(EngineCoreEventType.QUEUED, one.queued),
-            EngineCoreEvent(EngineCoreEventType.SCHEDULED, scheduled),
-        ]
 
     @staticmethod
     def _load(one: Running, loads: worker_pb2.Complete, reply: worker_pb2.RunReply) -> None:
@@ -507,12 +409,3 @@ async def until(look: Callable[[], Any], what: str, timeout_s: float = 5.0) -> N
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s * PATIENCE:g} s: {what}")
         await asyncio.sleep(0.005)
-
-
-@contextlib.asynccontextmanager
-async def all_of(workers: list[FakeWorker]) -> AsyncIterator[None]:
-    """Enter all workers."""
-    async with contextlib.AsyncExitStack() as stack:
-        for worker in workers:
-            await stack.enter_async_context(worker)
-        yield

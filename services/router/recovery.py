@@ -178,10 +178,10 @@ def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: b
     prefill, decode: what the legs have failed with so far
     begun: the second one's worker has decoded, or could: the prompt is prefilled
     """
-    # The decode worker can only wait, or fail for want of a source. But where just a prompt's beginning did not
-    # come, the two would go on without it: not if that worker has failed as well.
-    alone = prefill is not None and prefill.trouble is not Trouble.PREFIX
-    if decode is None or alone or (prefill is not None and may_be_the_source(decode)):
+    # Without its prefill a decode worker can only wait, or fail for want of a source. It is otherwise where a
+    # prompt's beginning did not come: the same two workers would go on without that, if both are well.
+    mends = prefill is not None and prefill.trouble is Trouble.PREFIX
+    if decode is None or (prefill is not None and (not mends or may_be_the_source(decode))):
         return prefill
     if begun or decode.trouble not in (Trouble.LOST, Trouble.ENGINE):
         return decode

@@ -225,9 +225,9 @@ def _handoff(attempt: Timings) -> Iterator[Stage]:
     attributes: dict[str, Any] = {"bytes": attempt.handoff_bytes, "transport": attempt.transport or "none"}
     if told is not None and told.early_bytes:
         attributes["early_bytes"] = told.early_bytes  # before the prompt was complete: in none of these times
-    begin = min(attempt.first_token, attempt.admitted)
-    yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)
     at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
+    begin = min(attempt.first_token, at)  # the decode worker may hear of the prompt's end before the router
+    yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)
     for part in _HANDOFF:
         seconds = getattr(told, f"{part}_ms") / 1e3
         yield Stage(f"handoff.{part}", at, at + seconds, attempt.decoder, attempt.number, "handoff")

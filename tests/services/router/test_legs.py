@@ -86,7 +86,7 @@ async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster: Clust
     [record] = cluster.chronicle.recent.last()
     assert all(one.seconds >= 0 for one in record.stages)
     stages = {one.name: one for one in record.stages}
-    assert stages["handoff"].seconds == 0, "it was loaded before the first token came here"
+    assert stages["handoff"].end < stages["reply"].end, "it was loaded before the first token came here"
     assert cluster.count("handoff_seconds_count", worker="d0", transport="shm") == 1
 
 
@@ -167,6 +167,7 @@ async def test_a_decode_worker_that_fails_early_ends_the_prefill(
 ) -> None:
     cluster.remake(max_attempts=1)
     prefill, first, second = await cluster.pair(decode=2)
+    await cluster.connect(prefill)
     prefills_long(prefill)
     first.faults = second.faults = deque([fault])
     began = time.monotonic()
@@ -174,7 +175,7 @@ async def test_a_decode_worker_that_fails_early_ends_the_prefill(
     assert time.monotonic() - began < 2 * PATIENCE, "it is not noticed when the prompt is prefilled"
     failing = next(one for one in (first, second) if one.seen.starts and one.seen.starts[0].epoch == 1)
     assert cluster.count("retries_total", trouble=trouble, worker=failing.worker_id) == 1
-    assert prefill.seen.aborts[0] == prefill.seen.starts[0].request_id
+    await until(lambda: prefill.seen.aborts, "the prefill is stopped")
     if counts:
         assert "1 workers of at most 1 failed under the request" in str(got.error)
     else:
@@ -198,20 +199,16 @@ async def test_decode_workers_lost_before_they_begin_make_no_suspect(cluster: Cl
 
 
 async def test_a_decode_worker_that_is_not_reached_ends_the_prefill(cluster: Cluster) -> None:
-    prefill, first, second = await cluster.pair(decode=2)
-    await first.die()
-    for _ in range(6):  # whichever is chosen
-        prefills_long(prefill)
-        await cluster.send("q", LONG)
-        await until(lambda: second.seen.starts or prefill.seen.aborts, "it is placed")
-        await until(lambda: second.seen.starts, "another one is asked")
-        prefill.go_on()
-        right(await cluster.answer("q"), LONG, 8)
-        if cluster.count("retries_total", trouble="unreachable", worker="d0"):
-            break
-        second.seen.starts.clear()
-        prefill.faults.clear()
-    assert cluster.count("retries_total", trouble="unreachable", worker="d0") == 1
+    prefill, gone = await cluster.pair()
+    await cluster.connect(prefill)
+    await gone.die()
+    prefills_long(prefill)
+    await cluster.send("q", LONG)
+    await until(lambda: prefill.seen.aborts, "the prefill is stopped")
+    other = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE))
+    right(await cluster.answer("q"), LONG, 8)
+    assert len(other.seen.starts) == 1
+    assert cluster.count("retries_total", trouble="unreachable", worker="d0") >= 1
     await cluster.settled()
 
 

@@ -165,6 +165,16 @@ def test_the_handoff_and_the_decode() -> None:
     assert found["handoff"].attributes == {"bytes": 7, "transport": "shm", "early_bytes": 5}
 
 
+def test_a_handoff_that_is_quicker_than_the_first_token_s_way_here() -> None:
+    told = worker_pb2.Admitted(wait_ms=1, move_ms=5, load_ms=4, total_ms=10)
+    one = attempt(saved=1.149, save_ms=4.0, admitted=1.205, handoff=told, resumed=1.22)
+    stages = list(other_stages(request(one, first_token=1.211, ended=2.1)))
+    [whole] = [stage for stage in stages if stage.name == "handoff"]
+    parts = [stage for stage in stages if stage.within == "handoff"]
+    assert (round(whole.begin, 6), whole.end) == (1.195, 1.205)
+    assert (parts[0].begin, round(parts[-1].end, 6)) == (whole.begin, whole.end)
+
+
 def test_a_later_attempt_has_its_own_stages() -> None:
     first = attempt(ended=3.0, resumed=1.5, last_token=2.9)
     second = attempt(3.0, number=2, tokens_before=5, last_token=4.0, decoder=P)
