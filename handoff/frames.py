@@ -58,17 +58,13 @@ class Broken(BatonError):
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame without its body."""
+    """A frame without its body. One of records that was received has its head still to come."""
 
     kind: bytes
     head: bytes = b""
     first_block: int = 0
     records: int = 0
-
-    @property
-    def digests(self) -> Digests:
-        """The digests of its records."""
-        return np.frombuffer(self.head, "<u8")
+    prefix: bytes = b""  # of one that was received
 
 
 def nothing() -> None:
@@ -119,38 +115,41 @@ class Line:
             self._write(parts, look)
 
     def receive(self, look: Callable[[], None] = nothing, silent_s: float = 0.0) -> Frame:
-        """Return the next frame, whose body is to be read. Raises Broken, and what `look` raises.
+        """Return the next frame; if it brings records, those are to be received next.
 
-        silent_s: SILENT_S by default.
+        silent_s: SILENT_S by default. Raises Broken, and what `look` raises.
         """
         silent_s = silent_s or SILENT_S
-        prefix = self._read_new(_PREFIX.size, look, silent_s)
+        prefix = bytes(self._read_new(_PREFIX.size, look, silent_s))
         kind, size, first_block, records = _PREFIX.unpack(prefix)
-        if kind not in (PULL, RECORDS, WAIT, FAIL, SHUT) or size > _MAX_HEAD:
-            raise Broken(f"{bytes(prefix[:4])!r} and a head of {size} bytes came, which is no frame")
-        if kind == SHUT:
+        head = b""
+        if kind == SHUT and size <= _MAX_HEAD:
             said = bytes(self._read_new(size, look, silent_s))
             raise Broken("it hung up" if self._heard and self._receive_seal else _words(said))
-        if self._receive_seal is None:
-            head = self._read_new(size, look, silent_s)
-        else:
-            head = bytearray(size)
-            sealed = self._read_new(size + _TAG_BYTES, look, silent_s)
-            _opened(self._receive_seal, sealed, memoryview(head), bytes(prefix))
-        self._heard = True
-        return Frame(kind, bytes(head), first_block, records)
+        fits = size == 8 * records <= 8 * MOST_RECORDS if kind == RECORDS else size <= _MAX_HEAD
+        if kind not in (PULL, RECORDS, WAIT, FAIL) or not fits:
+            raise Broken(f"{prefix[:4]!r} and a head of {size} bytes came, which is no frame")
+        if kind != RECORDS:
+            head = self._read_head(prefix, size, look, silent_s)
+        return Frame(kind, head, first_block, records, prefix)
 
-    def receive_body(self, into: Bytes, look: Callable[[], None] = nothing) -> None:
-        """Fill `into` with the body of the last frame. Raises Broken, and what `look` raises."""
-        whole = into.reshape(-1).data
+    def receive_records(self, frame: Frame, into: Bytes, look: Callable[[], None] = nothing) -> Digests:
+        """Fill `into` with the records of the last frame, and return their digests.
+
+        Raises Broken, and what `look` raises.
+        """
+        whole, size = into.reshape(-1).data, 8 * frame.records
         if self._receive_seal is None:
-            self._read(whole, look, SILENT_S)
-            return
+            head = bytearray(size)
+            self._read([memoryview(head), whole], look, SILENT_S)
+            return np.frombuffer(head, "<u8")
+        opened = self._read_head(frame.prefix, size, look, SILENT_S)
         for at in range(0, len(whole), _PIECE_BYTES):
             piece = whole[at : at + _PIECE_BYTES]
             sealed = self._scratch[: len(piece) + _TAG_BYTES]
-            self._read(sealed, look, SILENT_S)
+            self._read([sealed], look, SILENT_S)
             _opened(self._receive_seal, sealed, piece)
+        return np.frombuffer(opened, "<u8")
 
     def cut(self) -> None:
         """Wake whoever waits at either end: the connection is over."""
@@ -161,27 +160,36 @@ class Line:
         """Hang up."""
         self._socket.close()
 
+    def _read_head(self, prefix: bytes, size: int, look: Callable[[], None], silent_s: float) -> bytes:
+        if self._receive_seal is None:
+            head = self._read_new(size, look, silent_s)
+        else:
+            head = bytearray(size)
+            sealed = self._read_new(size + _TAG_BYTES, look, silent_s)
+            _opened(self._receive_seal, sealed, memoryview(head), prefix)
+        self._heard = True
+        return bytes(head)
+
     def _read_new(self, size: int, look: Callable[[], None], silent_s: float) -> bytearray:
         made = bytearray(size)
-        self._read(memoryview(made), look, silent_s)
+        self._read([memoryview(made)], look, silent_s)
         return made
 
-    def _read(self, into: memoryview, look: Callable[[], None], silent_s: float) -> None:
-        at, heard_s = 0, time.monotonic()
-        while at < len(into):
-            came = self._tried(lambda: self._socket.recv_into(into[at:], 0, socket.MSG_WAITALL))  # noqa: B023
+    def _read(self, into: list[memoryview], look: Callable[[], None], silent_s: float) -> None:
+        into, heard_s = _without(into, 0), time.monotonic()
+        while into:
+            came = self._tried(lambda: self._socket.recvmsg_into(into, 0, socket.MSG_WAITALL)[0])  # noqa: B023
             if came == 0:
                 raise Broken("it hung up")
             if came:
-                at, heard_s = at + came, time.monotonic()
+                into, heard_s = _without(into, came), time.monotonic()
             elif time.monotonic() - heard_s > silent_s:
                 raise Broken(f"nothing came for {silent_s:g} s")
-            if at < len(into):
+            if into:
                 look()
 
     def _write(self, parts: list[memoryview], look: Callable[[], None]) -> None:
-        parts = [part for part in parts if len(part)]
-        moved_s = time.monotonic()
+        parts, moved_s = _without(parts, 0), time.monotonic()
         while parts:
             sent = self._tried(lambda: self._socket.sendmsg(parts))  # noqa: B023
             if sent:
@@ -238,10 +246,10 @@ def _words(said: bytes) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _without(parts: list[memoryview], sent: int) -> list[memoryview]:
+def _without(parts: list[memoryview], moved: int) -> list[memoryview]:
     """Return what is left after so many bytes."""
     for number, part in enumerate(parts):
-        if sent < len(part):
-            return [part[sent:], *parts[number + 1 :]]
-        sent -= len(part)
+        if moved < len(part):
+            return [part[moved:], *parts[number + 1 :]]
+        moved -= len(part)
     return []
