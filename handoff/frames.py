@@ -13,7 +13,7 @@ is on, that call brought keys, too, and all but the greeting and SHUT is sealed 
 head with the prefix beside it, then the body in pieces.
 
 Both ends block in calls that the kernel ends twice a second, so that they can `look` whether to go on. Moving
-takes the GIL once for a MiB: records go from staging to the socket and into the puller's buffer as they are.
+takes the GIL once for 4 MiB: records go from staging to the socket and into the puller's buffer as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,14 +39,14 @@ GREETING = b"baton-kv"
 SESSION_BYTES = 16
 PULL, RECORDS, WAIT, FAIL, SHUT = b"PULL", b"RECS", b"WAIT", b"FAIL", b"SHUT"
 
-FRAME_BYTES = 1 << 20  # of records that a puller wants in one, unless a single one is larger
+FRAME_BYTES = 4 << 20  # of records in one, at most, unless a single one is larger
 MOST_RECORDS = 4096  # in a frame: their digests are its head
 WAIT_S = 2.0  # between frames of a rank that has no records to send
 SILENT_S = 10.0  # without a byte: the other end is gone, or stopped
 SLOW_S = 60.0  # without room for a byte: a puller may wait that long for another rank's records
 _LOOK_S = 0.5
 _MAX_HEAD = 64 << 10
-_PIECE_BYTES = 256 << 10  # of a body that is sealed: it stays in the CPU's cache
+_PIECE_BYTES = 1 << 20  # of a body that is sealed
 _TAG_BYTES = 16
 _PREFIX = struct.Struct("<4sIII")  # kind, bytes of the head (in plain text), first block, records
 _PROBE_S, _PROBE_EVERY_S, _PROBES = 5, 2, 3  # of a connection on which nothing moves
@@ -81,7 +81,6 @@ class Line:
         tune(connection)
         self._socket = connection
         self._send_seal, self._receive_seal = send, receive
-        self._scratch = memoryview(bytearray(_PIECE_BYTES + _TAG_BYTES if send else 0))
         self._heard = False  # something that was really the other end's
 
     def peek(self) -> bool | None:
@@ -105,12 +104,13 @@ class Line:
         head = memoryview(bytearray(len(frame.head) + _TAG_BYTES))
         self._send_seal.seal(frame.head, head, prefix)
         parts = [memoryview(before), memoryview(prefix), head]
-        for at in range(0, len(rest), _PIECE_BYTES):
-            piece = rest[at : at + _PIECE_BYTES]
-            sealed = self._scratch[: len(piece) + _TAG_BYTES]
-            self._send_seal.seal(piece, sealed)
-            self._write([*parts, sealed], look)
-            parts = []
+        with _scratch() as scratch:
+            for at in range(0, len(rest), _PIECE_BYTES):
+                piece = rest[at : at + _PIECE_BYTES]
+                sealed = scratch[: len(piece) + _TAG_BYTES]
+                self._send_seal.seal(piece, sealed)
+                self._write([*parts, sealed], look)
+                parts = []
         if parts:
             self._write(parts, look)
 
@@ -144,11 +144,12 @@ class Line:
             self._read([memoryview(head), whole], look, SILENT_S)
             return np.frombuffer(head, "<u8")
         opened = self._read_head(frame.prefix, size, look, SILENT_S)
-        for at in range(0, len(whole), _PIECE_BYTES):
-            piece = whole[at : at + _PIECE_BYTES]
-            sealed = self._scratch[: len(piece) + _TAG_BYTES]
-            self._read([sealed], look, SILENT_S)
-            _opened(self._receive_seal, sealed, piece)
+        with _scratch() as scratch:
+            for at in range(0, len(whole), _PIECE_BYTES):
+                piece = whole[at : at + _PIECE_BYTES]
+                sealed = scratch[: len(piece) + _TAG_BYTES]
+                self._read([sealed], look, SILENT_S)
+                _opened(self._receive_seal, sealed, piece)
         return np.frombuffer(opened, "<u8")
 
     def cut(self) -> None:
@@ -209,6 +210,22 @@ class Line:
             return None
         except OSError as error:
             raise Broken(error.strerror or str(error)) from None
+
+
+_scratches: list[memoryview] = []  # in which nothing is sealed or opened at the moment
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[memoryview]:
+    """Lend memory for a sealed piece. There is as much of it as frames were on their way at once."""
+    try:
+        lent = _scratches.pop()
+    except IndexError:
+        lent = memoryview(bytearray(_PIECE_BYTES + _TAG_BYTES))
+    try:
+        yield lent
+    finally:
+        _scratches.append(lent)
 
 
 def _opened(seal: Seal, sealed: memoryview | bytearray, into: memoryview, beside: bytes = b"") -> None:

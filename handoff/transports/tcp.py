@@ -40,7 +40,9 @@ class Tcp(Transport):
 
     def pull(self, pull: Pull) -> Iterator[Records]:
         pull.check_time()
-        most = min(MOST_RECORDS, max(1, FRAME_BYTES // pull.record_bytes), pull.num_blocks)
+        most = min(
+            pull.records_a_chunk, max(1, FRAME_BYTES // pull.record_bytes), MOST_RECORDS, pull.num_blocks
+        )
         buffer = self._buffer(most * pull.record_bytes)
         give_back = functools.partial(self._lines.give_back, pull.shard.address)
         grip = _Grip()
