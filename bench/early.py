@@ -1,6 +1,6 @@
 """Measure what is left of a handoff that began with its prompt, by the prompt's length.
 
-Prompts of 1 to 64 steps of the engine, one at a time, in 1P1D: over shared memory, NIXL and gRPC on one
+Prompts of 1 to 64 steps of the engine, one at a time, in 1P1D: over shared memory, NIXL and TCP on one
 machine, and over a wire of 1 Gbit/s between two hosts (network namespaces, mutual TLS). With `--staging-mib
 64` the longest go through a window of it: an arm of its own, beside that with room for all. Early bytes are
 those that were in the decode worker's cache before it heard that the prompt was complete. The rest of the

@@ -859,12 +859,13 @@ def tls(result: Result) -> list[Block]:
         f"{int(tokens):,} tokens at {_mib_per_s(row, 'plain')} and {_mib_per_s(row, 'tls')} MiB/s"
         for tokens, row in handoffs.items()
     )
+    over = result["handoff"].get("transport", "gRPC")
     return [
         "## Mutual TLS\n",
         "Plain text and TLS in turns, A B B A; in brackets the quartiles. The ratio is TLS to plain, taken pair by pair; "
         "where its quartiles lie on both sides of 1 the two cannot be told apart. Both ends share the machine's cores, with "
-        "no network between them that would hide the cost. Handoffs over gRPC are between two processes without engines, "
-        f"{result['handoff']['rounds']} of each: {speeds} (plain, TLS). 1P1D hands every prompt over by gRPC: "
+        f"no network between them that would hide the cost. Handoffs over {over} are between two processes without engines, "
+        f"{result['handoff']['rounds']} of each: {speeds} (plain, TLS). 1P1D hands every prompt over by {over}: "
         f"{served['rounds']} deployments of each, prompts of {served['prompt_tokens']} tokens and answers of {served['answer_tokens']}. "
         "Shared memory is not encrypted and pays nothing.",
         measured(result, "python -m bench tls"),

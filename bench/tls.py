@@ -2,8 +2,8 @@
 
     python -m bench tls [--arm handoff|served|rotation ...]
 
-`handoff`: one prompt's KV over gRPC, plain and encrypted in turns, between two processes without engines;
-and small calls and connections. `served`: 1P1D deployments that hand over by gRPC, in plain text and with TLS
+`handoff`: one prompt's KV over TCP, plain and encrypted in turns, between two processes without engines;
+and small calls and connections. `served`: 1P1D deployments that hand over by TCP, in plain text and with TLS
 in turns. `rotation`: a deployment whose certificates live for ten seconds, under a load whose
 every token is checked. All three take some six minutes; the result is saved where all of them ran.
 """

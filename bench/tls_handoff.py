@@ -1,8 +1,8 @@
-"""The cost of mutual TLS on a handoff over gRPC: the same KV in plain text and encrypted, in turns.
+"""The cost of mutual TLS on a handoff over TCP: the same KV in plain text and encrypted, in turns.
 
 Two sources in processes of their own, one with a certificate and one without, and one puller; caches and
-checks are those of `bench handoff`. Connecting is a new channel and its first call, a call one on a channel
-that is there.
+checks are those of `bench handoff`. Connecting is a new channel of gRPC and its first call, a call one on a
+channel that is there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def measure() -> dict[str, Any]:
         for worker_id in ("source", "puller"):
             identity.write(Path(folder, worker_id), authority.issue(Name("bench", Role.WORKER, worker_id)))
         folders = (str(Path(folder, "source")), str(Path(folder, "puller")))
-        found: dict[str, Any] = {"rounds": ROUNDS, "tokens": {}}
+        found: dict[str, Any] = {"transport": "TCP", "rounds": ROUNDS, "tokens": {}}
         for tokens in TOKENS:
             with both(tokens, folders) as sides:
                 found["tokens"][str(tokens)] = handoffs(sides)

@@ -1,7 +1,7 @@
 """Certificates that live for ten seconds, under a load whose every token is checked.
 
 `baton ca serve`, and a scheduler, a prefill and a decode worker and a router that join with tokens of
-`baton ca token --life-s 10`, as on several machines; KV goes over gRPC. Each part renews its certificate all
+`baton ca token --life-s 10`, as on several machines; KV goes over TCP. Each part renews its certificate all
 the time: that is counted by its log.
 """
 

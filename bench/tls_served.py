@@ -1,4 +1,4 @@
-"""The cost of mutual TLS on what is served: 1P1D in plain text and with TLS, both over gRPC, in turns.
+"""The cost of mutual TLS on what is served: 1P1D in plain text and with TLS, both over TCP, in turns.
 
 Each turn is a deployment of its own: one that was started with luck, as to where its memory lies, is not
 faster in every turn. Every prompt is handed over, and both get the same prompts in each round. Answers that

@@ -13,7 +13,7 @@ is on, that call brought keys, too, and all but the greeting and SHUT is sealed 
 head with the prefix beside it, then the body in pieces.
 
 Both ends block in calls that the kernel ends twice a second, so that they can `look` whether to go on. Moving
-takes the GIL once for a MiB: records go from staging to the socket and into the puller's buffer as they are.
+takes the GIL once for 4 MiB: records go from staging to the socket and into the puller's buffer as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,14 +39,14 @@ GREETING = b"baton-kv"
 SESSION_BYTES = 16
 PULL, RECORDS, WAIT, FAIL, SHUT = b"PULL", b"RECS", b"WAIT", b"FAIL", b"SHUT"
 
-FRAME_BYTES = 1 << 20  # of records that a puller wants in one, unless a single one is larger
+FRAME_BYTES = 4 << 20  # of records in one, at most, unless a single one is larger
 MOST_RECORDS = 4096  # in a frame: their digests are its head
 WAIT_S = 2.0  # between frames of a rank that has no records to send
 SILENT_S = 10.0  # without a byte: the other end is gone, or stopped
 SLOW_S = 60.0  # without room for a byte: a puller may wait that long for another rank's records
 _LOOK_S = 0.5
 _MAX_HEAD = 64 << 10
-_PIECE_BYTES = 256 << 10  # of a body that is sealed: it stays in the CPU's cache
+_PIECE_BYTES = 1 << 20  # of a body that is sealed
 _TAG_BYTES = 16
 _PREFIX = struct.Struct("<4sIII")  # kind, bytes of the head (in plain text), first block, records
 _PROBE_S, _PROBE_EVERY_S, _PROBES = 5, 2, 3  # of a connection on which nothing moves
@@ -58,17 +58,13 @@ class Broken(BatonError):
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame without its body."""
+    """A frame without its body. One of records that was received has its head still to come."""
 
     kind: bytes
     head: bytes = b""
     first_block: int = 0
     records: int = 0
-
-    @property
-    def digests(self) -> Digests:
-        """The digests of its records."""
-        return np.frombuffer(self.head, "<u8")
+    prefix: bytes = b""  # of one that was received
 
 
 def nothing() -> None:
@@ -85,7 +81,6 @@ class Line:
         tune(connection)
         self._socket = connection
         self._send_seal, self._receive_seal = send, receive
-        self._scratch = memoryview(bytearray(_PIECE_BYTES + _TAG_BYTES if send else 0))
         self._heard = False  # something that was really the other end's
 
     def peek(self) -> bool | None:
@@ -109,48 +104,53 @@ class Line:
         head = memoryview(bytearray(len(frame.head) + _TAG_BYTES))
         self._send_seal.seal(frame.head, head, prefix)
         parts = [memoryview(before), memoryview(prefix), head]
-        for at in range(0, len(rest), _PIECE_BYTES):
-            piece = rest[at : at + _PIECE_BYTES]
-            sealed = self._scratch[: len(piece) + _TAG_BYTES]
-            self._send_seal.seal(piece, sealed)
-            self._write([*parts, sealed], look)
-            parts = []
+        with _scratch() as scratch:
+            for at in range(0, len(rest), _PIECE_BYTES):
+                piece = rest[at : at + _PIECE_BYTES]
+                sealed = scratch[: len(piece) + _TAG_BYTES]
+                self._send_seal.seal(piece, sealed)
+                self._write([*parts, sealed], look)
+                parts = []
         if parts:
             self._write(parts, look)
 
     def receive(self, look: Callable[[], None] = nothing, silent_s: float = 0.0) -> Frame:
-        """Return the next frame, whose body is to be read. Raises Broken, and what `look` raises.
+        """Return the next frame; if it brings records, those are to be received next.
 
-        silent_s: SILENT_S by default.
+        silent_s: SILENT_S by default. Raises Broken, and what `look` raises.
         """
         silent_s = silent_s or SILENT_S
-        prefix = self._read_new(_PREFIX.size, look, silent_s)
+        prefix = bytes(self._read_new(_PREFIX.size, look, silent_s))
         kind, size, first_block, records = _PREFIX.unpack(prefix)
-        if kind not in (PULL, RECORDS, WAIT, FAIL, SHUT) or size > _MAX_HEAD:
-            raise Broken(f"{bytes(prefix[:4])!r} and a head of {size} bytes came, which is no frame")
-        if kind == SHUT:
+        head = b""
+        if kind == SHUT and size <= _MAX_HEAD:
             said = bytes(self._read_new(size, look, silent_s))
             raise Broken("it hung up" if self._heard and self._receive_seal else _words(said))
-        if self._receive_seal is None:
-            head = self._read_new(size, look, silent_s)
-        else:
-            head = bytearray(size)
-            sealed = self._read_new(size + _TAG_BYTES, look, silent_s)
-            _opened(self._receive_seal, sealed, memoryview(head), bytes(prefix))
-        self._heard = True
-        return Frame(kind, bytes(head), first_block, records)
+        fits = size == 8 * records <= 8 * MOST_RECORDS if kind == RECORDS else size <= _MAX_HEAD
+        if kind not in (PULL, RECORDS, WAIT, FAIL) or not fits:
+            raise Broken(f"{prefix[:4]!r} and a head of {size} bytes came, which is no frame")
+        if kind != RECORDS:
+            head = self._read_head(prefix, size, look, silent_s)
+        return Frame(kind, head, first_block, records, prefix)
 
-    def receive_body(self, into: Bytes, look: Callable[[], None] = nothing) -> None:
-        """Fill `into` with the body of the last frame. Raises Broken, and what `look` raises."""
-        whole = into.reshape(-1).data
+    def receive_records(self, frame: Frame, into: Bytes, look: Callable[[], None] = nothing) -> Digests:
+        """Fill `into` with the records of the last frame, and return their digests.
+
+        Raises Broken, and what `look` raises.
+        """
+        whole, size = into.reshape(-1).data, 8 * frame.records
         if self._receive_seal is None:
-            self._read(whole, look, SILENT_S)
-            return
-        for at in range(0, len(whole), _PIECE_BYTES):
-            piece = whole[at : at + _PIECE_BYTES]
-            sealed = self._scratch[: len(piece) + _TAG_BYTES]
-            self._read(sealed, look, SILENT_S)
-            _opened(self._receive_seal, sealed, piece)
+            head = bytearray(size)
+            self._read([memoryview(head), whole], look, SILENT_S)
+            return np.frombuffer(head, "<u8")
+        opened = self._read_head(frame.prefix, size, look, SILENT_S)
+        with _scratch() as scratch:
+            for at in range(0, len(whole), _PIECE_BYTES):
+                piece = whole[at : at + _PIECE_BYTES]
+                sealed = scratch[: len(piece) + _TAG_BYTES]
+                self._read([sealed], look, SILENT_S)
+                _opened(self._receive_seal, sealed, piece)
+        return np.frombuffer(opened, "<u8")
 
     def cut(self) -> None:
         """Wake whoever waits at either end: the connection is over."""
@@ -161,27 +161,36 @@ class Line:
         """Hang up."""
         self._socket.close()
 
+    def _read_head(self, prefix: bytes, size: int, look: Callable[[], None], silent_s: float) -> bytes:
+        if self._receive_seal is None:
+            head = self._read_new(size, look, silent_s)
+        else:
+            head = bytearray(size)
+            sealed = self._read_new(size + _TAG_BYTES, look, silent_s)
+            _opened(self._receive_seal, sealed, memoryview(head), prefix)
+        self._heard = True
+        return bytes(head)
+
     def _read_new(self, size: int, look: Callable[[], None], silent_s: float) -> bytearray:
         made = bytearray(size)
-        self._read(memoryview(made), look, silent_s)
+        self._read([memoryview(made)], look, silent_s)
         return made
 
-    def _read(self, into: memoryview, look: Callable[[], None], silent_s: float) -> None:
-        at, heard_s = 0, time.monotonic()
-        while at < len(into):
-            came = self._tried(lambda: self._socket.recv_into(into[at:], 0, socket.MSG_WAITALL))  # noqa: B023
+    def _read(self, into: list[memoryview], look: Callable[[], None], silent_s: float) -> None:
+        into, heard_s = _without(into, 0), time.monotonic()
+        while into:
+            came = self._tried(lambda: self._socket.recvmsg_into(into, 0, socket.MSG_WAITALL)[0])  # noqa: B023
             if came == 0:
                 raise Broken("it hung up")
             if came:
-                at, heard_s = at + came, time.monotonic()
+                into, heard_s = _without(into, came), time.monotonic()
             elif time.monotonic() - heard_s > silent_s:
                 raise Broken(f"nothing came for {silent_s:g} s")
-            if at < len(into):
+            if into:
                 look()
 
     def _write(self, parts: list[memoryview], look: Callable[[], None]) -> None:
-        parts = [part for part in parts if len(part)]
-        moved_s = time.monotonic()
+        parts, moved_s = _without(parts, 0), time.monotonic()
         while parts:
             sent = self._tried(lambda: self._socket.sendmsg(parts))  # noqa: B023
             if sent:
@@ -201,6 +210,22 @@ class Line:
             return None
         except OSError as error:
             raise Broken(error.strerror or str(error)) from None
+
+
+_scratches: list[memoryview] = []  # in which nothing is sealed or opened at the moment
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[memoryview]:
+    """Lend memory for a sealed piece. There is as much of it as frames were on their way at once."""
+    try:
+        lent = _scratches.pop()
+    except IndexError:
+        lent = memoryview(bytearray(_PIECE_BYTES + _TAG_BYTES))
+    try:
+        yield lent
+    finally:
+        _scratches.append(lent)
 
 
 def _opened(seal: Seal, sealed: memoryview | bytearray, into: memoryview, beside: bytes = b"") -> None:
@@ -238,10 +263,10 @@ def _words(said: bytes) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _without(parts: list[memoryview], sent: int) -> list[memoryview]:
+def _without(parts: list[memoryview], moved: int) -> list[memoryview]:
     """Return what is left after so many bytes."""
     for number, part in enumerate(parts):
-        if sent < len(part):
-            return [part[sent:], *parts[number + 1 :]]
-        sent -= len(part)
+        if moved < len(part):
+            return [part[moved:], *parts[number + 1 :]]
+        moved -= len(part)
     return []

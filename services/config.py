@@ -349,7 +349,7 @@ class HandoffSettings(_Section):
         4,
         ge=1,
         le=32,
-        description="Size of one read from shared memory. A frame of tcp has 1 MiB, or one record.",
+        description="Size of one read: from shared memory, or over tcp, where it is 4 MiB at most.",
     )
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = Field(
         "auto",

@@ -40,7 +40,9 @@ class Tcp(Transport):
 
     def pull(self, pull: Pull) -> Iterator[Records]:
         pull.check_time()
-        most = min(MOST_RECORDS, max(1, FRAME_BYTES // pull.record_bytes), pull.num_blocks)
+        most = min(
+            pull.records_a_chunk, max(1, FRAME_BYTES // pull.record_bytes), MOST_RECORDS, pull.num_blocks
+        )
         buffer = self._buffer(most * pull.record_bytes)
         give_back = functools.partial(self._lines.give_back, pull.shard.address)
         grip = _Grip()
@@ -167,15 +169,15 @@ def _records(pull: Pull, line: Line, frame: Frame, buffer: Bytes, most: int) -> 
     expected, stop = pull.first_block, pull.first_block + pull.num_blocks
     while True:
         count = frame.records
-        right = frame.kind == RECORDS and frame.first_block == expected and len(frame.head) == 8 * count
+        right = frame.kind == RECORDS and frame.first_block == expected
         if not right or not 0 < count <= min(most, stop - expected):
             raise TransportFailed(
-                f"{pull.what}: {frame.kind!r} came with {count} records from block {frame.first_block} on and"
-                f" {len(frame.head)} bytes of digests; wanted: blocks {expected} to {stop}, {most} at once"
+                f"{pull.what}: {frame.kind!r} came with {count} records from block {frame.first_block} on;"
+                f" wanted: blocks {expected} to {stop}, {most} at once"
             )
         data = buffer[: count * pull.record_bytes]
-        line.receive_body(data, pull.check_time)
-        yield Records(expected, data.reshape(count, pull.record_bytes), frame.digests)
+        own = line.receive_records(frame, data, pull.check_time)
+        yield Records(expected, data.reshape(count, pull.record_bytes), own)
         expected += count
         pull.check_time()
         if expected == stop:

@@ -98,7 +98,7 @@ def ended(line: Line, record_bytes: int) -> str:
                 return frame.head.split(b"\n")[0].decode()
             if frame.kind == RECORDS:
                 came += frame.records
-                line.receive_body(np.empty(frame.records * record_bytes, np.uint8))
+                line.receive_records(frame, np.empty(frame.records * record_bytes, np.uint8))
     except Broken:
         return "hung up"
     return ""
