@@ -157,6 +157,7 @@ class Bench:
             num_blocks=BLOCKS,
             groups=described(GROUPS, TOKENS),
             shards=[Shard.FromString(saved.shard)],
+            wire_dtype=AS_IS,
         )
         parts, now = (Part(0, 0, ALL),), time.monotonic()
         loader.reserve(LoadJob(name, 1, TOKENS, parts, now, manifest=seal(manifest), complete=not early))
