@@ -13,6 +13,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 from baton.services.worker import outgoing as module
 from baton.services.worker.outgoing import Follower, NotFollowedError, Outgoing
+from harness.fake_worker import until
 from harness.support import PATIENCE
 
 KEY, OTHER = b"sixteen bytes ok", b"sixteen others ."
@@ -175,6 +176,18 @@ async def test_an_attempt_that_does_not_come_is_not_waited_for_long(
     with pytest.raises(NotFollowedError) as caught:  # of an attempt before the one that is here
         site.follow(epoch=0)
     assert caught.value.code == grpc.StatusCode.NOT_FOUND
+
+
+async def test_who_was_sent_away_does_not_follow_an_attempt_that_comes_then(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call has not ended yet."""
+    monkeypatch.setattr(module, "WAIT_S", 0.0)
+    follower = site.follow()
+    await until(lambda: follower.is_refused, "it is sent away")
+    site.begin()
+    site.begun()
+    assert await refused(follower) == grpc.StatusCode.NOT_FOUND
 
 
 async def test_those_that_wait_are_bounded_in_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
