@@ -82,6 +82,11 @@ class Follower:
         self._refusal: NotFollowedError | None = None
         self._news: asyncio.Future[None] | None = None
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is sent away, though its call may not have ended."""
+        return self._refusal is not None
+
     def say(self, reply: FollowReply) -> None:
         """Let `next` return this."""
         self._said.append(reply)
@@ -157,6 +162,8 @@ class Outgoing:
         handoff = self._handoffs[request_id] = _Handoff(request_id, epoch, session, key)
         for follower in self._waiting.pop((request_id, epoch), ()):
             self._stop_waiting(follower)
+            if follower.is_refused:  # its time was up a moment ago
+                continue
             try:
                 self._attach(handoff, follower)
             except NotFollowedError as error:

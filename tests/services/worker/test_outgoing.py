@@ -177,6 +177,20 @@ async def test_an_attempt_that_does_not_come_is_not_waited_for_long(
     assert caught.value.code == grpc.StatusCode.NOT_FOUND
 
 
+async def test_who_was_sent_away_does_not_follow_an_attempt_that_comes_then(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call has not ended yet."""
+    monkeypatch.setattr(module, "WAIT_S", 0.0)
+    follower = site.follow()
+    async with asyncio.timeout(5 * PATIENCE):
+        while not follower.is_refused:  # noqa: ASYNC110 (a follower has no event)
+            await asyncio.sleep(0)
+    site.begin()
+    site.begun()
+    assert await refused(follower) == grpc.StatusCode.NOT_FOUND
+
+
 async def test_those_that_wait_are_bounded_in_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 3)
     with ExitStack() as calls:
