@@ -79,3 +79,8 @@ def test_names_are_checked_without_an_import() -> None:
     registry().check(["gone"])
     with pytest.raises(BatonError, match="there is no path class"):
         registry().check(["path", "x"])
+
+
+def test_a_former_name_says_what_to_write_now() -> None:
+    with pytest.raises(BatonError, match=r"^there is no path class 'dir' any more; write 'path' instead$"):
+        registry(former={"dir": "path"}).check(["dir"])

@@ -550,7 +550,9 @@ def test_a_byte_that_is_changed_on_the_way_is_noticed(
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
     with closing(Between(sealed.door.port, at)) as between, closing(Tcp()) as tls:
         monkeypatch.setattr(sealed.door, "port", between.port)
-        with pytest.raises(TransportFailed, match=r"not what was sent|is no frame|from block 1 on|nothing came"):
+        with pytest.raises(
+            TransportFailed, match=r"not what was sent|is no frame|from block 1 on|nothing came"
+        ):
             drain(tls, sealed.pull())
 
 

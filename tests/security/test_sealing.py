@@ -1,0 +1,69 @@
+"""Sealed pieces: only the other end of the same direction opens them, each once and in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.security.errors import NotAsSealed
+from baton.security.sealing import KEY_BYTES, TAG_BYTES, Seal, new_key
+
+PIECES = [b"first", b"", b"third" * 1000]
+
+
+def sealed(key: bytes, beside: bytes = b"") -> list[bytes]:
+    seal, made = Seal(key), []
+    for piece in PIECES:
+        out = bytearray(len(piece) + TAG_BYTES)
+        seal.seal(piece, memoryview(out), beside)
+        made.append(bytes(out))
+    return made
+
+
+def opened(key: bytes, pieces: list[bytes], beside: bytes = b"") -> list[bytes]:
+    seal, made = Seal(key), []
+    for piece in pieces:
+        out = bytearray(len(piece) - TAG_BYTES)
+        seal.open(piece, memoryview(out), beside)
+        made.append(bytes(out))
+    return made
+
+
+def test_what_was_sealed_is_opened() -> None:
+    key = new_key()
+    whole = sealed(key, b"prefix")
+    assert opened(key, whole, b"prefix") == PIECES
+    assert not any(b"first" in piece or b"third" in piece for piece in whole)
+
+
+def test_a_text_that_is_sealed_twice_looks_different() -> None:
+    seal, out = Seal(new_key()), [bytearray(5 + TAG_BYTES) for _ in range(2)]
+    for one in out:
+        seal.seal(b"first", memoryview(one))
+    assert out[0] != out[1]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda pieces: pieces[1:],
+        lambda pieces: [pieces[0], pieces[0], *pieces[1:]],
+        lambda pieces: [pieces[2], pieces[1], pieces[0]],
+        lambda pieces: [bytes([pieces[0][0] ^ 1]) + pieces[0][1:], *pieces[1:]],
+        lambda pieces: [pieces[0][:-1] + bytes([pieces[0][-1] ^ 1]), *pieces[1:]],
+    ],
+    ids=["left out", "doubled", "swapped", "changed", "another tag"],
+)
+def test_pieces_that_are_not_as_they_were_sent_do_not_open(spoil: object) -> None:
+    key = new_key()
+    with pytest.raises(NotAsSealed):
+        opened(key, spoil(sealed(key)))  # type: ignore[operator]
+
+
+def test_another_key_and_another_prefix_open_nothing() -> None:
+    key = new_key()
+    with pytest.raises(NotAsSealed):
+        opened(new_key(), sealed(key))
+    with pytest.raises(NotAsSealed):
+        opened(key, sealed(key, b"RECS"), b"FAIL")
+    with pytest.raises(ValueError, match=f"{KEY_BYTES} are needed"):
+        Seal(key[:-1])
