@@ -67,7 +67,9 @@ class Door:
         """
         self._answer = answer
         self._sealed = sealed
-        self._listener = addresses.listen(host, port)
+        # gRPC takes either wildcard for the addresses of both families, and others dial what it listens on.
+        both = addresses.is_wildcard(host) and socket.has_dualstack_ipv6()
+        self._listener = addresses.listen("::" if both else host, port)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._wake, self._woken = socket.socketpair()

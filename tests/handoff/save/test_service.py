@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from baton import rpc
-from baton.addresses import split
+from baton.addresses import join, split
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import MIB
 from baton.handoff.errors import HandoffError
@@ -55,6 +55,20 @@ def test_it_is_found_where_it_was_said_and_here(
         capacity = staging.capacity * 4096
         assert client.staged([service.local_address]) == Staged(0, 0, capacity)
         assert 0.9 * MIB < capacity < MIB
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "[::]"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_wildcard_takes_calls_and_pulls_of_both_families(staging: Staging, listen: str, host: str) -> None:
+    rpc.act_as(None, insecure=True)
+    port = free_ports()
+    with (
+        closing(HandoffService(staging, 0, f"{listen}:{port}", MIB, "kv.example")),
+        closing(HandoffClient()) as client,
+    ):
+        assert client.staged([join(host, port)])
+        with socket.create_connection((host, port + 1), timeout=5):
+            pass
 
 
 def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:
