@@ -17,7 +17,7 @@ COMES_S = 10.0  # until an attempt that is followed is here
 
 
 class Told:
-    """What is told of one attempt, in order. Its follower may be here before it."""
+    """The replies to one attempt's follower, in order. It may be here before the attempt."""
 
     def __init__(self) -> None:
         self.key: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

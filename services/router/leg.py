@@ -55,7 +55,7 @@ def _service(service: ServiceClass) -> worker_pb2.ServiceClass:
 
 
 class LegHost(Protocol):
-    """What a leg uses of its request's relay."""
+    """The part of a request's relay that its legs use."""
 
     state: RequestState
 

@@ -26,7 +26,7 @@ from baton.services.router.stream import WorkerStream
 
 
 class Owner(Protocol):
-    """What the legs use of their request's relay itself."""
+    """The part of a request's relay that its placements use."""
 
     state: RequestState
 

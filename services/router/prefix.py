@@ -66,7 +66,7 @@ class Prefix:
 
     @property
     def source(self) -> worker_pb2.Source:
-        """Where the prefill worker gets it."""
+        """The source that the prefill worker is told."""
         return worker_pb2.Source(
             worker_id=self._worker.worker_id,
             address=self._worker.address,
