@@ -88,9 +88,11 @@ async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) ->
 
 async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None:
     workers = await cluster.pair()
-    faults = deque([Fault(PHASE_PREFILL, failed=ENGINE, goes_on=True), Fault(PHASE_DECODE, failed=ENGINE)])
-    for worker in workers:
-        worker.faults = faults
+    # It is tried alone on the worker whose engine failed and goes on.
+    workers[0].faults += [
+        Fault(PHASE_PREFILL, failed=ENGINE, goes_on=True),
+        Fault(PHASE_DECODE, failed=ENGINE),
+    ]
     convicted(await cluster.ask(PROMPT, TOKENS, seed=1))
     starts = [len(worker.seen.starts) for worker in workers]
     with pytest.raises(Exception, match="made an engine fail a short while ago") as refused:
