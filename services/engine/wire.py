@@ -17,7 +17,7 @@ import msgspec
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-PROTOCOL = 5  # of the streams between routers and workers: raise it with what the other side would misread
+PROTOCOL = 5  # of streams between routers and workers: raise it where the other side would not understand
 _ALWAYS_INLINE = 1 << 62  # bytes: above any array, so none leaves the frame
 
 
