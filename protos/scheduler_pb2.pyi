@@ -500,16 +500,18 @@ class Cost(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., handoff_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., handoff_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., draft_steps: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("lost", "fenced", "generation", "refusal")
+    __slots__ = ("lost", "fenced", "generation", "refusal", "wanted")
     LOST_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     lost: _containers.RepeatedCompositeFieldContainer[Attempt]
     fenced: _containers.RepeatedCompositeFieldContainer[Attempt]
     generation: str
     refusal: str
-    def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fenced: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., generation: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
+    wanted: bool
+    def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fenced: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., generation: _Optional[str] = ..., refusal: _Optional[str] = ..., wanted: _Optional[bool] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("router_id", "load", "process", "feed", "revision")

@@ -1,8 +1,7 @@
 """What one scheduler is still to be told by a router: events in batches, and renewals of all that is held.
 
 An event only joins a queue, out of which each message to the scheduler takes a batch (exchange.py). Where
-none is sent anyway, one goes for the events alone, every few milliseconds at most. While the scheduler does
-not answer, the queue is kept, within bounds of length and age. One that lost bookings is told these again,
+none is sent soon, one goes for the events alone. While the scheduler does not answer, the queue is kept, within bounds of length and age. One that lost bookings is told these again,
 and one that has begun anew all that is held.
 """
 
@@ -18,10 +17,11 @@ from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import Known, attempt_from_wire, attempt_to_wire, known_to_wire
 
-FLUSH_S = 0.01  # s between two reports: an event that comes alone goes at once, many go together
-# The same of ends, to a scheduler that this router asks for no placements. Bookings go at once. So where all
-# is full, room that comes free is seen by one scheduler first, and not given away by two.
-ELSEWHERE_FLUSH_S = 0.05
+FLUSH_S = 0.01  # s between two reports that go by themselves
+# s for which ends wait for a placement's message. Bookings go at once, and ends, too, while requests wait for
+# room, but only to the scheduler that this router asks for placements: so room that comes free is seen by one
+# first, and not given away by two.
+RIDE_S = 0.05
 RETRY_S = 0.2  # s between tries while nobody answers
 KEEP_S = 60.0  # s; older events are of no use any more: their attempts' leases have run out
 BATCH = 512  # events and renewals in a message
@@ -61,6 +61,7 @@ class Reporter:
         self._was_answered = True  # whether the one before was
         self._flushed_at = 0.0  # time.monotonic()
         self._hurries = False  # a booking is to be told
+        self._wanted = False  # room is, by requests that wait
         self._generation = ""  # of the scheduler: one life of it
         self._anew = False  # it has begun another, or events were dropped: it is to be told all
         self.dropped = 0  # events that were never reported
@@ -96,7 +97,7 @@ class Reporter:
         if self._renewing or self._hurries or (self._anew and self.answered):
             due.append(0.0)
         elif self._events:
-            due.append(self._events[0][0] + (0.0 if self._is_home() else ELSEWHERE_FLUSH_S))
+            due.append(self._events[0][0] + (0.0 if self._wanted and self._is_home() else RIDE_S))
         if self._held:
             due.append(self._renew_at)
         if not due:
@@ -136,12 +137,12 @@ class Reporter:
         return report
 
     def told(self, reply: pb.ReportReply) -> None:
-        """Take in the answer; it is empty where nothing was told."""
+        """Take in the answer, which comes where nothing was told, too."""
         if reply.refusal:
             self.refused(reply.refusal)
             return
         self._drop_sent()
-        self.answered = True
+        self.answered, self._wanted = True, reply.wanted
         self.saw_generation(reply.generation)
         for message in reply.lost:
             known = self._held.get(message.request_id)

@@ -126,12 +126,12 @@ class SchedulerServicer(rpc.SchedulerServicer):
             # It waited here for its turn, behind others: a placement would only be held until its lease ends.
             self._metrics.rejections.labels("deadline").inc(len(message.needs))
             raise
-        report = self._report(message.report) if message.HasField("report") else None
-        reply = pb.ExchangeReply(report=report)
+        reply = pb.ExchangeReply(report=self._report(message.report))
         for number, need in enumerate(message.needs):
             if number % PLACED_AT_ONCE == PLACED_AT_ONCE - 1:
                 await asyncio.sleep(0)  # for others' messages
             reply.replies.append(self._place(need))
+        reply.report.wanted = self._placer.turns.any
         return reply
 
     def _place(self, message: pb.Need) -> pb.PlaceReply:

@@ -108,14 +108,30 @@ async def test_a_malformed_report_spoils_no_placement(line: Line) -> None:
     assert line.reports.dropped == 1
 
 
-async def test_reports_ride_on_a_placements_message(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reports_wait_for_a_placements_message_unless_room_is_wanted(
+    line: Line, operator: SchedulerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_module, "RIDE_S", 60.0)
+
+    async def told(name: str) -> None:
+        async def finished() -> bool:
+            return name in [one.attempt.request_id for sent in line.sent for one in sent.report.finished]
+
+        await until(finished)
+
     await line.ask("first")
-    monkeypatch.setattr(reporter_module, "FLUSH_S", 60.0)
     line.reports.prefilled(Attempt("first", 1))
     line.reports.finished(Attempt("first", 1), "stop")
-    line.reports._reporters[line._address]._flushed_at = asyncio.get_running_loop().time() + 60
-    await line.ask("next")
+    await line.ask("second")
     assert [(len(one.needs), len(one.report.finished)) for one in line.sent] == [(1, 0), (1, 1)]
+    assert (await line.ask("third")).HasField("placement")
+    full = need_to_wire(need("full", 1, 900, 1, router_id="another"))
+    while not (await line.reports.ask(line._address, full)).HasField("rejection"):
+        full.epoch += 1
+        full.request_id += "l"
+    line.reports.finished(Attempt("second", 1), "stop")
+    await told("second")
+    assert not line.sent[-1].needs
 
 
 async def test_room_that_a_message_reports_is_there_for_its_placement() -> None:
