@@ -1,4 +1,4 @@
-"""What a router and one scheduler have to say to each other: placements, and reports of what became of them.
+"""The messages between a router and one scheduler: placements, and reports of what became of them.
 
 One message is under way at a time. The next one takes all that has come up meanwhile: the placements that
 were asked for, and the events to be reported (reporter.py). A message costs both sides more than a placement

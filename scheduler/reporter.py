@@ -1,8 +1,9 @@
-"""What one scheduler is still to be told by a router: events in batches, and renewals of all that is held.
+"""A router's reports to one scheduler: events in batches, and renewals of all that is held.
 
 An event only joins a queue, out of which each message to the scheduler takes a batch (exchange.py). Where
-none is sent soon, one goes for the events alone. While the scheduler does not answer, the queue is kept, within bounds of length and age. One that lost bookings is told these again,
-and one that has begun anew all that is held.
+none is sent soon, one goes for the events alone. While the scheduler does not answer, the queue is kept,
+within bounds of length and age. One that lost bookings is told these again, and one that has begun anew all
+that is held.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Reporter:
         self.answered = True  # whether the last message was
         self._was_answered = True  # whether the one before was
         self._flushed_at = 0.0  # time.monotonic()
-        self._hurries = False  # a booking is to be told
+        self._hurries = False  # a booking is to be told, or all
         self._wanted = False  # room is, by requests that wait
         self._generation = ""  # of the scheduler: one life of it
         self._anew = False  # it has begun another, or events were dropped: it is to be told all
@@ -87,14 +88,14 @@ class Reporter:
     def saw_generation(self, generation: str) -> None:
         """Note the generation that answers; with a new one, report again all that is held."""
         if generation and self._generation and generation != self._generation:
-            self._anew = True
+            self._anew = self._hurries = self.answered = True
             self.on_news()
         self._generation = generation or self._generation
 
     def due_in_s(self) -> float | None:
         """Return the time until a report is to go by itself; None while there is nothing to report."""
         due = []
-        if self._renewing or self._hurries or (self._anew and self.answered):
+        if self._renewing or self._hurries:
             due.append(0.0)
         elif self._events:
             due.append(self._events[0][0] + (0.0 if self._wanted and self._is_home() else RIDE_S))

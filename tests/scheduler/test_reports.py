@@ -13,7 +13,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import exchange
 from baton.scheduler import reporter as reporter_module
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.exchange import REPORT_TIMEOUT_S
+from baton.scheduler.exchange import PLACE_TIMEOUT_S, REPORT_TIMEOUT_S
 from baton.scheduler.reporter import BATCH, QUEUED_EVENTS
 from baton.scheduler.reports import Reports
 from baton.scheduler.types import Booking, Known
@@ -39,7 +39,7 @@ class Wire:
         self._error = error
 
     async def __call__(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        assert timeout_s == REPORT_TIMEOUT_S
+        assert timeout_s == (PLACE_TIMEOUT_S if message.needs else REPORT_TIMEOUT_S)
         request = message.report
         self.calls += 1
         if self.calls <= self._failures:
@@ -290,6 +290,28 @@ async def test_another_generation_is_told_all_that_is_held() -> None:
     reporter.finished(Attempt("other", 1), "stop")
     await reporter.close()
     assert await all_told()
+
+
+async def test_one_that_began_anew_is_told_at_once_though_a_placement_failed() -> None:
+    wire = Wire()
+    wire.generation = "one"
+    reporter = reports(wire)
+    reporter.hold(live("a"), 30.0)
+
+    async def told() -> bool:
+        return [len(one.placed) for one in wire.sent] == [1]
+
+    await until(told)
+    wire._failures = 2  # of all calls: the next one
+    with pytest.raises(SchedulerUnavailable):
+        await reporter.ask(HERE, pb.Need())
+    reporter.saw_generation("two", HERE)
+
+    async def again() -> bool:
+        return [len(one.placed) for one in wire.sent] == [1, 1]
+
+    await until(again)
+    await reporter.close()
 
 
 class Pair:
