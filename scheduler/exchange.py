@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from baton.keeping import keep
@@ -68,7 +68,7 @@ class Exchange:
             return
         await stop(self._task)
         self._task = None
-        self._give_up(SchedulerUnavailable("the call of the scheduler was given up"))
+        _give_up(self._waiting, SchedulerUnavailable("the call of the scheduler was given up"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 while await self._exchange([]):
@@ -103,12 +103,11 @@ class Exchange:
             reply = await self._send(message, PLACE_TIMEOUT_S if asked else REPORT_TIMEOUT_S)
         except SchedulerUnavailable as error:
             self._reporter.failed()
-            self._give_up(error, asked)
-            self._give_up(error)  # who waits behind would hear the same
+            _give_up([*asked, *self._waiting], error)  # who waits behind would hear the same
             return False
         except Refused as error:
             self._reporter.refused(str(error))
-            self._give_up(error, asked)
+            _give_up(asked, error)
             return True
         else:
             for one, found in zip(asked, reply.replies, strict=True):
@@ -119,17 +118,14 @@ class Exchange:
             self._reporter.told(reply.report)
             return True
         finally:  # none is left, unless this task is cancelled, or ends by a bug
-            self._give_up(SchedulerUnavailable("the call of the scheduler was given up"), asked)
-
-    def _give_up(self, error: SchedulerUnavailable | Refused, asked: list[_Asked] | None = None) -> None:
-        """Fail those that were asked for, or else all that wait."""
-        if asked is None:
-            asked = [*self._waiting]
-            self._waiting.clear()
-        for one in asked:
-            if not one.answer.done():
-                one.answer.set_exception(type(error)(*error.args))
+            _give_up(asked, SchedulerUnavailable("the call of the scheduler was given up"))
 
     def _unwanted(self, reply: pb.PlaceReply) -> None:
         if reply.HasField("placement"):
             self._on_unwanted(reply.placement)
+
+
+def _give_up(asked: Iterable[_Asked], error: SchedulerUnavailable | Refused) -> None:
+    for one in asked:
+        if not one.answer.done():
+            one.answer.set_exception(type(error)(*error.args))

@@ -27,11 +27,8 @@ class Stream:
 
         Without an answer in time the stream is given up, so that no late answer is taken for another's.
         """
-        if stub is not self._stub or self._call.done():
-            self.close()  # of a certificate that was replaced
-            self._stub, self._call = stub, stub.Exchange()
         try:
-            reply = await patiently(self._ask(message), timeout_s)
+            reply = await patiently(self._ask(stub, message), timeout_s)
         except TimeoutError:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
         if reply is grpc.aio.EOF:  # type: ignore[attr-defined]
@@ -43,7 +40,10 @@ class Stream:
         if self._call is not None:
             self._call.cancel()
 
-    async def _ask(self, message: pb.ExchangeRequest) -> Any:
+    async def _ask(self, stub: Any, message: pb.ExchangeRequest) -> Any:
+        if stub is not self._stub or self._call.done():
+            self.close()  # it shows a certificate that was replaced
+            self._stub, self._call = stub, stub.Exchange()
         await self._call.write(message)
         return await self._call.read()
 
