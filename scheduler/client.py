@@ -120,7 +120,7 @@ class SchedulerClient:
         """
         self._check(need)
         scheduler = self._schedulers.pick(self.router_id)
-        reply = await self.reporter.ask(scheduler.address, need_to_wire(need))
+        reply = await self.reporter.exchanges[scheduler.address].ask(need_to_wire(need))
         if reply.HasField("refusal"):
             raise Refused(reply.refusal)
         if reply.HasField("rejection"):
@@ -335,9 +335,9 @@ class SchedulerClient:
     async def _exchange(
         self, scheduler: Endpoint, message: pb.ExchangeRequest, timeout_s: float
     ) -> pb.ExchangeReply:
-        if message.HasField("report"):
-            message.report.router_id = self.router_id
-        return await self._schedulers.exchange(scheduler, message, timeout_s)
+        message.report.router_id = self.router_id
+        reply: pb.ExchangeReply = await self._schedulers.ask(scheduler, "Exchange", message, timeout_s)
+        return reply
 
     def _of_worker(self, worker_id: str, scheduler: str) -> Endpoint:
         return self._schedulers.at(scheduler) if scheduler else self._schedulers.pick(worker_id)

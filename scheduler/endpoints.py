@@ -6,14 +6,13 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import Line, tls_problem
 from baton.scheduler.errors import Refused, SchedulerUnavailable
@@ -49,7 +48,6 @@ class Endpoint:
         self._line = Line(address, Role.SCHEDULER)
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None  # of that channel
-        self.stream = Stream()
         self.answering = True  # as far as is known; also before the first call
         self.suspected = False  # an answer was missed, and none came since
         self.asked_at = 0.0  # time.monotonic(), of the last call or check
@@ -66,6 +64,7 @@ class Endpoint:
         if (channel := self._line.channel) is not self._channel:
             self._channel = channel
             self._stub = rpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
+            self._stub.Exchange = Stream(self._stub.Exchange)
         return self._stub
 
     @property
@@ -103,7 +102,6 @@ class Endpoint:
         """Hang up."""
         if self._check:
             await stop(self._check)
-        self.stream.close()
         await self._line.close()
 
     async def _ask_health(self) -> None:
@@ -182,20 +180,9 @@ class Endpoints:
 
     async def ask(self, endpoint: Endpoint, method: str, request: Any, timeout_s: float) -> Any:
         """Call this scheduler, once. Raises as `call` does."""
-        return await self._outcome(endpoint, getattr(endpoint.stub, method)(request, timeout=timeout_s))
-
-    async def exchange(
-        self, endpoint: Endpoint, message: pb.ExchangeRequest, timeout_s: float
-    ) -> pb.ExchangeReply:
-        """Send a message on this scheduler's stream, one at a time. Raises as `call` does."""
-        asked = endpoint.stream.ask(endpoint.stub, message, timeout_s)
-        reply: pb.ExchangeReply = await self._outcome(endpoint, asked)
-        return reply
-
-    async def _outcome(self, endpoint: Endpoint, asked: Awaitable[Any]) -> Any:
         began = endpoint.asked_at = time.monotonic()
         try:
-            reply = await asked
+            reply = await getattr(endpoint.stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             details = " ".join((error.details() or error.code().name).split())
             if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED):

@@ -22,7 +22,7 @@ from baton.tasks import stop
 
 PLACE_TIMEOUT_S = 3.0  # of a message that asks for placements
 REPORT_TIMEOUT_S = 2.0  # of one that does not: what is over keeps its room until it is told
-MOST = 64  # placements in a message
+MOST = 8  # placements in a message: where 500 workers are full each takes 4 ms, and others' messages wait
 CLOSE_S = 1.0  # s; for the last reports
 
 Send = Callable[[pb.ExchangeRequest, float], Awaitable[pb.ExchangeReply]]  # with the deadline in s
@@ -95,14 +95,15 @@ class Exchange:
 
     async def _exchange(self, asked: list[_Asked]) -> bool:
         """Send a message, if there is anything to say, and pass on the answer; return whether it came."""
-        report = self._reporter.next(anyway=bool(asked))
+        report = self._reporter.next()
         if not asked and not report:
             return False
+        answered, self._reporter.answered = self._reporter.answered, False
         message = pb.ExchangeRequest(needs=[one.need for one in asked], report=report)
         try:
             reply = await self._send(message, PLACE_TIMEOUT_S if asked else REPORT_TIMEOUT_S)
         except SchedulerUnavailable as error:
-            self._reporter.failed()
+            self._reporter.failed(first=answered)
             _give_up([*asked, *self._waiting], error)  # who waits behind would hear the same
             return False
         except Refused as error:

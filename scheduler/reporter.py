@@ -58,8 +58,7 @@ class Reporter:
         self._releases = False  # whether ends are
         self._renew_every_s = 0.0
         self._renew_at = 0.0  # time.monotonic()
-        self.answered = True  # whether the last message was
-        self._was_answered = True  # whether the one before was
+        self.answered = True  # whether the last message was, and none is under way
         self._flushed_at = 0.0  # time.monotonic()
         self._hurries = False  # a booking is to be told, or all
         self._wanted = False  # room is, by requests that wait
@@ -106,11 +105,8 @@ class Reporter:
         pause_s = FLUSH_S if self.answered else RETRY_S
         return max(0.0, max(min(due), self._flushed_at + pause_s) - time.monotonic())
 
-    def next(self, *, anyway: bool) -> pb.ReportRequest | None:
-        """Return what goes with the message that is sent now; None: nothing.
-
-        anyway: a message is sent all the same.
-        """
+    def next(self) -> pb.ReportRequest | None:
+        """Return what goes with the message that is sent now; None: nothing."""
         now = time.monotonic()
         if self._anew and self.answered:
             self._begin_anew()
@@ -122,8 +118,6 @@ class Reporter:
         room = BATCH - len(batch) if len(batch) == len(self._events) else 0
         renewed = list(islice(self._renewing, room))
         self._sent, self._hurries, self._releases = (len(batch), len(renewed)), False, False
-        if anyway or batch or renewed:
-            self._was_answered, self.answered = self.answered, False
         if not batch and not renewed:
             return None
         self._flushed_at = now
@@ -159,11 +153,10 @@ class Reporter:
         if self._releases:
             self._on_released()
 
-    def failed(self) -> None:
-        """Keep what nobody heard, for the next message."""
-        if self._was_answered:
+    def failed(self, *, first: bool) -> None:
+        """Keep what nobody heard for the next message. `first`: the one before was answered."""
+        if first:
             self._on_released()  # who waits for an answer about room waits no longer
-        self._was_answered = self.answered = False
         oldest = time.monotonic() - KEEP_S
         while self._events and self._events[0][0] < oldest:
             self._events.popleft()

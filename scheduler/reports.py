@@ -35,7 +35,7 @@ class Reports:
             address: Reporter(self._held, partial(self._is_home, address), partial(self._released, address))
             for address in sends
         }
-        self._exchanges = {
+        self.exchanges = {  # by address: with whom this router places, and to whom it reports
             address: Exchange(send, self._reporters[address], self._give_back)
             for address, send in sends.items()
         }
@@ -50,10 +50,6 @@ class Reports:
     def dropped(self) -> int:
         """The number of events that no scheduler was told."""
         return min(one.dropped for one in self._reporters.values())
-
-    async def ask(self, scheduler: str, need: pb.Need) -> pb.PlaceReply:
-        """Ask the scheduler at an address for a placement. Raises SchedulerUnavailable and Refused."""
-        return await self._exchanges[scheduler].ask(need)
 
     def hold(self, known: Known, lease_s: float, *, booked_by: str = "") -> None:
         """Renew a live attempt from now on, and no longer an earlier one at the same request.
@@ -109,7 +105,7 @@ class Reports:
         """Send what is queued, within `CLOSE_S`, and stop renewing."""
         for request_id in [*self._held]:
             self._put(request_id, None)
-        await asyncio.gather(*(one.close() for one in self._exchanges.values()))
+        await asyncio.gather(*(one.close() for one in self.exchanges.values()))
 
     def _add(self, event: Event, but: str = "") -> None:
         for address, reporter in self._reporters.items():

@@ -42,7 +42,6 @@ from baton.scheduler.types import (
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers any more
-PLACED_AT_ONCE = 8  # needs of one message; where 500 workers are full each takes 4 ms
 SHOWN_ATTEMPTS = 256  # in a description, and all finished ones that the ledger keeps
 RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
@@ -87,8 +86,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._peers = Peers()
         self._feed = FleetFeed(options.worker_lease_s)
         self._loads: dict[str, bytes] = {}  # by router: those that the store has not heard of
-        self._idle: set[asyncio.Task[Any]] = set()  # of streams on which no message is under way
-        self._ending = False
+        self._streams: set[asyncio.Task[Any]] = set()  # of routers
 
     async def tend(self) -> None:
         """Tell the store of routers' loads, for the scheduler that decides on numbers of workers."""
@@ -99,25 +97,20 @@ class SchedulerServicer(rpc.SchedulerServicer):
         """Answer a router's messages, one after the other, until it hangs up or this scheduler ends."""
         del requests
         task = cast("asyncio.Task[Any]", asyncio.current_task())
-        while not self._ending:
-            self._idle.add(task)
-            try:
-                message = await context.read()
-            except asyncio.CancelledError:
-                if self._ending:
-                    return
+        self._streams.add(task)
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                await context.write(await self._answer(message))
+        except asyncio.CancelledError:
+            if task in self._streams:
                 raise
-            finally:
-                self._idle.discard(task)
-            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
-                return
-            await context.write(await self._answer(message))
+        finally:
+            self._streams.discard(task)
 
-    def end(self) -> None:
-        """Hang up on routers, once those that wait for an answer have it."""
-        self._ending = True
-        for task in self._idle:
-            task.cancel()
+    def hang_up(self) -> None:
+        """End the streams of routers, which are open while nothing is under way."""
+        while self._streams:
+            self._streams.pop().cancel()
 
     async def _answer(self, message: pb.ExchangeRequest) -> pb.ExchangeReply:
         try:
@@ -126,11 +119,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
             # It waited here for its turn, behind others: a placement would only be held until its lease ends.
             self._metrics.rejections.labels("deadline").inc(len(message.needs))
             raise
-        reply = pb.ExchangeReply(report=self._report(message.report))
-        for number, need in enumerate(message.needs):
-            if number % PLACED_AT_ONCE == PLACED_AT_ONCE - 1:
-                await asyncio.sleep(0)  # for others' messages
-            reply.replies.append(self._place(need))
+        report = self._report(message.report)  # first: what ended is room
+        reply = pb.ExchangeReply(report=report, replies=map(self._place, message.needs))
         reply.report.wanted = self._placer.turns.any
         return reply
 

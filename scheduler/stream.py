@@ -1,49 +1,43 @@
-"""A router's stream to one scheduler: a message, its answer, the next message.
+"""A stream that is called as a method is: it takes a message and returns the answer.
 
-A call costs gRPC twice what a message on a stream does. The stream is opened with the first message, and
-again with the next one after it broke or the channel changed.
+gRPC spends twice as much on a call as on a message of a stream.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from baton.protos import scheduler_pb2 as pb
 from baton.tasks import patiently
 
 
 class Stream:
-    """One stream at a time. For one event loop, and one message under way."""
+    """One stream, opened with the first message, and again after it broke. Messages go one at a time."""
 
-    def __init__(self) -> None:
-        self._stub: Any = None  # of the call
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        """Open streams by `opened`, a method of a stub."""
+        self._open = opened
         self._call: Any = None
 
-    async def ask(self, stub: Any, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        """Return the answer to a message. Raises AioRpcError.
+    async def __call__(self, message: Any, timeout: float) -> Any:
+        """Return the answer. Raises AioRpcError.
 
-        Without an answer in time the stream is given up, so that no late answer is taken for another's.
+        Without one in time the stream is given up: no late answer is taken for another message's.
         """
         try:
-            reply = await patiently(self._ask(stub, message), timeout_s)
+            reply = await patiently(self._ask(message), timeout)
         except TimeoutError:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
         if reply is grpc.aio.EOF:  # type: ignore[attr-defined]
             raise _error(grpc.StatusCode.UNAVAILABLE, "it hung up")
-        return reply  # type: ignore[no-any-return]
+        return reply
 
-    def close(self) -> None:
-        """Hang up."""
-        if self._call is not None:
-            self._call.cancel()
-
-    async def _ask(self, stub: Any, message: pb.ExchangeRequest) -> Any:
-        if stub is not self._stub or self._call.done():
-            self.close()  # it shows a certificate that was replaced
-            self._stub, self._call = stub, stub.Exchange()
+    async def _ask(self, message: Any) -> Any:
+        if self._call is None or self._call.done():
+            self._call = self._open()
         await self._call.write(message)
         return await self._call.read()
 

@@ -36,7 +36,7 @@ class Line:
     async def ask(self, name: str, prompt_tokens: int = 1) -> pb.PlaceReply:
         message = need_to_wire(need(name, 1, 1, 1))
         message.prompt_tokens = prompt_tokens
-        return await self.reports.ask(self._address, message)
+        return await self.reports.exchanges[self._address].ask(message)
 
     @property
     def sizes(self) -> list[int]:
@@ -58,7 +58,7 @@ class Line:
     async def _send(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
         self.sent.append(message)
         await self.held.wait()
-        reply = await self._schedulers.exchange(self._schedulers.pick(), message, timeout_s)
+        reply = await self._schedulers.ask(self._schedulers.pick(), "Exchange", message, timeout_s)
         self.answered()
         return reply
 

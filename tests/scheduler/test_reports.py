@@ -304,7 +304,7 @@ async def test_one_that_began_anew_is_told_at_once_though_a_placement_failed() -
     await until(told)
     wire._failures = 2  # of all calls: the next one
     with pytest.raises(SchedulerUnavailable):
-        await reporter.ask(HERE, pb.Need())
+        await reporter.exchanges[HERE].ask(pb.Need())
     reporter.saw_generation("two", HERE)
 
     async def again() -> bool:
@@ -492,7 +492,7 @@ async def test_nothing_is_renewed_before_it_was_told() -> None:
         await asyncio.sleep(0.003)  # more is held meanwhile
         return await answer(message, timeout_s)
 
-    pair.reports._exchanges[THERE]._send = slow
+    pair.reports.exchanges[THERE]._send = slow
     for number in range(300):
         pair.reports.hold(live(f"r{number}"), 0.01, booked_by=HERE)
         await asyncio.sleep(0.0007)
@@ -515,7 +515,7 @@ async def test_room_is_free_when_the_routers_home_knows_of_it() -> None:
         await gate.wait()
         return await answer(message, timeout_s)
 
-    pair.reports._exchanges[HERE]._send = slow
+    pair.reports.exchanges[HERE]._send = slow
     pair.reports.finished(Attempt("r", 1), "stop")
 
     async def there_knows() -> bool:
