@@ -22,7 +22,7 @@ from baton.tasks import stop
 
 PLACE_TIMEOUT_S = 3.0  # of a message that asks for placements
 REPORT_TIMEOUT_S = 2.0  # of one that does not: what is over keeps its room until it is told
-MOST = 8  # placements in a message: where 500 workers are full each takes 4 ms, and others' messages wait
+MOST = 64  # placements in a message
 CLOSE_S = 1.0  # s; for the last reports
 
 Send = Callable[[pb.ExchangeRequest, float], Awaitable[pb.ExchangeReply]]  # with the deadline in s
