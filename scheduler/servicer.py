@@ -42,7 +42,7 @@ from baton.scheduler.types import (
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers any more
-PLACED_AT_ONCE = 8  # needs of one message; where 500 workers are full each takes 4 ms
+PLACED_AT_ONCE = 16  # needs of one message; where 500 pairs of workers are full each takes 2 ms
 SHOWN_ATTEMPTS = 256  # in a description, and all finished ones that the ledger keeps
 RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
