@@ -387,17 +387,21 @@ class Rejection(_message.Message):
     settling: bool
     def __init__(self, code: _Optional[_Union[Rejection.Code, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., settling: _Optional[bool] = ...) -> None: ...
 
-class PlaceRequests(_message.Message):
-    __slots__ = ("needs",)
+class ExchangeRequest(_message.Message):
+    __slots__ = ("needs", "report")
     NEEDS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     needs: _containers.RepeatedCompositeFieldContainer[Need]
-    def __init__(self, needs: _Optional[_Iterable[_Union[Need, _Mapping]]] = ...) -> None: ...
+    report: ReportRequest
+    def __init__(self, needs: _Optional[_Iterable[_Union[Need, _Mapping]]] = ..., report: _Optional[_Union[ReportRequest, _Mapping]] = ...) -> None: ...
 
-class PlaceReplies(_message.Message):
-    __slots__ = ("replies",)
+class ExchangeReply(_message.Message):
+    __slots__ = ("replies", "report")
     REPLIES_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     replies: _containers.RepeatedCompositeFieldContainer[PlaceReply]
-    def __init__(self, replies: _Optional[_Iterable[_Union[PlaceReply, _Mapping]]] = ...) -> None: ...
+    report: ReportReply
+    def __init__(self, replies: _Optional[_Iterable[_Union[PlaceReply, _Mapping]]] = ..., report: _Optional[_Union[ReportReply, _Mapping]] = ...) -> None: ...
 
 class PlaceReply(_message.Message):
     __slots__ = ("placement", "rejection", "refusal", "took_s")
@@ -496,14 +500,18 @@ class Cost(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., handoff_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., handoff_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., draft_steps: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("lost", "fenced", "generation")
+    __slots__ = ("lost", "fenced", "generation", "refusal", "wanted")
     LOST_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     lost: _containers.RepeatedCompositeFieldContainer[Attempt]
     fenced: _containers.RepeatedCompositeFieldContainer[Attempt]
     generation: str
-    def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fenced: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., generation: _Optional[str] = ...) -> None: ...
+    refusal: str
+    wanted: bool
+    def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fenced: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., generation: _Optional[str] = ..., refusal: _Optional[str] = ..., wanted: _Optional[bool] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("router_id", "load", "process", "feed", "revision")

@@ -49,15 +49,10 @@ class SchedulerStub:
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.DeregisterRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_scheduler__pb2.DeregisterReply.FromString,
                 _registered_method=True)
-        self.PlaceAll = channel.unary_unary(
-                '/baton.scheduler.v1.Scheduler/PlaceAll',
-                request_serializer=baton_dot_protos_dot_scheduler__pb2.PlaceRequests.SerializeToString,
-                response_deserializer=baton_dot_protos_dot_scheduler__pb2.PlaceReplies.FromString,
-                _registered_method=True)
-        self.Report = channel.unary_unary(
-                '/baton.scheduler.v1.Scheduler/Report',
-                request_serializer=baton_dot_protos_dot_scheduler__pb2.ReportRequest.SerializeToString,
-                response_deserializer=baton_dot_protos_dot_scheduler__pb2.ReportReply.FromString,
+        self.Exchange = channel.stream_stream(
+                '/baton.scheduler.v1.Scheduler/Exchange',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.ExchangeReply.FromString,
                 _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/baton.scheduler.v1.Scheduler/Snapshot',
@@ -127,13 +122,7 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PlaceAll(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Report(self, request, context):
+    def Exchange(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,15 +200,10 @@ def add_SchedulerServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_protos_dot_scheduler__pb2.DeregisterRequest.FromString,
                     response_serializer=baton_dot_protos_dot_scheduler__pb2.DeregisterReply.SerializeToString,
             ),
-            'PlaceAll': grpc.unary_unary_rpc_method_handler(
-                    servicer.PlaceAll,
-                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.PlaceRequests.FromString,
-                    response_serializer=baton_dot_protos_dot_scheduler__pb2.PlaceReplies.SerializeToString,
-            ),
-            'Report': grpc.unary_unary_rpc_method_handler(
-                    servicer.Report,
-                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.ReportRequest.FromString,
-                    response_serializer=baton_dot_protos_dot_scheduler__pb2.ReportReply.SerializeToString,
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.ExchangeRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.ExchangeReply.SerializeToString,
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
@@ -359,7 +343,7 @@ class Scheduler:
             _registered_method=True)
 
     @staticmethod
-    def PlaceAll(request,
+    def Exchange(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -369,39 +353,12 @@ class Scheduler:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/baton.scheduler.v1.Scheduler/PlaceAll',
-            baton_dot_protos_dot_scheduler__pb2.PlaceRequests.SerializeToString,
-            baton_dot_protos_dot_scheduler__pb2.PlaceReplies.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Report(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.scheduler.v1.Scheduler/Report',
-            baton_dot_protos_dot_scheduler__pb2.ReportRequest.SerializeToString,
-            baton_dot_protos_dot_scheduler__pb2.ReportReply.FromString,
+            '/baton.scheduler.v1.Scheduler/Exchange',
+            baton_dot_protos_dot_scheduler__pb2.ExchangeRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.ExchangeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -99,10 +99,11 @@ def may_prefill(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bo
 
 def may_decode(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
     """Return whether there is room to decode it now."""
-    capacity = worker.capacity
-    room_in_batch = worker.reserved.requests < max_requests(capacity, limits, need.room)
-    blocks = worker.reserved.blocks + blocks_for(need, capacity)
-    return room_in_batch and blocks <= max_blocks(need, capacity)
+    capacity, reserved = worker.capacity, worker.reserved
+    if reserved.requests >= max_requests(capacity, limits, need.room):
+        return False
+    blocks = blocks_for(need, capacity)
+    return reserved.blocks + blocks <= max(blocks, int(need.room * usable_blocks(capacity)))
 
 
 def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLimits) -> bool:

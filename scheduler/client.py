@@ -27,14 +27,12 @@ from baton.rpc import CALL_TIMEOUT_S
 from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
 from baton.scheduler.need import Need, need_to_wire
-from baton.scheduler.place_calls import PlaceCalls
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.reports import Reports
 from baton.scheduler.standby import Standby
 from baton.scheduler.types import Booking, Known, PolicyOptions, worker_to_wire
 
 SNAPSHOT_TIMEOUT_S = 1.0
-REPORT_TIMEOUT_S = 2.0  # what is over keeps its room until it is told
 HEARTBEAT_TIMEOUT_S = 1.5  # the next one must still find the lease
 REGISTER_TIMEOUT_S = 3.0  # who asks a worker for another role waits 4 s for all its registrations
 INSPECT_TIMEOUT_S = 10.0  # the scheduler asks the worker twice
@@ -82,12 +80,9 @@ class SchedulerClient:
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
         self.reporter = Reports(
-            {one.address: partial(self._report, one) for one in self._schedulers},
+            {one.address: partial(self._exchange, one) for one in self._schedulers},
             lambda: self.home(router_id),
         )
-        self._place_calls = {
-            one.address: PlaceCalls(self._schedulers, one, self._give_back) for one in self._schedulers
-        }
         self.process: pb.Process | None = None  # this router, as snapshots are asked for
 
     async def __aenter__(self) -> Self:
@@ -125,7 +120,7 @@ class SchedulerClient:
         """
         self._check(need)
         scheduler = self._schedulers.pick(self.router_id)
-        reply = await self._place_calls[scheduler.address].ask(need_to_wire(need))
+        reply = await self.reporter.exchanges[scheduler.address].ask(need_to_wire(need))
         if reply.HasField("refusal"):
             raise Refused(reply.refusal)
         if reply.HasField("rejection"):
@@ -330,8 +325,6 @@ class SchedulerClient:
 
     async def close(self) -> None:
         """Send what is still to be reported, within a second, say goodbye, and hang up."""
-        for calls in self._place_calls.values():
-            await calls.close()
         await self.reporter.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)
@@ -339,14 +332,12 @@ class SchedulerClient:
                 await self.refresh()
         await self._schedulers.close()
 
-    async def _report(self, scheduler: Endpoint, request: pb.ReportRequest) -> pb.ReportReply:
-        request.router_id = self.router_id
-        reply: pb.ReportReply = await self._schedulers.ask(scheduler, "Report", request, REPORT_TIMEOUT_S)
+    async def _exchange(
+        self, scheduler: Endpoint, message: pb.ExchangeRequest, timeout_s: float
+    ) -> pb.ExchangeReply:
+        message.report.router_id = self.router_id
+        reply: pb.ExchangeReply = await self._schedulers.ask(scheduler, "Exchange", message, timeout_s)
         return reply
 
     def _of_worker(self, worker_id: str, scheduler: str) -> Endpoint:
         return self._schedulers.at(scheduler) if scheduler else self._schedulers.pick(worker_id)
-
-    def _give_back(self, placed: pb.Placement) -> None:
-        """Report a placement's end that nobody waits for any more."""
-        self.reporter.finished(Attempt(placed.request_id, placed.epoch), "abort")

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import Line, tls_problem
 from baton.scheduler.errors import Refused, SchedulerUnavailable
+from baton.scheduler.stream import Stream
 from baton.security.names import Role
 from baton.tasks import spawn, stop
 
@@ -34,6 +35,8 @@ def _in_short(details: str) -> str:
     reason = _BEFORE_REASON.sub("", details)
     if "HTTP/2" in reason:
         return f"something else listens there: {reason}"
+    if "Method not found" in reason:
+        return f"it is of another version of Baton than this process: run the same version: {reason}"
     return f"{meant}: {reason}" if (meant := tls_problem(reason)) else reason
 
 
@@ -61,6 +64,7 @@ class Endpoint:
         if (channel := self._line.channel) is not self._channel:
             self._channel = channel
             self._stub = rpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
+            self._stub.Exchange = Stream(self._stub.Exchange)
         return self._stub
 
     @property

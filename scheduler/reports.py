@@ -14,7 +14,8 @@ from functools import partial
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.reporter import Event, Reporter, Send
+from baton.scheduler.exchange import Exchange, Send
+from baton.scheduler.reporter import Event, Reporter
 from baton.scheduler.types import Known, Reserved, attempt_to_wire, known_to_wire, shares
 
 
@@ -22,7 +23,7 @@ class Reports:
     """The reports of one router's client. Not shared between event loops."""
 
     def __init__(self, sends: Mapping[str, Send], home: Callable[[], str]) -> None:
-        """Report by each of `sends`, by the scheduler's address.
+        """Send by each of `sends`, by the scheduler's address.
 
         `home` returns the address of the one that this router would ask for a placement now.
         """
@@ -31,9 +32,11 @@ class Reports:
         self._lease_s = 0.0
         self._home = home
         self._reporters = {
-            address: Reporter(
-                send, self._held, partial(self._is_home, address), partial(self._released, address)
-            )
+            address: Reporter(self._held, partial(self._is_home, address), partial(self._released, address))
+            for address in sends
+        }
+        self.exchanges = {  # by address: with whom this router places, and to whom it reports
+            address: Exchange(send, self._reporters[address], self._give_back)
             for address, send in sends.items()
         }
         self.on_released: Callable[[], None] = lambda: None  # the scheduler knows that reservations ended
@@ -102,12 +105,16 @@ class Reports:
         """Send what is queued, within `CLOSE_S`, and stop renewing."""
         for request_id in [*self._held]:
             self._put(request_id, None)
-        await asyncio.gather(*(one.close() for one in self._reporters.values()))
+        await asyncio.gather(*(one.close() for one in self.exchanges.values()))
 
     def _add(self, event: Event, but: str = "") -> None:
         for address, reporter in self._reporters.items():
             if address != but:
                 reporter.add(event)
+
+    def _give_back(self, placed: pb.Placement) -> None:
+        """Report the end of a placement that nobody waits for any more."""
+        self.finished(Attempt(placed.request_id, placed.epoch), "abort")
 
     def _released(self, address: str) -> None:
         """Pass on that a scheduler knows of ends, or has stopped answering, where placements depend on it."""

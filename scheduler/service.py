@@ -150,6 +150,7 @@ class SchedulerServer:
         for task in self._tasks:
             await tasks.stop(task)
         await self.members.leave()
+        self._servicer.hang_up()
         if self._server:
             await self._server.stop(STOP_GRACE_S)
         await self._store.close()

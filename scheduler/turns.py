@@ -73,9 +73,14 @@ class RouterTurns:
         if waiting is not None and waiting.need.attempt.request_id == need.attempt.request_id:
             del self._waiting[need.router_id]
 
+    @property
+    def any(self) -> bool:
+        """Whether a request waits for room, as far as is known."""
+        return bool(self._waiting or self._elsewhere)
+
     def elder(self, need: Need, worker_ids: set[str]) -> str:
         """Return the router whose request goes first and could take those workers; "" if none."""
-        if not (self._waiting or self._elsewhere):
+        if not self.any:
             return ""
         now = self._clock()
         self._forget(now)

@@ -97,18 +97,14 @@ class WorkerRecord:
     drain_asked: bool  # of its name, by an operator
     heard_at: float  # of its last message, on the clock of whoever keeps the record, seconds
     epoch: int = 0  # of its last message
+    # Of the identity, which never changes: each placement reads them dozens of times.
+    worker_id: str = field(init=False, repr=False)
+    role: pb.Role = field(init=False, repr=False)
+    capacity: pb.Capacity = field(init=False, repr=False)
 
-    @property
-    def worker_id(self) -> str:
-        return self.identity.worker_id
-
-    @property
-    def role(self) -> pb.Role:
-        return self.identity.role
-
-    @property
-    def capacity(self) -> pb.Capacity:
-        return self.identity.capacity
+    def __post_init__(self) -> None:
+        one = self.identity
+        self.worker_id, self.role, self.capacity = one.worker_id, one.role, one.capacity
 
     @property
     def held(self) -> bool:

@@ -22,7 +22,6 @@ OTHERS = {
     "src/baton/security/join_service.py": "one connection's",
     "src/baton/tasks.py": "tasks that end by themselves: a bug is logged, or raised where one waits",
     "scheduler/endpoints.py": "one check, made again within a second",
-    "scheduler/place_calls.py": "one call; its callers are told",
     "services/engine/grammars/house.py": "a helper's: what ends it ends the helper, and another one starts",
     "services/engine/host.py": "the engine: what ends it ends the process",
     "services/offline/client.py": "awaited together",

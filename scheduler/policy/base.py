@@ -21,6 +21,10 @@ class Side(Flag):
     DECODE = auto()
     BOTH = PREFILL | DECODE
 
+    def __init__(self, value: int) -> None:
+        self.prefills = bool(value & 1)  # `Side.PREFILL in side` takes four times as long
+        self.decodes = bool(value & 2)
+
 
 class PolicyPart:
     """A filter, a pair filter, a scorer or a picker. Made once a process, by its name in the settings."""

@@ -156,10 +156,17 @@ class Policy:
         if not queued:
             return choice
 
-        def idle(worker: WorkerRecord) -> bool:
-            return may_help(need, worker, queued, self._limits) and self._passes(worker, need, Side.BOTH)
-
-        helpers = list(filter(idle, decode if len(decode) <= LOOKS else self._rng.sample(decode, LOOKS)))
+        # Most queues are too long at a glance. Of each prompt a token at least is left to compute.
+        computes = need.prompt_tokens if need.match is None else 1
+        longest = min(queued - 1, self._limits.idle_decode_tokens - computes)
+        some = decode if len(decode) <= LOOKS else self._rng.sample(decode, LOOKS)
+        helpers = [
+            one
+            for one in some
+            if one.reserved.prompt_tokens <= longest
+            and may_help(need, one, queued, self._limits)
+            and self._passes(one, need, Side.BOTH)
+        ]
         return WorkerChoice(None, self._pick(helpers, need, Side.BOTH)) if helpers else choice
 
     def _pair(self, prefills: _Kept, decodes: _Kept, need: Need) -> WorkerChoice | NoChoice:
@@ -239,13 +246,15 @@ class Policy:
         return _Kept(self._rng.sample(kept.workers, wanted), None, workers)
 
     def _drawn(self, workers: Sequence[WorkerRecord]) -> Iterator[WorkerRecord]:
-        """Yield some workers in a random order: all where there are few."""
-        if len(workers) <= LOOKS:
-            yield from self._rng.sample(workers, len(workers))
-            return
-        size = len(workers)
-        for _ in range(LOOKS):
-            yield workers[int(self._rng.random() * size)]
+        """Yield some workers in a random order: all where there are few.
+
+        Each is drawn when it is asked for: hardly ever are more than a few.
+        """
+        left, random_ = list(workers), self._rng.random
+        for size in range(len(left), max(0, len(left) - LOOKS), -1):
+            at = int(random_() * size)
+            yield left[at]
+            left[at] = left[size - 1]
 
     def _passes(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
         for one in self._filters:  # noqa: SIM110 (a generator would cost as much as most filters do)
@@ -279,8 +288,10 @@ class Policy:
             return workers[0]
         asked = self._scorers[side]
         total = sum(weight for _, weight in asked) or 1.0
-        scored = [
-            (worker, sum(scorer.score(worker, need) * weight for scorer, weight in asked) / total)
-            for worker in workers
-        ]
+        scored = []
+        for worker in workers:
+            score = 0.0
+            for scorer, weight in asked:
+                score += scorer.score(worker, need) * weight
+            scored.append((worker, score / total))
         return self._picker.pick(scored, self._rng)

@@ -49,8 +49,8 @@ class Fits(Filter):
     reason: ClassVar[str] = "the prompt is longer than the model's limit or the KV cache"
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        prefills = Side.PREFILL not in side or could_prefill(need, worker)
-        return prefills and (Side.DECODE not in side or could_decode(need, worker))
+        prefills = not side.prefills or could_prefill(need, worker)
+        return prefills and (not side.decodes or could_decode(need, worker))
 
 
 class HasRoom(Filter):
@@ -60,12 +60,12 @@ class HasRoom(Filter):
     reason: ClassVar[str] = "all are full"
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        prefills = Side.PREFILL not in side or may_prefill(need, worker, self.limits)
-        return prefills and (Side.DECODE not in side or may_decode(need, worker, self.limits))
+        prefills = not side.prefills or may_prefill(need, worker, self.limits)
+        return prefills and (not side.decodes or may_decode(need, worker, self.limits))
 
     def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
         first = workers[0]
-        if Side.PREFILL in side and not may_prefill(need, first, self.limits):
+        if side.prefills and not may_prefill(need, first, self.limits):
             bound = prefill_bound(need, first, self.limits)
         else:
             bound = decode_bound(need, first, self.limits)
@@ -118,7 +118,7 @@ class Compatible(PairFilter):
             return False
         if ours.compatibility_hash != theirs.compatibility_hash:
             return False
-        return not set(ours.transports).isdisjoint(theirs.transports)
+        return any(one in theirs.transports for one in ours.transports)
 
     def explain(self, prefill: WorkerRecord, decode: WorkerRecord) -> str:
         ours, theirs = prefill.capacity, decode.capacity

@@ -6,17 +6,21 @@ import asyncio
 import random
 import signal
 import sys
+import time
 from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.protos import scheduler_pb2 as pb
+from baton.rpc import aio_server, listen
+from baton.scheduler import exchange
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.endpoints import CHECK_S, Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, RedisServer, free_port, until
+from harness.scheduling import Options, RedisServer, free_port, identity, place, until
 from harness.support import PATIENCE
 
 PROGRAM = """
@@ -110,6 +114,32 @@ async def test_one_that_is_gone_is_dead_at_once(elsewhere: Elsewhere, router: Sc
     with pytest.raises(SchedulerUnavailable):
         await router.refresh()
     assert not router.answering
+
+
+async def test_one_of_another_version_is_named() -> None:
+    server = aio_server()  # without a method
+    address = f"127.0.0.1:{listen(server, 'scheduler.address', '127.0.0.1:0')}"
+    await server.start()
+    async with SchedulerClient(address, router_id="router") as made:
+        with pytest.raises(SchedulerUnavailable, match="run the same version"):
+            await place(made, "r", 1, 1, 1)
+    await server.stop(None)
+
+
+async def test_a_placement_hears_that_its_scheduler_stands_still(
+    elsewhere: Elsewhere, router: SchedulerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message has a deadline, and what comes later is told to nobody else."""
+    monkeypatch.setattr(exchange, "PLACE_TIMEOUT_S", 0.5)
+    await router.register(identity("m"), pb.WORKER_STATE_READY)
+    await place(router, "before", 1, 1, 1)
+    elsewhere.stand_still()
+    began = time.monotonic()
+    with pytest.raises(SchedulerUnavailable, match="Deadline Exceeded"):
+        await place(router, "late", 1, 1, 1)
+    assert time.monotonic() - began < 0.5 + PATIENCE
+    elsewhere.go_on()
+    assert (await place(router, "after", 1, 1, 1)).attempt.request_id == "after"
 
 
 NAMES = [f"request-{number}" for number in range(40)]

@@ -44,8 +44,8 @@ def test_routers_and_schedulers_of_the_releases_before_are_understood() -> None:
         "0a570a01721206726f7574657218032064280a3a01614206302e33322e304a0266315100000000000004405a"
         "10100000000000000021000000000000006020680171000000000000e83f7a0a0a036c61771203663030800101"
     )
-    assert [need_from_wire(one) for one in pb.PlaceRequests.FromString(raw).needs] == [FULL]
-    mine = pb.PlaceRequests(needs=[need_to_wire(FULL)])
+    assert [need_from_wire(one) for one in pb.ExchangeRequest.FromString(raw).needs] == [FULL]
+    mine = pb.ExchangeRequest(needs=[need_to_wire(FULL)])
     assert mine.SerializeToString(deterministic=True) == b"\x0a\x54" + raw[2:-3]
 
 

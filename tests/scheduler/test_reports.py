@@ -10,9 +10,11 @@ import pytest
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler import exchange
 from baton.scheduler import reporter as reporter_module
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS
+from baton.scheduler.exchange import PLACE_TIMEOUT_S, REPORT_TIMEOUT_S
+from baton.scheduler.reporter import BATCH, QUEUED_EVENTS
 from baton.scheduler.reports import Reports
 from baton.scheduler.types import Booking, Known
 from harness.scheduling import held as held_by
@@ -36,16 +38,19 @@ class Wire:
         self._failures = failures
         self._error = error
 
-    async def __call__(self, request: pb.ReportRequest) -> pb.ReportReply:
+    async def __call__(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
+        assert timeout_s == (PLACE_TIMEOUT_S if message.needs else REPORT_TIMEOUT_S)
+        request = message.report
         self.calls += 1
         if self.calls <= self._failures:
             raise self._error("nobody there")
         self.sent.append(request)
-        return pb.ReportReply(
+        report = pb.ReportReply(
             lost=[one for one in self.lost if one in request.renewed],
             fenced=[one for one in self.fenced if one in request.renewed],
             generation=self.generation,
         )
+        return pb.ExchangeReply(report=report)
 
 
 def reports(wire: Wire) -> Reports:
@@ -88,7 +93,7 @@ async def test_batches_and_queue_are_bounded() -> None:
     assert reporter.dropped == 3
     await reporter.close()  # sends what is left
     assert sum(len(one.finished) for one in wire.sent) == QUEUED_EVENTS
-    assert max(len(one.finished) for one in wire.sent) == BATCH_EVENTS
+    assert max(len(one.finished) for one in wire.sent) == BATCH
 
 
 async def test_what_is_held_is_told_again_where_events_were_dropped() -> None:
@@ -204,9 +209,9 @@ async def test_renewals_go_on_as_soon_as_somebody_answers() -> None:
 
 
 async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "CLOSE_S", 0.05)
+    monkeypatch.setattr(exchange, "CLOSE_S", 0.05)
 
-    async def never(request: pb.ReportRequest) -> pb.ReportReply:
+    async def never(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -287,6 +292,28 @@ async def test_another_generation_is_told_all_that_is_held() -> None:
     assert await all_told()
 
 
+async def test_one_that_began_anew_is_told_at_once_though_a_placement_failed() -> None:
+    wire = Wire()
+    wire.generation = "one"
+    reporter = reports(wire)
+    reporter.hold(live("a"), 30.0)
+
+    async def told() -> bool:
+        return [len(one.placed) for one in wire.sent] == [1]
+
+    await until(told)
+    wire._failures = 2  # of all calls: the next one
+    with pytest.raises(SchedulerUnavailable):
+        await reporter.exchanges[HERE].ask(pb.Need())
+    reporter.saw_generation("two", HERE)
+
+    async def again() -> bool:
+        return [len(one.placed) for one in wire.sent] == [1, 1]
+
+    await until(again)
+    await reporter.close()
+
+
 class Pair:
     """The reports to two schedulers, of which HERE is the router's home unless `home` says otherwise."""
 
@@ -362,10 +389,10 @@ async def test_one_that_is_away_holds_up_no_other_and_hears_all_when_it_is_back(
 
 
 async def test_one_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "CLOSE_S", 0.05)
+    monkeypatch.setattr(exchange, "CLOSE_S", 0.05)
     wire = Wire()
 
-    async def never(request: pb.ReportRequest) -> pb.ReportReply:
+    async def never(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -461,11 +488,11 @@ async def test_nothing_is_renewed_before_it_was_told() -> None:
     pair = Pair()
     answer = pair.there.__call__
 
-    async def slow(request: pb.ReportRequest) -> pb.ReportReply:
+    async def slow(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
         await asyncio.sleep(0.003)  # more is held meanwhile
-        return await answer(request)
+        return await answer(message, timeout_s)
 
-    pair.reports._reporters[THERE]._send = slow
+    pair.reports.exchanges[THERE]._send = slow
     for number in range(300):
         pair.reports.hold(live(f"r{number}"), 0.01, booked_by=HERE)
         await asyncio.sleep(0.0007)
@@ -484,11 +511,11 @@ async def test_room_is_free_when_the_routers_home_knows_of_it() -> None:
     gate = asyncio.Event()
     answer = pair.here.__call__
 
-    async def slow(request: pb.ReportRequest) -> pb.ReportReply:
+    async def slow(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
         await gate.wait()
-        return await answer(request)
+        return await answer(message, timeout_s)
 
-    pair.reports._reporters[HERE]._send = slow
+    pair.reports.exchanges[HERE]._send = slow
     pair.reports.finished(Attempt("r", 1), "stop")
 
     async def there_knows() -> bool:

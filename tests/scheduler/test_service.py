@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
@@ -15,14 +16,13 @@ from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_channel
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, StaleWorker
-from baton.scheduler.need import need_to_wire
+from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import SchedulerOptions
 from baton.security.names import Role
 from baton.services.config import SchedulerSettings
 from harness.scheduling import Options, RedisServer, capacity, identity, need, place, until
-from harness.support import PATIENCE
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 
@@ -31,9 +31,23 @@ def figure(server: SchedulerServer, name: str, **labels: str) -> float:
     return server.metrics.registry.get_sample_value(f"baton_scheduler_{name}", labels) or 0.0
 
 
+class Sent:
+    """The messages of one stream: an empty one and, when it may go on, one that asks for a placement."""
+
+    def __init__(self, need: Need) -> None:
+        self._need = need
+        self.go_on = threading.Event()
+
+    def __iter__(self) -> Iterator[pb.ExchangeRequest]:
+        yield pb.ExchangeRequest()
+        self.go_on.wait()
+        yield pb.ExchangeRequest(needs=[need_to_wire(self._need)])
+
+
 async def told(client: SchedulerClient, request: pb.ReportRequest) -> pb.ReportReply:
     """Send one report as the client's router."""
-    return await client._report(client._schedulers.pick(), request)
+    message = pb.ExchangeRequest(report=request)
+    return (await client._exchange(client._schedulers.pick(), message, 2.0)).report
 
 
 @pytest.fixture
@@ -189,13 +203,12 @@ async def test_nonsense_is_refused(client: SchedulerClient, change: dict[str, ob
 
 
 async def test_malformed_calls_are_refused(server: SchedulerServer, client: SchedulerClient) -> None:
-    async with aio_channel(server.address, Role.SCHEDULER) as channel:
-        needs = [pb.Need(request_id="r", prompt_tokens=1), pb.Need(request_id="r", epoch=1)]
-        found = await rpc.SchedulerStub(channel).PlaceAll(pb.PlaceRequests(needs=needs), timeout=2)
+    needs = [pb.Need(request_id="r", prompt_tokens=1), pb.Need(request_id="r", epoch=1)]
+    found = await client._exchange(client._schedulers.pick(), pb.ExchangeRequest(needs=needs), 2.0)
     for reply, text in zip(found.replies, ("counts from 1", "no prompt tokens"), strict=True):
         assert text in reply.refusal
-    with pytest.raises(Refused, match="request_id is empty"):
-        await told(client, pb.ReportRequest(renewed=[pb.Attempt(epoch=1)]))
+    reply = await told(client, pb.ReportRequest(renewed=[pb.Attempt(epoch=1)]))
+    assert "request_id is empty" in reply.refusal
     with pytest.raises(Refused, match="sent no state"):
         await client.heartbeat("w", pb.WORKER_STATE_UNSPECIFIED, pb.WorkerLoad())
 
@@ -250,7 +263,9 @@ async def test_leases_that_ran_out_are_counted() -> None:
         await stub.Register(
             pb.RegisterRequest(identity=identity("m"), state=pb.WORKER_STATE_READY), timeout=2
         )
-        found = await stub.PlaceAll(pb.PlaceRequests(needs=[need_to_wire(need())]), timeout=2)
+        stream = stub.Exchange(timeout=2)
+        await stream.write(pb.ExchangeRequest(needs=[need_to_wire(need())]))
+        found = await stream.read()
         assert [one.WhichOneof("outcome") for one in found.replies] == ["placement"]
 
         async def counted() -> bool:
@@ -260,17 +275,26 @@ async def test_leases_that_ran_out_are_counted() -> None:
         assert not (await stub.Describe(pb.DescribeRequest(), timeout=2)).attempts
 
 
-async def test_a_placement_whose_deadline_has_passed_before_its_turn_is_not_made() -> None:
+async def test_a_placement_that_nobody_waits_for_any_more_before_its_turn_is_not_made() -> None:
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
         await add(operator, ("m", M))
         with grpc.insecure_channel(server.address) as channel:  # its threads send meanwhile
             stub = rpc.SchedulerStub(channel)
-            grpc.channel_ready_future(channel).result(5 * PATIENCE)
-            needs = [need_to_wire(need(f"r{number}")) for number in range(20)]
-            calls = [stub.PlaceAll.future(pb.PlaceRequests(needs=[one]), timeout=0.2) for one in needs]
-            time.sleep(0.5)  # noqa: ASYNC251 (a scheduler that is busy with others)
+            sent = [Sent(need(f"r{number}")) for number in range(20)]
+            calls = [stub.Exchange(iter(one)) for one in sent]
             for call in calls:
-                assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                assert not (await asyncio.to_thread(next, call)).replies
+            for one in sent:
+                one.go_on.set()
+            time.sleep(0.3)  # noqa: ASYNC251 (a scheduler that is busy with others)
+            for call in calls:
+                call.cancel()
+            time.sleep(0.2)  # noqa: ASYNC251 (it still is)
+
+        async def counted() -> bool:
+            return figure(server, "rejections_total", code="deadline") > 0
+
+        await until(counted)
         assert not (await operator.describe()).attempts
         await place(operator, "next", 1, 1, 1)
         assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["next"]

@@ -36,7 +36,7 @@ MAY = {
         *("Handoff/Sample", "Handoff/Trial", "Worker/Follow"),
     },
     Role.ROUTER: {
-        *("Scheduler/PlaceAll", "Scheduler/Report", "Scheduler/Snapshot", "Worker/Hello", "Worker/Run"),
+        *("Scheduler/Exchange", "Scheduler/Snapshot", "Worker/Hello", "Worker/Run"),
     },
     Role.SCHEDULER: {"Worker/SetRole", "Worker/Inspect", "Worker/TryHandoff"},
     Role.OPERATOR: {

@@ -156,7 +156,7 @@ async def test_a_router_that_drains_and_a_worker_that_places(server: SchedulerSe
         )
     become(Role.WORKER, "w1")
     text = await said(server.address, Refused, lambda client: place(client, "q", 1, 1, 1))
-    assert text == "a worker may not call Scheduler/PlaceAll: a router may"
+    assert text == "a worker may not call Scheduler/Exchange: a router may"
 
 
 async def test_a_certificate_of_another_topic(server: SchedulerServer, become: Become) -> None:

@@ -42,8 +42,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_SCHEDULER}Heartbeat": _for(Role.WORKER, speaks_for=_its_worker),
         f"{_SCHEDULER}Deregister": _for(Role.WORKER, speaks_for=_its_worker),
         # a router places and reports
-        f"{_SCHEDULER}PlaceAll": _for(Role.ROUTER),
-        f"{_SCHEDULER}Report": _for(Role.ROUTER),
+        f"{_SCHEDULER}Exchange": _for(Role.ROUTER),
         f"{_SCHEDULER}Snapshot": _for(Role.ROUTER),
         # an operator looks, drains and flips
         f"{_SCHEDULER}Describe": _for(Role.OPERATOR),

@@ -1,0 +1,46 @@
+"""A stream that is called as a method is: it takes a message and returns the answer.
+
+gRPC spends twice as much on a call as on a message of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton.tasks import patiently
+
+
+class Stream:
+    """One stream, opened with the first message, and again after it broke. Messages go one at a time."""
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        """Open streams by `opened`, a method of a stub."""
+        self._open = opened
+        self._call: Any = None
+
+    async def __call__(self, message: Any, timeout: float) -> Any:
+        """Return the answer. Raises AioRpcError.
+
+        Without one in time the stream is given up: no late answer is taken for another message's.
+        """
+        try:
+            reply = await patiently(self._ask(message), timeout)
+        except TimeoutError:
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        if reply is grpc.aio.EOF:  # type: ignore[attr-defined]
+            raise _error(grpc.StatusCode.UNAVAILABLE, "it hung up")
+        return reply
+
+    async def _ask(self, message: Any) -> Any:
+        if self._call is None or self._call.done():
+            self._call = self._open()
+        await self._call.write(message)
+        return await self._call.read()
+
+
+def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)

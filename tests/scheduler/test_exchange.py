@@ -1,0 +1,243 @@
+"""A router's messages to a real scheduler: placements that share them, and reports that ride along."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from baton.attempts import Attempt
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler import reporter as reporter_module
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.endpoints import Endpoints
+from baton.scheduler.errors import SchedulerUnavailable
+from baton.scheduler.exchange import MOST
+from baton.scheduler.need import need_to_wire
+from baton.scheduler.reports import Reports
+from baton.scheduler.service import SchedulerServer
+from harness.scheduling import Options, identity, need, place, until
+from harness.support import free_port
+
+
+class Line:
+    """A router's exchange, which notes each message; messages wait while `held` is clear."""
+
+    def __init__(self, address: str) -> None:
+        self._schedulers = Endpoints(address)
+        self._address = address
+        self.sent: list[pb.ExchangeRequest] = []
+        self.held = asyncio.Event()
+        self.held.set()
+        self.answered: Callable[[], object] = lambda: None
+        self.reports = Reports({address: self._send}, lambda: address)
+
+    async def ask(self, name: str, prompt_tokens: int = 1) -> pb.PlaceReply:
+        message = need_to_wire(need(name, 1, 1, 1))
+        message.prompt_tokens = prompt_tokens
+        return await self.reports.exchanges[self._address].ask(message)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many placements each message asked for; those without any are left out."""
+        return [len(one.needs) for one in self.sent if one.needs]
+
+    async def asked(self, size: int) -> None:
+        """Wait for the first message, which asks for so many placements."""
+
+        async def sent() -> bool:
+            return self.sizes == [size]
+
+        await until(sent)
+
+    async def close(self) -> None:
+        await self.reports.close()
+        await self._schedulers.close()
+
+    async def _send(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
+        self.sent.append(message)
+        await self.held.wait()
+        reply = await self._schedulers.ask(self._schedulers.pick(), "Exchange", message, timeout_s)
+        self.answered()
+        return reply
+
+
+@pytest.fixture
+async def operator() -> AsyncIterator[SchedulerClient]:
+    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as client:
+        await client.register(identity("m", num_blocks=10_000, max_num_seqs=1_000), pb.WORKER_STATE_READY)
+        yield client
+
+
+@pytest.fixture
+async def line(operator: SchedulerClient) -> AsyncIterator[Line]:
+    made = Line(operator.address)
+    yield made
+    await made.close()
+
+
+async def booked(operator: SchedulerClient) -> list[str]:
+    return sorted(one.attempt.request_id for one in (await operator.describe()).attempts)
+
+
+async def test_those_that_wait_share_a_message_and_each_gets_its_own_answer(line: Line) -> None:
+    line.held.clear()
+    names = [f"r{number}" for number in range(2 * MOST)]
+    first = asyncio.create_task(line.ask("first"))
+    await line.asked(1)  # nothing to wait for
+    others = [asyncio.create_task(line.ask(name)) for name in names]
+    await asyncio.sleep(0)
+    line.held.set()
+    assert (await first).placement.request_id == "first"
+    assert [reply.placement.request_id for reply in await asyncio.gather(*others)] == names
+    assert line.sizes == [1, MOST, MOST]
+
+
+async def test_a_malformed_one_spoils_no_other(line: Line, operator: SchedulerClient) -> None:
+    found = await asyncio.gather(line.ask("first"), line.ask("bad", prompt_tokens=0), line.ask("good"))
+    assert [reply.WhichOneof("outcome") for reply in found] == ["placement", "refusal", "placement"]
+    assert found[1].refusal == "request 'bad' has no prompt tokens"
+    assert await booked(operator) == ["first", "good"]
+
+
+async def test_a_malformed_report_spoils_no_placement(line: Line) -> None:
+    line.reports._reporters[line._address].add(pb.Attempt(epoch=1))
+    assert (await line.ask("r")).HasField("placement")
+    assert line.sent[0].report.prefilled
+    assert line.reports.dropped == 1
+
+
+async def test_reports_wait_for_a_placements_message_unless_room_is_wanted(
+    line: Line, operator: SchedulerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_module, "RIDE_S", 60.0)
+
+    async def told(name: str) -> None:
+        async def finished() -> bool:
+            return name in [one.attempt.request_id for sent in line.sent for one in sent.report.finished]
+
+        await until(finished)
+
+    await line.ask("first")
+    line.reports.prefilled(Attempt("first", 1))
+    line.reports.finished(Attempt("first", 1), "stop")
+    await line.ask("second")
+    assert [(len(one.needs), len(one.report.finished)) for one in line.sent] == [(1, 0), (1, 1)]
+    assert (await line.ask("third")).HasField("placement")
+    for number in range(99):
+        if (await line.ask(f"large{number}", prompt_tokens=900)).HasField("rejection"):
+            break
+    line.reports.finished(Attempt("second", 1), "stop")
+    await told("second")
+    assert not line.sent[-1].needs
+
+
+async def test_room_that_a_message_reports_is_there_for_its_placement() -> None:
+    """Else the router would be told that all is full, and ask again."""
+    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
+        await operator.register(identity("m", max_num_seqs=1), pb.WORKER_STATE_READY)
+        line = Line(server.address)
+        rejected, number = False, 0
+        while not rejected:
+            number += 1
+            rejected = (await line.ask(f"r{number}")).HasField("rejection")
+        line.held.clear()
+        stuck = asyncio.create_task(line.ask("stuck"))
+        await asyncio.sleep(0)
+        line.reports.finished(Attempt("r1", 1), "stop")
+        late = asyncio.create_task(line.ask("late"))
+        await asyncio.sleep(0)
+        line.held.set()
+        replies = [(await one).WhichOneof("outcome") for one in (stuck, late)]
+        assert "placement" in replies
+        await line.close()
+
+
+async def test_who_waits_behind_a_message_that_nobody_answers_hears_so(line: Line) -> None:
+    """Its own message would wait as long again."""
+    line.held.clear()
+    stuck = asyncio.create_task(line.ask("stuck"))
+    await line.asked(1)
+    behind = asyncio.create_task(line.ask("behind"))
+    await asyncio.sleep(0)
+    line._schedulers = Endpoints(f"127.0.0.1:{free_port()}")
+    line.held.set()
+    for one in (stuck, behind):
+        with pytest.raises(SchedulerUnavailable, match="does not answer"):
+            await one
+    assert line.sizes == [1]
+
+
+async def test_nobody_waits_for_an_answer_after_the_end(line: Line) -> None:
+    line.held.clear()
+    stuck = asyncio.create_task(line.ask("stuck"))
+    await line.asked(1)
+    behind = asyncio.create_task(line.ask("behind"))
+    await asyncio.sleep(0)
+    await line.close()
+    for one in (stuck, behind):
+        with pytest.raises(SchedulerUnavailable, match="given up"):
+            await one
+
+
+async def test_a_placement_whose_caller_left_is_given_back(line: Line, operator: SchedulerClient) -> None:
+    line.held.clear()
+    leaves = asyncio.create_task(line.ask("leaves"))
+    await line.asked(1)
+    leaves.cancel()
+    line.held.set()
+
+    async def given_back() -> bool:
+        ends = [end.attempt.request_id for one in line.sent for end in one.report.finished]
+        return ends == ["leaves"] and not await booked(operator)
+
+    await until(given_back)
+
+
+async def test_a_caller_that_leaves_as_the_answer_comes_gives_it_back(
+    line: Line, operator: SchedulerClient
+) -> None:
+    leaves = asyncio.create_task(line.ask("leaves"))
+    line.answered = lambda: asyncio.get_running_loop().call_soon(leaves.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+
+    async def given_back() -> bool:
+        return not await booked(operator)
+
+    await until(given_back)
+
+
+async def test_who_left_before_the_message_is_not_placed(line: Line, operator: SchedulerClient) -> None:
+    line.held.clear()
+    first = asyncio.create_task(line.ask("first"))
+    await line.asked(1)
+    left, stays = (asyncio.create_task(line.ask(name)) for name in ("left", "stays"))
+    await asyncio.sleep(0)
+    left.cancel()
+    line.held.set()
+    await asyncio.gather(first, stays)
+    assert line.sizes == [1, 1]
+    assert await booked(operator) == ["first", "stays"]
+
+
+async def test_a_scheduler_that_ends_waits_for_no_router_and_the_next_one_is_found() -> None:
+    """The stream of the first one is of no use any more."""
+    options = Options(address=f"127.0.0.1:{free_port()}")
+    async with SchedulerClient(options.address, router_id="router") as router:
+        for name in ("first", "second"):
+            async with SchedulerServer(options):
+                await router.register(identity("m"), pb.WORKER_STATE_READY)
+                await place(router, name, 1, 1, 1)
+                began = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - began < 1.5  # not its grace of 2 s
+
+
+async def test_all_of_a_message_hear_that_nobody_answers() -> None:
+    async with SchedulerClient(f"127.0.0.1:{free_port()}") as router:
+        found = await asyncio.gather(
+            *(place(router, f"r{number}", 1, 1, 1) for number in range(5)),
+            return_exceptions=True,
+        )
+        assert [type(one) for one in found] == [SchedulerUnavailable] * 5
