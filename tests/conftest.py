@@ -9,6 +9,7 @@ end it, so that no process waits long for the others. pytest-xdist hands out who
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -101,6 +102,16 @@ def same_identity() -> Iterator[None]:
     identity, insecure = rpc._process.identity, rpc._process.insecure
     yield
     rpc.act_as(identity, insecure=insecure)
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """Let tests read the program's log whatever a package has set the root logger to."""
+    logger = logging.getLogger("baton")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    yield
+    logger.setLevel(level)
 
 
 def pytest_collection_finish() -> None:
