@@ -5,7 +5,7 @@ which is when its next step can take the request; the save, a part of that step,
 the router's own histograms, whose sums are exact for one request at a time. `sample` is the rest of the last
 step after its save, the logits and the sampling of the first token, and no part of the total.
 
-    total = save + (router's two hops + wait + move + check + load + time until the engine's next step)
+    total = save + (word between the workers + wait + move + check + load + time until the engine's next step)
 """
 
 from __future__ import annotations

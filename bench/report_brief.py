@@ -34,9 +34,6 @@ def brief(results: dict[str, Result]) -> str:
     return table(["", "Baton", "compared with"], [line.row() for line in _lines(results)]) + "\n" + note
 
 
-_NETWORK = {"tcp": "TCP", "grpc": "gRPC"}
-
-
 def headline(results: dict[str, Result]) -> str:
     """Return README's first figures: the longest gap between tokens without Baton, and with it."""
     arms = results["disaggregation"]["median"]
@@ -47,9 +44,6 @@ def headline(results: dict[str, Result]) -> str:
 def measured(results: dict[str, Result]) -> list[Block]:
     """Return the blocks of README's section. Raises KeyError where a result is missing."""
     handoff = results["path"]
-    over = next(
-        name for name in ("tcp", "grpc") if name in handoff["median_ms"]
-    )  # grpc: before there was tcp
     machines = [results[name]["machine"] for name in ("disaggregation", "clients", "path", "router")]
     runs = [run for run in results["router"]["runs"] if run["interval_ms"]]
     router = max(runs, key=lambda run: run["tokens_per_s"])
@@ -58,7 +52,7 @@ def measured(results: dict[str, Result]) -> list[Block]:
         f"On {machines[0]['cores']} cores ({', '.join(dict.fromkeys(one['cpu'] for one in machines))}):\n",
         brief(results),
         f"A handoff of {handoff['tokens']} tokens takes {handoff['median_ms']['shm']['total']:.0f} ms over shared memory and "
-        f"{handoff['median_ms'][over]['total']:.0f} ms over {_NETWORK[over]}. One router process carries {router['tokens_per_s']:,} "
+        f"{handoff['median_ms']['tcp']['total']:.0f} ms over TCP. One router process carries {router['tokens_per_s']:,} "
         f"tokens/s at {router['streams']} streams.\n",
         "All figures, and how they were measured: [docs/benchmarks.md](docs/benchmarks.md). Each section names its command.\n",
     ]

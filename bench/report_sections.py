@@ -280,9 +280,9 @@ def path(result: Result) -> list[Block]:
         f"## The handoff of a {result['tokens']}-token prompt in a 1P1D deployment\n",
         "Milliseconds from the end of the prefill's last step until the decode engine can take the request, and the save, a part "
         "of that step. `sample` is the rest of that step after the save, the logits and the first token, and not in `total`; what "
-        "was pulled while the prompt was prefilled costs nothing here. Besides the stages, `total` holds the router's two hops "
-        "and the time until the engine's next step; busy: four streams decode meanwhile. Goals, idle: 6 ms over shm, 10 ms over "
-        "gRPC and NIXL.",
+        "was pulled while the prompt was prefilled costs nothing here. Besides the stages, `total` holds the word from one worker "
+        "to the other and the time until the engine's next step; busy: four streams decode meanwhile. Goals, idle: 5 ms over "
+        "shm, 6 ms over TCP and NIXL; busy: 5 ms more than a decode step, which takes some 20 ms here.",
         measured(result, "python -m bench path"),
         table(["", "prompts", *stages, "total", "total p95"], rows),
     ]
