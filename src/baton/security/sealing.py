@@ -1,6 +1,6 @@
 """Sealed pieces of bulk data, between two processes that agreed on keys over a connection with TLS.
 
-Python's TLS opens and seals 16 KiB a call, which is too slow for KV (docs/decisions/0063). AES-256-GCM by
+Python's TLS opens and seals 16 KiB a call, which is too slow for KV (docs/decisions/0061). AES-256-GCM by
 `cryptography` takes pieces of any size, with the CPU's own instructions. A key seals one direction of one
 connection, and the nonce is the piece's number: pieces that are left out, doubled, swapped or changed on
 their way do not open.
