@@ -41,9 +41,9 @@ PULL, RECORDS, WAIT, FAIL, SHUT = b"PULL", b"RECS", b"WAIT", b"FAIL", b"SHUT"
 
 FRAME_BYTES = 4 << 20  # of records in one, at most, unless a single one is larger
 MOST_RECORDS = 4096  # in a frame: their digests are its head
-WAIT_S = 2.0  # between frames of a rank that has no records to send
-SILENT_S = 10.0  # without a byte: the other end is gone, or stopped
-SLOW_S = 60.0  # without room for a byte: a puller may wait that long for another rank's records
+WAIT_S = 2.0  # a rank that has no records to send says so this often
+SILENT_S = 10.0  # if no byte comes for so long, the other end is gone, or stopped
+SLOW_S = 60.0  # a puller may read nothing for so long, while it waits for another rank's records
 _LOOK_S = 0.5
 _MAX_HEAD = 64 << 10
 _PIECE_BYTES = 1 << 20  # of a body that is sealed

@@ -104,7 +104,7 @@ class Exchange:
             reply = await self._send(message, PLACE_TIMEOUT_S if asked else REPORT_TIMEOUT_S)
         except SchedulerUnavailable as error:
             self._reporter.failed(first=answered)
-            _give_up([*asked, *self._waiting], error)  # who waits behind would hear the same
+            _give_up([*asked, *self._waiting], error)  # their message would fail, too
             return False
         except Refused as error:
             self._reporter.refused(str(error))

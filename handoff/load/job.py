@@ -19,7 +19,7 @@ class LoadJob:
     tokens: int  # that the source saves: the manifest has to say the same
     parts: tuple[Part, ...]
     arrived_s: float  # at the engine; CLOCK_MONOTONIC
-    saved_as: str = ""  # the request as which it was saved; empty: this one
+    saved_as: str = ""  # the id under which the source saved it; empty: request_id
     manifest: Manifest | None = None  # where it came before the blocks did
     complete: bool = False  # the prompt is, and the request waits for nothing but its KV
 

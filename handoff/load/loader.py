@@ -139,7 +139,7 @@ class Loader:
                 self._begin(load, job.manifest, whole_s)
 
     def begin(self, key: Key, manifest: Manifest) -> None:
-        """Pull what this manifest names, early or whole. From any thread; a second call does nothing.
+        """Pull what this manifest names, early or whole. From any thread; calling it again is harmless.
 
         A load without blocks yet is ignored: its job will bring the manifest.
         """

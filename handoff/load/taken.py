@@ -61,7 +61,7 @@ class Taken:
         self._soon()
 
     def pass_over(self, place: int) -> None:
-        """Tell it, without waiting, that no record before this place is wanted but those told before."""
+        """Tell it, without waiting, that the records from the last one taken to this place are not wanted."""
         self._wanted = place
         self._soon()
 

@@ -1,4 +1,4 @@
-"""The port at which pullers get records: it lets in who has a session, and calls for each request.
+"""The port at which pullers get records: it lets in pullers with a session, and has their requests answered.
 
 One thread waits for new connections, for greetings, and for requests on the connections that are kept
 between them. A request gets a thread of its own until it is answered. All is bounded: connections, those of
@@ -49,7 +49,7 @@ class _Stranger:
 
 @dataclass(eq=False)
 class _Guest:
-    """A connection that has; a request may come."""
+    """A connection that has greeted. A request may come on it at any time."""
 
     socket: socket.socket
     line: Line

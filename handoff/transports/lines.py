@@ -45,7 +45,7 @@ class Lines:
         self._closed = False
 
     def kept(self, address: str) -> Line | None:
-        """Return a connection that a pull has left, as far as is known with the source still there."""
+        """Return a connection from an earlier pull whose source has not hung up, or None."""
         while (line := self._take(address)) is not None:
             if line.peek() is False:
                 return line
@@ -96,7 +96,7 @@ class Lines:
             return lines.pop() if lines else None  # the last one used: the others may end idle
 
     def _of(self, address: str) -> _Kept:
-        """Return a source's, as the one most recently used; empty where this process's certificate is new."""
+        """Return a source's connections, and mark it as used last. Close those of an older certificate."""
         credentials = self._channels.credentials
         kept = self._kept.pop(address, None)
         if kept is None or kept.credentials is not credentials:

@@ -176,9 +176,9 @@ class Loads:
         return load if load is not None and load.wish.epoch == key[1] else None
 
     def _give_up(self, request_id: str, load: _Load) -> None:
-        """Release what is not wanted here, but never what a mangled manifest names of another's.
+        """Release KV that is not wanted here, but not if a mangled manifest names another request's.
 
-        Of a prompt that is still prefilled nothing: its worker drops it with the attempt.
+        While the prompt is still prefilled, release nothing: its worker drops the KV with the attempt.
         """
         manifest, wish = load.manifest, load.wish
         if (

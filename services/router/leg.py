@@ -5,7 +5,7 @@
                  (decode_leg.py)
 
 The two legs of a pair run at the same time. All that comes from the second one waits in it until the first
-has ended well: the client gets the tokens in order, and none of an attempt that its prefill has failed.
+has ended well: the client gets the tokens in order, and none from an attempt whose prefill failed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from baton.services.worker.replies import names_of
 
 logger = logging.getLogger(__name__)
 
-BEGINNING_S = 1.0  # for a prompt's beginning to be saved at its source; then it is computed here
+BEGINNING_S = 1.0  # a source has so long to save a prompt's beginning; then this worker computes it
 
 Fail = Callable[[RunningAttempt, Failed.Code, str], None]
 

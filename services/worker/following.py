@@ -1,6 +1,6 @@
-"""Calls to other workers, by which attempts here follow those that compute or hold their KV.
+"""Calls to other workers: an attempt here follows the attempt there that computes or holds its KV.
 
-A channel a worker, kept for the next call: connecting takes longer than most calls. A call costs 0.25 to
+One channel for each worker is kept: connecting takes longer than most calls. A call costs 0.25 to
 0.5 ms of CPU at each end, and 15 KB while it is open.
 """
 

@@ -7,10 +7,12 @@ its beginning, are held here until the source has said all.
 
     ASKED ──begun──► BEGUN ──complete──► COMPLETE ──loaded──► LOADED
       └──────────────────complete───────────▲
-    any of them ──refused, lost, late, wrong, failed, cancelled──► OVER
-    a prompt's beginning: ASKED, BEGUN ──refused, lost, late, wrong──► WHOLE
+    ASKED, BEGUN ──refused, lost, late, wrong, failed──► OVER ◄──wrong, failed── COMPLETE
+    all but OVER ──cancelled──► OVER
+    a prompt's beginning: ASKED, BEGUN ──refused, lost, late, wrong──► WHOLE ◄──wrong── COMPLETE
 
-TRANSITIONS is that picture. Plain state; the loop's thread only. Invariants: an attempt is submitted once,
+TRANSITIONS and OPTIONAL are that picture.
+Plain state; the loop's thread only. Invariants: an attempt is submitted once,
 and gets its token once, by an event that leaves its state for good; after OVER nothing counts, and after
 WHOLE only the attempt's end.
 """
@@ -91,7 +93,7 @@ def code_of(problem: Problem) -> Failed.Code:
 
 
 class Seams(Protocol[Attempt_contra]):
-    """The way to the engine and to the router: services/worker/dispatcher.py."""
+    """The way to the engine and to the router: services/worker/entrance.py."""
 
     def enter(self, attempt: Attempt_contra, start: Start, complete: Complete | None) -> None:
         """Build the request, with what is loaded or without, and submit it. Raises RequestRefused."""

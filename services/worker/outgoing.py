@@ -1,9 +1,9 @@
 """The KV of prompts that are computed here, on its way out to the workers that follow them.
 
-A router draws a key for a PREFILL or a SAVE. It gives it to this worker, and to the one that needs the KV,
-which follows the attempt with it (`Follow` of protos/worker.proto): it hears in order, perhaps of a
-beginning, then of one end. It may come before the attempt does, while the prompt is computed, or when its
-KV is kept; then it hears at once how far things are.
+A router draws a key for a PREFILL or a SAVE. It gives the key to this worker and to the worker that needs
+the KV. That worker calls `Follow` (protos/worker.proto) with the key: it may hear of a beginning, and always
+hears of one end. The call may come before the attempt does, while the prompt is computed, or when its KV
+is kept; the follower hears at once how far the attempt is.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
@@ -37,9 +37,9 @@ from baton.protos import worker_pb2
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 
-WAIT_S = 10.0  # for the attempt of a follower that came first: its router sends both at once
+WAIT_S = 10.0  # a follower waits so long for its attempt: the router sends both Starts at once
 MAX_WAITING = 1024  # followers that wait for one: an open call takes 15 KB
-REMEMBER_S = 10.0  # what is over, for followers that come late: as long as the one that came first would wait
+REMEMBER_S = 10.0  # an attempt's end is remembered so long for a late follower: as long as WAIT_S
 MAX_REMEMBERED = 4096
 
 

@@ -22,7 +22,7 @@ from baton.services.worker.session import RouterSession
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """The service for routers; all requests and replies go through the dispatcher."""
+    """The service for routers and for workers that follow; all of it goes through the dispatcher."""
 
     def __init__(
         self,
