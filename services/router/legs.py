@@ -80,6 +80,8 @@ class Legs:
                 prefix.start(prefill.on_source_lost)
             prefill.start()
             failure = await _prefilled(prefill, decode)
+            if state.over:  # by the prompt's first token, whatever the decode worker says of that
+                failure = None
             if prefix is not None and prefill.over.done():
                 prefix.over(prefill.failure)
             if failure is not None or state.over or state.complete or decode is None:

@@ -137,8 +137,10 @@ class Relay:
         while True:
             before, alone = len(state.tokens), state.suspicion.suspect
             failure = await (self._attempt_alone() if alone else self._legs().run())
+            if state.over:
+                return
             if failure is None:
-                if state.over or self._finish_if_complete():
+                if self._finish_if_complete():
                     return
                 continue
             state.failed(failure)

@@ -126,6 +126,16 @@ async def test_an_end_with_the_first_token_drops_what_came_behind_it(cluster: Cl
     await until(lambda: decode.running == [], "the decode worker does not wait for it")
 
 
+async def test_what_fails_as_the_first_token_ends_the_request_is_not_tried_again(cluster: Cluster) -> None:
+    """The prefill worker has nothing to hand over then, and the decode worker may say so first."""
+    prefill, decode = await cluster.pair()
+    prefill.eos_at, prefill.wire_s = 0, 0.1  # the other one's word comes first
+    got = await cluster.ask(PROMPT, 20)
+    assert (got.reason, got.tokens) == ("stop", [EOS])
+    await cluster.settled()
+    assert [len(one.seen.starts) for one in (prefill, decode)] == [1, 1]
+
+
 async def test_an_answer_goes_on_at_two_other_workers(cluster: Cluster) -> None:
     """The tokens so far are with both of them from the beginning."""
     workers = await cluster.pair(prefill=1, decode=2, step_s=0.002)
