@@ -99,7 +99,8 @@ class Engine:
         config = EngineArgs(**(arguments | options.engine)).create_engine_config()
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.connector = self.core.scheduler.get_kv_connector()
-        self.connector.wake_on_loads(lambda: None)
+        if self.connector is not None:
+            self.connector.wake_on_loads(lambda: None)
         self.answers: dict[str, Answer] = {}
 
     def add(

@@ -37,7 +37,8 @@ OTHERS = {
     "services/router/stream.py": "one stream's: its end is the stream's",
     "services/router/vllm/logprobs.py": "one prompt's; its request is told",
     "services/simulate/simulation.py": "awaited in a group",
-    "services/worker/dispatcher.py": "one request's",
+    "services/worker/following.py": "one attempt's call, whose end it is told; and one close",
+    "services/worker/grammars.py": "one request's",
     "services/worker/node.py": "waits for one event each",
     "services/worker/servicer.py": "one stream's: the first that ends ends it",
 }
