@@ -24,6 +24,7 @@ PLACE_TIMEOUT_S = 3.0  # of a message that asks for placements
 REPORT_TIMEOUT_S = 2.0  # of one that does not: what is over keeps its room until it is told
 MOST = 64  # placements in a message
 CLOSE_S = 1.0  # s; for the last reports
+_GIVEN_UP = "the call of the scheduler was given up"
 
 Send = Callable[[pb.ExchangeRequest, float], Awaitable[pb.ExchangeReply]]  # with the deadline in s
 
@@ -48,10 +49,13 @@ class Exchange:
         self._waiting: deque[_Asked] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False  # no task starts again, beside the last message
         reporter.on_news = self._rouse
 
     async def ask(self, need: pb.Need) -> pb.PlaceReply:
         """Return the reply. Raises SchedulerUnavailable, and Refused where this is not allowed."""
+        if self._closed:
+            raise SchedulerUnavailable(_GIVEN_UP)
         asked = _Asked(need, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         self._rouse()
@@ -64,11 +68,12 @@ class Exchange:
 
     async def close(self) -> None:
         """Give up the placements that are asked for, and report what is left, within `CLOSE_S`."""
+        self._closed = True
         if self._task is None:
             return
         await stop(self._task)
         self._task = None
-        _give_up(self._waiting, SchedulerUnavailable("the call of the scheduler was given up"))
+        _give_up(self._waiting, SchedulerUnavailable(_GIVEN_UP))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 while await self._exchange([]):
@@ -76,7 +81,7 @@ class Exchange:
 
     def _rouse(self) -> None:
         self._wake.set()
-        if self._task is None:
+        if self._task is None and not self._closed:
             self._task = keep(self._run, "scheduler-exchange")
 
     async def _run(self) -> None:
@@ -119,7 +124,7 @@ class Exchange:
             self._reporter.told(reply.report)
             return True
         finally:  # none is left, unless this task is cancelled, or ends by a bug
-            _give_up(asked, SchedulerUnavailable("the call of the scheduler was given up"))
+            _give_up(asked, SchedulerUnavailable(_GIVEN_UP))
 
     def _unwanted(self, reply: pb.PlaceReply) -> None:
         if reply.HasField("placement"):

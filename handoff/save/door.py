@@ -167,13 +167,14 @@ class Door:
             return
         connection.setblocking(False)
         stranger = _Stranger(connection, time.monotonic() + GREETING_S)
-        if len(self._strangers) >= STRANGERS:
-            self._refuse(stranger, f"{STRANGERS} connections have said nothing yet: try again")
-        elif not self._has_room():
-            self._refuse(stranger, f"{CONNECTIONS} connections are in use: try again")
-        else:
+        if len(self._strangers) >= STRANGERS:  # a puller greets within milliseconds: the oldest is none
+            oldest = next(iter(self._strangers.values()))
+            self._refuse(oldest, f"{STRANGERS} others came that say nothing either")
+        if self._has_room():
             self._strangers[connection] = stranger
             self._selector.register(connection, selectors.EVENT_READ, stranger)
+        else:
+            self._refuse(stranger, f"{CONNECTIONS} connections are in use: try again")
 
     def _has_room(self) -> bool:
         """Make room for a connection, if the idlest one can go."""

@@ -23,6 +23,7 @@ from baton.services.router.recovery import SOURCE_ENDS_S, Failure, failure_of_pa
 from baton.services.router.sink import OutputSink
 from baton.services.router.state import RequestState
 from baton.services.router.stream import WorkerStream
+from baton.tasks import LOOKS
 
 
 class Owner(Protocol):
@@ -149,6 +150,7 @@ async def _prefilled(prefill: PrefillLeg, decode: DecodeLeg | None) -> Failure |
         return await prefill.over
     await asyncio.wait((prefill.over, decode.over), return_when=asyncio.FIRST_COMPLETED)
     if not prefill.over.done() and may_be_the_source(decode.failure):
-        await asyncio.wait((prefill.over,), timeout=SOURCE_ENDS_S)
+        for _ in range(LOOKS):  # not one timer: its own message and the timer may come due together
+            await asyncio.wait((prefill.over,), timeout=SOURCE_ENDS_S / LOOKS)
     prefilled = prefill.over.done() and prefill.failure is None
     return failure_of_pair(prefill.failure, decode.failure, begun=prefilled or decode.begun)
