@@ -111,7 +111,7 @@ class Entrance:
     def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
         """Give the request its token, and all that can be pulled. Raises RequestRefused."""
         give_tokens = requests.resume(attempt.prepared, complete)
-        self._isolation.then(
+        self._isolation.go_on(
             attempt,
             partial(self._host.resume, attempt.internal_id, attempt.epoch, complete.manifest, give_tokens),
         )

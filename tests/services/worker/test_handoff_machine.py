@@ -460,7 +460,12 @@ class Handoffs(RuleBasedStateMachine):
             admission = site.dispatcher._admission
             assert admission.requests + admission.extras == len(live)
             inside = {one.internal_id for one in live if one.inside}
-            assert set(site.engine.requests) == inside, (set(site.engine.requests), inside)
+            waits = set(site.engine.requests) - inside
+            assert inside <= set(site.engine.requests), (set(site.engine.requests), inside)
+            assert waits <= {one.internal_id for one in live if one.incoming is not None}, waits
+            assert not any(site.engine.loading.get(one) == "given" for one in waits), "it has its token"
+            alone = site.dispatcher._isolation._now
+            assert alone is None or inside == {alone.internal_id}, "it is not alone"
             assert max(site.answers.values(), default=0) <= 1, site.answers
         waiting = sum(one.incoming is not None and one.incoming.waits for one in self.d.live())
         assert self.calls.calls == waiting
