@@ -169,8 +169,9 @@ def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, nothing, nothing, details=details)
 
 
-async def _ready(_channel: Any) -> None:
+async def _ready(_channel: Any, _within_s: float) -> bool:
     """Stand for a channel that is connected."""
+    return True
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -237,7 +238,7 @@ class Handoffs(RuleBasedStateMachine):
             found = what(*given)
             if asyncio.iscoroutine(found):
                 await found
-            for _ in range(12):
+            for _ in range(20):
                 await asyncio.sleep(0)
 
         self.loop.run_until_complete(work())
@@ -479,6 +480,7 @@ class Handoffs(RuleBasedStateMachine):
 
 def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_connected", _ready)
+    monkeypatch.setattr(following, "PAUSE_S", 0.0)
     for module in (isolation, outgoing):
         monkeypatch.setattr(module, "time", None)  # each machine sets its own, and it is as before afterwards
     for name, value in (("GRACE_S", 0.0), ("TURN_S", 60.0), ("LINGER_S", 0.0), ("LEAST_REST_S", 0.001)):
