@@ -138,11 +138,12 @@ class Following:
         """Pass on what the source says, until its prompt is complete. Raises _FailureError."""
         try:
             await self._call(incoming, source, epoch, CONNECT_S)
-            return
         except _FailureError as failure:
             if not failure.broke:
                 raise
             logger.info("asking again: %s", failure, extra={"request_id": source.request_id})
+        else:
+            return
         await asyncio.sleep(PAUSE_S * random.uniform(0.2, 1.0))  # noqa: S311 (so that not all ask at once)
         await self._call(incoming, source, epoch, AGAIN_S)
 
