@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from baton.attempts import prefix_id
+from baton.attempts import BEGINNING_S, prefix_id
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
@@ -60,7 +60,7 @@ class Prefix:
         self._pairs = parts.pairs
         self._metrics = parts.metrics
         self._stream: WorkerStream | None = None
-        self._on_lost: Callable[[str], None] | None = None  # set while the prefill may pull
+        self._on_lost: Callable[[str], None] | None = None  # set while the prefill may wait or pull
         self._saved = False
         self._outcome = ""  # as it was counted
 
@@ -148,6 +148,8 @@ class Prefix:
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         """Note that the source keeps it, or could not."""
         self._saved = not saved.problem
+        if time.monotonic() > self._state.timings.prefix_asked + BEGINNING_S:
+            self._on_lost = None  # the prefill worker has begun without it
         self._answered("not_kept" if saved.problem else "")
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:

@@ -39,7 +39,7 @@ class RunningAttempt:
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # requests.Prepared of services/engine, once it is built
     grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it
-    inside: bool = False  # the engine has it
+    inside: bool = False  # a step of the engine can have it
     alone: bool = False  # it must have the engine to itself
     more_alone: bool = False  # its router has another request to try alone
     share: Share = field(default_factory=Share)  # of this worker's room

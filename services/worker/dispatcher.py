@@ -382,8 +382,7 @@ class Dispatcher:
         why = self._closed_because = "this worker's engine failed"
         failed: list[tuple[RunningAttempt, Failed.Code, str]] = []
         for attempt in self._attempts.all():
-            coming = attempt.incoming is not None and attempt.incoming.waits
-            if not attempt.inside or coming or (running is not None and attempt.internal_id not in running):
+            if not attempt.inside or (running is not None and attempt.internal_id not in running):
                 failed.append((attempt, Failed.CODE_DRAINING, why))
             elif not isinstance(error, RankLost):
                 failed.append((attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}"))

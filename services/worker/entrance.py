@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from baton.attempts import BEGINNING_S
 from baton.handoff.reports import Problem
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_PREFILL, PHASE_SAVE, Complete, Failed, Start
@@ -26,8 +27,6 @@ from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.replies import names_of
 
 logger = logging.getLogger(__name__)
-
-BEGINNING_S = 1.0  # a source has so long to save a prompt's beginning; then this worker computes it
 
 Fail = Callable[[RunningAttempt, Failed.Code, str], None]
 
@@ -111,7 +110,7 @@ class Entrance:
     def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
         """Give the request its token, and all that can be pulled. Raises RequestRefused."""
         give_tokens = requests.resume(attempt.prepared, complete)
-        self._isolation.then(
+        self._isolation.go_on(
             attempt,
             partial(self._host.resume, attempt.internal_id, attempt.epoch, complete.manifest, give_tokens),
         )

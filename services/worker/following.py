@@ -1,13 +1,15 @@
 """Calls to other workers: an attempt here follows the attempt there that computes or holds its KV.
 
 One channel for each worker is kept: connecting takes longer than most calls. A call costs 0.25 to
-0.5 ms of CPU at each end, and 15 KB while it is open.
+0.5 ms of CPU at each end, and 15 KB while it is open. If the connection breaks, all calls on it do: each is
+made once more, because the source keeps what it has to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 # All in seconds.
 CONNECT_S = 5.0
+AGAIN_S = 1.0  # to connect after a connection broke
+PAUSE_S = 0.05  # before that, at most
 IDLE_S = 300.0  # of a channel, before it is closed
 MAX_LINES = 256  # above this, idle ones are closed at once
 
@@ -59,10 +63,12 @@ _NOT_READY = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING
 class _FailureError(Exception):
     """The way in which a source failed."""
 
-    def __init__(self, event: Event, problem: HandoffError) -> None:
+    def __init__(self, event: Event, problem: HandoffError, *, broke: bool = False) -> None:
+        """broke: the source was connected, and may have more to say."""
         super().__init__(str(problem))
         self.event = event
         self.problem = problem
+        self.broke = broke
 
 
 @dataclass(eq=False)
@@ -111,7 +117,7 @@ class Following:
             await asyncio.wait(set(self._closing))
 
     async def _run(self, incoming: Incoming[Any], source: Source, epoch: int, within_s: float) -> None:
-        who = f"worker {source.worker_id} at {source.address}"
+        who = _name(source)
         failure: _FailureError | None = None
         try:
             async with asyncio.timeout(within_s):
@@ -120,8 +126,6 @@ class Following:
             failure = _FailureError(
                 Event.LATE, PullTimeout(f"{who} did not save its KV within {within_s:g} s")
             )
-        except grpc.RpcError as error:
-            failure = _broken(who, error)
         except _FailureError as error:
             failure = error
         except Exception as error:  # whatever it is: an attempt must not wait for ever
@@ -131,11 +135,24 @@ class Following:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
     async def _hear(self, incoming: Incoming[Any], source: Source, epoch: int) -> None:
-        """Pass on what the source says, until its prompt is complete. Raises _FailureError, grpc.RpcError."""
+        """Pass on what the source says, until its prompt is complete. Raises _FailureError."""
+        try:
+            await self._call(incoming, source, epoch, CONNECT_S)
+        except _FailureError as failure:
+            if not failure.broke:
+                raise
+            logger.info("asking again: %s", failure, extra={"request_id": source.request_id})
+        else:
+            return
+        await asyncio.sleep(PAUSE_S * random.uniform(0.2, 1.0))  # noqa: S311 (so that not all ask at once)
+        await self._call(incoming, source, epoch, AGAIN_S)
+
+    async def _call(self, incoming: Incoming[Any], source: Source, epoch: int, connect_s: float) -> None:
         kept = self._kept(source.address)
         kept.calls += 1
+        connected = False
         try:
-            await _connected(kept.channel)
+            connected = await _connected(kept.channel, connect_s)
             call = kept.stub.Follow(FollowRequest(request_id=source.request_id, epoch=epoch, key=source.key))
             try:
                 async for reply in call:
@@ -143,12 +160,15 @@ class Following:
                         return
             finally:
                 call.cancel()
+        except grpc.RpcError as error:
+            raise _broken(source, error, connected) from None
         finally:
             kept.calls -= 1
             kept.used = time.monotonic()
             if not kept.calls and self._lines.get(kept.address) is not kept:
                 self._close(kept)
-        raise _FailureError(Event.LOST, TransportFailed("the source hung up before its prompt was complete"))
+        hung_up = TransportFailed("the source hung up before its prompt was complete")
+        raise _FailureError(Event.LOST, hung_up, broke=True)
 
     # Channels.
 
@@ -192,22 +212,21 @@ class Following:
         closing.add_done_callback(self._closing.discard)
 
 
-async def _connected(channel: grpc.aio.Channel) -> None:
-    """Let a new channel connect, or fail to, within CONNECT_S: gRPC would try for 20 s.
+async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
+    """Let a channel connect, or fail to: gRPC would try for 20 s. Return whether it did.
 
     Raises _FailureError.
     """
     state = channel.get_state(try_to_connect=True)
-    if state not in _NOT_READY:
-        return
     try:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(within_s):
             while state in _NOT_READY:
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
-        problem = TransportFailed(f"no connection to the source within {CONNECT_S:g} s")
+        problem = TransportFailed(f"no connection to the source within {within_s:g} s")
         raise _FailureError(Event.LOST, problem) from None
+    return state is grpc.ChannelConnectivity.READY
 
 
 def _pass_on(reply: FollowReply, incoming: Incoming[Any]) -> bool:
@@ -224,10 +243,14 @@ def _pass_on(reply: FollowReply, incoming: Incoming[Any]) -> bool:
     raise _FailureError(Event.WRONG, MalformedManifest("the source speaks as this version does not"))
 
 
-def _broken(who: str, error: grpc.RpcError) -> _FailureError:
+def _broken(source: Source, error: grpc.RpcError, connected: bool) -> _FailureError:
     code, details = error.code(), error.details() or ""
     why = rpc.tls_problem(details) or details
-    text = f"{who} cannot be followed: {code.name}: {why}"
+    text = f"{_name(source)} cannot be followed: {code.name}: {why}"
     if (refusal := _REFUSALS.get(code)) is not None:
         return _FailureError(Event.REFUSED, refusal(text))
-    return _FailureError(Event.LOST, TransportFailed(text))
+    return _FailureError(Event.LOST, TransportFailed(text), broke=connected)
+
+
+def _name(source: Source) -> str:
+    return f"worker {source.worker_id} at {source.address}"

@@ -1,10 +1,13 @@
-"""Requests that are tried alone: while one of them runs, no other is in the engine.
+"""Requests that are tried alone: while one of them runs, no step of the engine has another.
 
-A router asks for this if an engine failed under a request. The trial begins when the engine is empty: running
-requests get `GRACE_S` to end, and are then moved to other workers, as at the end of a drain. New requests are
-held, in order, and submitted afterwards. Requests to be tried alone run one after the other, whichever router
-sent them. Others are held for at most `TURN_S`: a trial that takes longer is sent back to its router, to be
-tried again later, and before the engine is emptied again the others get as much time as they were held.
+A router asks for this if an engine failed under a request. Running requests get `GRACE_S` to end, and are
+then moved to other workers, as at the end of a drain. Requests that wait for KV from a source stay: without
+their token no step has them, and their prompts may be half computed. New requests and such tokens are held,
+in order, and go to the engine afterwards.
+
+Requests to be tried alone run one after the other, whichever router sent them. Others are held for at most
+`TURN_S`: a trial that takes longer is sent back to its router, to be tried again later, and before the engine
+is emptied again the others get as much time as they were held.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ Begin = Callable[[], None]
 class Isolation:
     """The door between a worker's attempts and its engine. For the event loop's thread.
 
-    Invariant: while `_now` is set, the engine has no other live attempt.
+    Invariant: while `_now` is set, no step of the engine has another live attempt.
     """
 
     def __init__(self, attempts: Attempts, move_on: Callable[[list[RunningAttempt]], None]) -> None:
@@ -51,7 +54,7 @@ class Isolation:
         """Call `begin`, which gives a live attempt to the engine, now or when that is allowed."""
 
         def let_in() -> None:
-            attempt.inside = True
+            attempt.inside = attempt.incoming is None or not attempt.incoming.waits
             begin()
 
         if attempt.alone:
@@ -68,6 +71,18 @@ class Isolation:
             steps.append(step)
         else:
             step()
+
+    def go_on(self, attempt: RunningAttempt, step: Begin) -> None:
+        """Call `step`, after which the engine's steps can have the attempt, now or when that is allowed."""
+
+        def let_go() -> None:
+            attempt.inside = True
+            step()
+
+        if self._holds:
+            self._held.setdefault(attempt.internal_id, []).append(let_go)
+        else:
+            let_go()
 
     def ended(self, attempt: RunningAttempt) -> None:
         """Record that an attempt has ended."""

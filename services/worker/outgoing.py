@@ -41,6 +41,7 @@ WAIT_S = 10.0  # a follower waits so long for its attempt: the router sends both
 MAX_WAITING = 1024  # followers that wait for one: an open call takes 15 KB
 REMEMBER_S = 10.0  # an attempt's end is remembered so long for a late follower: as long as WAIT_S
 MAX_REMEMBERED = 4096
+_ENDS = "this worker ends"
 
 
 class State(Enum):
@@ -150,6 +151,7 @@ class Outgoing:
         self._past: OrderedDict[str, _Handoff] = OrderedDict()  # those with nothing, the oldest first
         self._waiting: dict[tuple[str, int], list[Follower]] = {}  # by request id and epoch
         self._waiters = 0
+        self._ends = False  # no follower hears more than that
 
     # An attempt's way.
 
@@ -216,14 +218,15 @@ class Outgoing:
             self._end(handoff, _problem(StaleEpoch(f"attempt {epoch} has taken its place")))
 
     def hang_up(self) -> None:
-        """Send all followers away: this worker ends."""
+        """Send all followers away, and those that still come: this worker ends."""
+        self._ends = True
         for handoff in self._handoffs.values():
             if handoff.follower is not None:
-                handoff.follower.refuse(grpc.StatusCode.UNAVAILABLE, "this worker ends")
+                handoff.follower.refuse(grpc.StatusCode.UNAVAILABLE, _ENDS)
         for followers in self._waiting.values():
             for follower in followers:
                 self._stop_waiting(follower)
-                follower.refuse(grpc.StatusCode.UNAVAILABLE, "this worker ends")
+                follower.refuse(grpc.StatusCode.UNAVAILABLE, _ENDS)
         self._waiting.clear()
 
     # Leases.
@@ -263,6 +266,8 @@ class Outgoing:
     @contextmanager
     def follower(self, request: FollowRequest) -> Iterator[Follower]:
         """Let another worker follow an attempt, as long as the context lasts. Raises NotFollowedError."""
+        if self._ends:
+            raise NotFollowedError(grpc.StatusCode.UNAVAILABLE, _ENDS)
         self.forget_expired()
         follower = Follower(request.key)
         name = request.request_id, request.epoch

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MAX_EPOCH = 2**31  # nobody gets near it
 EPOCH_KEEP_S = 60  # s; a request's last epoch is known so long: a deadline stops calls that come later
+BEGINNING_S = 1.0  # a source has so long to save a prompt's beginning; then all of the prompt is computed
 
 
 @dataclass(frozen=True, slots=True)

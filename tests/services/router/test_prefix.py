@@ -9,6 +9,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed
 from baton.scheduler.policy.speed import GUESSED_SPEED
 from baton.services.config import SchedulerSettings
+from baton.services.router import prefix
 from baton.services.router.vllm.block_hashes import PromptHasher
 from harness.fake_worker import BLOCK_SIZE, HASHING, FakeWorker, Fault, until
 from harness.router import Cluster, engine_request
@@ -23,11 +24,17 @@ PULLS = "prefix_pulls_total"
 assert SchedulerSettings().prefix_pull_s * GUESSED_SPEED < HELD
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine's saves come in time."""
+    monkeypatch.setattr(prefix, "BEGINNING_S", CALL_S)
+
+
 async def holding(cluster: Cluster, prefill: int = 1, decode: int = 1) -> list[FakeWorker]:
     """Add workers; d0 holds the beginning of the prompt, as the scheduler hears."""
     workers = await cluster.pair(prefill, decode)
     for worker in workers:
-        worker.patience_s = CALL_S  # a busy machine's saves come in time
+        worker.patience_s = CALL_S  # as the router's
     holds(cluster, "d0", BLOCKS)
     return workers
 
@@ -124,6 +131,27 @@ async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster: Cluste
     assert failed.source.worker_id == "d0"
     assert not again.HasField("source")
     assert cluster.count(PULLS, outcome="failed") == 1
+
+
+async def test_a_source_that_saved_too_late_may_be_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefill worker computes all of the prompt by then."""
+    monkeypatch.setattr(prefix, "BEGINNING_S", 0.0)
+    prefill, source, decode = await holding(cluster, decode=2)
+    prefill.patience_s = 0.0
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    await cluster.send("q", PROMPT)
+    state = cluster.client._relays["q"].state
+    await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the source has saved")
+    assert [start.phase for start in decode.seen.starts] == [PHASE_DECODE]
+    stream = cluster.pool._streams["d0"]
+    await source.die()
+    await until(lambda: stream.ended, "the router hears of it")
+    prefill.go_on()
+    right(await cluster.answer("q"), PROMPT, 8)
+    assert len(prefill.seen.starts) == 1
+    assert cluster.count(PULLS, outcome="late") == 1
 
 
 async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -197,8 +198,10 @@ async def test_an_attempt_that_never_comes(
 async def test_a_source_that_dies_is_lost(source: Site, target: Site) -> None:
     target.start(of(source, start("a")))
     await followed(source)
+    began = asyncio.get_running_loop().time()
     await source.server.stop(None)
     assert (await target.fails()).code == Failed.CODE_SOURCE
+    assert asyncio.get_running_loop().time() - began < 0.1 * PATIENCE  # its router waits for 0.25 s
 
 
 async def test_a_source_that_ends_says_so(source: Site, target: Site) -> None:
@@ -208,6 +211,86 @@ async def test_a_source_that_ends_says_so(source: Site, target: Site) -> None:
     failed = await target.fails()
     assert failed.code == Failed.CODE_SOURCE
     assert "UNAVAILABLE: this worker ends" in failed.message
+
+
+@asynccontextmanager
+async def cuttable(site: Site) -> AsyncIterator[Callable[[], int]]:
+    """Stand between a worker and those that follow; yield what resets all connections, and counts them."""
+    open_now: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        open_now.extend((writer, back))
+        await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(1 << 16):
+                writer.write(piece)
+        writer.transport.abort()
+
+    def cut() -> int:
+        cut, open_now[:] = list(open_now), []
+        for one in cut:
+            one.transport.abort()
+        return len(cut) // 2
+
+    port, server = site.port, await asyncio.start_server(serve, "127.0.0.1", 0)
+    site.port = server.sockets[0].getsockname()[1]
+    async with server:
+        try:
+            yield cut
+        finally:
+            cut()
+
+
+def calls(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of those that ask a source from now on."""
+    asked: list[str] = []
+    follower = site.dispatcher.outgoing.follower
+
+    def noting(request: pb.FollowRequest) -> Any:
+        asked.append(request.request_id)
+        return follower(request)
+
+    monkeypatch.setattr(site.dispatcher.outgoing, "follower", noting)
+    return asked
+
+
+async def test_a_connection_that_is_reset_costs_no_prompt(
+    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that one worker follows at another comes through one connection."""
+    async with cuttable(source) as cut:
+        for name in "abc":
+            target.start(of(source, start(name)))
+        for name in "ab":
+            source.start(start(name, phase=PHASE_PREFILL))
+        source.begun("a")
+        await until(lambda: target.host.begun == ["a#1"], "it pulls")
+        asked = calls(source, monkeypatch)
+        assert cut() == 1
+        await until(lambda: sorted(asked) == ["a", "b", "c"], "they ask again")
+        source.start(start("c", phase=PHASE_PREFILL))
+        for name in "abc":
+            source.prefilled(name)
+        await until(lambda: sorted(target.host.resumed) == ["a#1", "b#1", "c#1"], "all go on")
+    assert target.failed() == []
+    assert target.host.begun == ["a#1"]
+
+
+async def test_a_call_is_made_once_more_and_no_more(
+    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cuttable(source) as cut:
+        target.start(of(source, start("a")))
+        await followed(source)
+        asked = calls(source, monkeypatch)
+        assert cut() == 1
+        await until(lambda: asked == ["a"], "it asks again")
+        assert cut() == 1
+        assert (await target.fails()).code == Failed.CODE_SOURCE
+        assert asked == ["a"]
 
 
 @pytest.mark.parametrize("how", ["abort", "stream", "a later attempt"])

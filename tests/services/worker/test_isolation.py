@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from baton.handoff.params import asks_for_load
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.config import SchedulerSettings
 from baton.services.engine.host import EngineStep
@@ -29,17 +30,24 @@ from tests.services.worker.test_dispatcher import (
 
 
 class Engine(Host):
-    """Records its requests, and those that ran beside one that had to be alone."""
+    """Records its requests; fails where a step could have another one beside one that had to be alone."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside: list[str] = []
+        self.waits: set[str] = set()  # those without a token: no step has them
         self.alone: set[str] = set()
 
     def submit(self, request: Any) -> None:
         super().submit(request)
         self.inside.append(request.request_id)
-        assert len(self.inside) == 1 or not self.alone & set(self.inside), self.inside
+        if asks_for_load(params := request.kv_transfer_params) and not params["manifest"]:
+            self.waits.add(request.request_id)
+        self.check()
+
+    def check(self) -> None:
+        running = set(self.inside) - self.waits
+        assert len(running) < 2 or not self.alone & running, running
 
     def abort(self, internal_ids: list[str]) -> None:
         super().abort(internal_ids)
@@ -52,6 +60,8 @@ class Engine(Host):
     def resume(self, internal_id: str, epoch: int, manifest: Any, give_tokens: Any) -> None:
         super().resume(internal_id, epoch, manifest, give_tokens)
         assert internal_id in self.begun
+        self.waits.remove(internal_id)
+        self.check()
 
 
 class Worker:
@@ -295,6 +305,74 @@ async def test_what_is_not_in_the_engine_yet_is_not_moved_on(worker: Worker) -> 
     worker.end("s#1")
     await inside(worker, "a#1")
     assert worker.failed() == []
+
+
+async def test_what_waits_for_its_source_stays_through_a_trial(worker: Worker) -> None:
+    """No step can have it before its token is given, and its prompt may be half computed elsewhere."""
+    worker.dispatcher.start(worker.session, with_kv(start("a")))
+    worker.dispatcher.start(worker.session, with_kv(start("b")))
+    worker.start("s", 4)
+    await inside(worker, "a#1", "b#1", "s#1")
+    for name in ("a#1", "b#1"):
+        incoming(worker.dispatcher, name).on_begun(complete().manifest)
+    assert worker.engine.begun == ["a#1", "b#1"], "their pulls go on"
+    for name in ("b#1", "a#1"):
+        incoming(worker.dispatcher, name).on_complete(complete(5))
+    assert worker.engine.resumed == []
+    worker.end("s#1")
+    await until(lambda: bool(worker.engine.resumed), "they go on")
+    assert worker.engine.resumed == ["b#1", "a#1"]
+    assert worker.failed() == []
+
+
+async def test_what_has_its_token_as_a_trial_is_due_is_moved_on(worker: Worker) -> None:
+    worker.dispatcher.start(worker.session, with_kv(start("a")))
+    incoming(worker.dispatcher, "a#1").on_begun(complete().manifest)
+    incoming(worker.dispatcher, "a#1").on_complete(complete(5))
+    worker.start("s", 4)
+    assert worker.engine.submitted == ["a#1"]
+    await inside(worker, "s#1")
+    [failed] = worker.failed()
+    assert (failed.request_id, failed.code) == ("a", Failed.CODE_DRAINING)
+
+
+async def test_a_token_that_comes_while_others_get_time_to_end_waits_as_well(worker: Worker) -> None:
+    worker.start("b")
+    worker.dispatcher.start(worker.session, with_kv(start("a")))
+    incoming(worker.dispatcher, "a#1").on_begun(complete().manifest)
+    worker.start("s", 4)
+    incoming(worker.dispatcher, "a#1").on_complete(complete(5))
+    assert worker.engine.resumed == []
+    worker.end("b#1")
+    await inside(worker, "a#1", "s#1")
+    await until(lambda: worker.engine.resumed == ["a#1"], "the trial's turn ends for it")
+    assert [one.request_id for one in worker.failed()] == ["s"]
+
+
+async def test_what_is_aborted_while_its_token_waits_gets_none(worker: Worker) -> None:
+    worker.dispatcher.start(worker.session, with_kv(start("a")))
+    worker.start("s", 4)
+    await inside(worker, "a#1", "s#1")
+    incoming(worker.dispatcher, "a#1").on_begun(complete().manifest)
+    incoming(worker.dispatcher, "a#1").on_complete(complete(5))
+    worker.dispatcher.abort(["a"])
+    worker.end("s#1")
+    worker.start("b")
+    await inside(worker, "b#1")
+    assert worker.engine.resumed == []
+
+
+async def test_an_engine_that_breaks_under_a_trial_is_not_the_fault_of_what_waits_for_its_token(
+    worker: Worker,
+) -> None:
+    worker.dispatcher.start(worker.session, with_kv(start("a")))
+    worker.start("s", 4)
+    await inside(worker, "a#1", "s#1")
+    incoming(worker.dispatcher, "a#1").on_begun(complete().manifest)
+    incoming(worker.dispatcher, "a#1").on_complete(complete(5))
+    worker.dispatcher.on_failure(RuntimeError("CUDA error"))
+    codes = {one.request_id: one.code for one in worker.failed()}
+    assert codes == {"a": Failed.CODE_DRAINING, "s": Failed.CODE_ENGINE}
 
 
 async def test_one_with_a_grammar_is_tried_alone(worker: Worker) -> None:
