@@ -1,0 +1,74 @@
+"""Reservations for prompts that are still computed elsewhere leave blocks to the answers that grow.
+
+A DECODE reserves the blocks of its whole prompt before its source has said anything, and vLLM cannot take
+them back: answers that need another block would be preempted, and computed again, while these blocks wait for
+the source's queue. So, while requests run, such a reservation waits unless `GROWTH_TOKENS` for each of them
+stay free beside it: at 30 ms a token that is two seconds, in which most prompts are computed. It waits no
+longer once its source has said that something can be pulled.
+
+A request that waits so costs a step a few microseconds. The connector would be asked too late, as vLLM looks
+a prompt up in the prefix cache before.
+
+Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; _handle_blocked_waiting_request, which is asked of
+each request before anything else, and for False looks at the next one; _request_remaining_blocks, running,
+requests, deferred_waiting, block_size, kv_cache_config.kv_cache_groups,
+kv_cache_manager.block_pool.get_num_free_blocks), RequestStatus.WAITING.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from baton.services.engine.patches.replace import replace
+
+GROWTH_TOKENS = 64  # of each running request
+
+
+class EarlyLoads:
+    """The seam in a loaded engine's scheduler. For the engine's thread."""
+
+    def __init__(self, scheduler: Any, connector: Any) -> None:
+        """Hold reservations back from now on."""
+        from vllm.v1.request import RequestStatus
+
+        self._scheduler, self._connector = scheduler, connector
+        self._waiting = RequestStatus.WAITING
+        groups = len(scheduler.kv_cache_config.kv_cache_groups)
+        self._growth = groups * -(-GROWTH_TOKENS // scheduler.block_size)
+        self._kept = 0  # blocks, in this step
+        replace(scheduler, "schedule", self._counting, ("throttle_prefills",))
+        replace(scheduler, "_handle_blocked_waiting_request", self._holding, ("request",))
+
+    def heard(self, request_id: str) -> None:
+        """Count a request no longer among those that wait for something else than room."""
+        request = self._scheduler.requests.get(request_id)
+        if request is not None and request.status == self._waiting:
+            self._scheduler.deferred_waiting.discard(request)
+
+    def _counting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(throttle_prefills: bool = False) -> Any:
+            self._kept = self._growth * len(self._scheduler.running)
+            return schedule(throttle_prefills)
+
+        return counting
+
+    def _holding(self, ready: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        def holding(request: Any) -> bool:
+            if self._kept and self._connector.is_unheard(request.request_id) and not self._fits(request):
+                return False
+            return ready(request)
+
+        return holding
+
+    def _fits(self, request: Any) -> bool:
+        scheduler = self._scheduler
+        free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        needed: int = scheduler._request_remaining_blocks(request)
+        return free - needed >= self._kept
+
+
+def install(engine: Any) -> EarlyLoads | None:
+    """Hold a loaded engine's reservations back from now on; None where it hands no KV over."""
+    connector = engine.scheduler.get_kv_connector()
+    return EarlyLoads(engine.scheduler, connector) if connector is not None else None
