@@ -136,7 +136,6 @@ class EngineHost:
         self._draft_length: draft_length.DraftLengthSeam | None = None
         self._first_drafts: first_drafts.FirstDrafts | None = None
         self._giving_way: giving_way.GivingWay | None = None
-        self._early_loads: early_loads.EarlyLoads | None = None
         self._failed_step: failed_step.FailedStep | None = None
         self._cache_events: cache_events.CacheEvents | None = None
         self._load = EngineLoad()
@@ -259,7 +258,7 @@ class EngineHost:
             self._draft_length = draft_length.install(self._engine, spec)
             self._first_drafts = first_drafts.install(self._engine, spec)
             self._giving_way = giving_way.install(self._engine, measured_share=measures_share(self._plan))
-            self._early_loads = early_loads.install(self._engine)
+            early_loads.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
             self._failed_step = failed_step.install(self._engine)  # last, so that it wraps the other patches
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
@@ -353,7 +352,6 @@ class EngineHost:
     def _begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> bool:
         """Return whether a step is to tell the ranks of it. Else the end of the pull calls for one."""
         self._connector.begin_load(internal_id, epoch, manifest)
-        self._heard(internal_id)
         return not self._woken
 
     def _resume(
@@ -363,12 +361,7 @@ class EngineHost:
         if request is not None and not request.is_finished():  # else its load failed a moment ago
             give_tokens()
             self._connector.complete_load(internal_id, epoch, manifest)
-            self._heard(internal_id)
         return not self._woken
-
-    def _heard(self, internal_id: str) -> None:
-        if self._early_loads is not None:
-            self._early_loads.heard(internal_id)
 
     def _abort(self, internal_ids: list[str]) -> None:
         self._engine.abort_requests(internal_ids)

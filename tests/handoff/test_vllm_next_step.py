@@ -48,14 +48,11 @@ def prompt_of(name: str) -> list[int]:
 # In the engine's process.
 
 
-SEAM: list[Any] = []
-
-
 def install(engine: Engine) -> None:
     """Hold reservations back as the worker's host does."""
     from baton.services.engine.patches import early_loads
 
-    SEAM.append(early_loads.install(engine.core))
+    early_loads.install(engine.core)
 
 
 def loader() -> Any:
@@ -226,10 +223,8 @@ def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
         manager.block_pool.free_blocks(taken[:2])  # the answer's, meanwhile
         if word == "begun":
             engine.connector.begin_load(name, 1, manifest)
-            SEAM[0].heard(name)
             engine.run(lambda: not is_waiting(engine, name))
         engine.resume(name, tokens, manifest)
-        SEAM[0].heard(name)
         engine.run(lambda: len(engine.answers[name].tokens) > 0)
     finally:
         manager.get_computed_blocks = look

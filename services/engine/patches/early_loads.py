@@ -11,7 +11,7 @@ a prompt up in the prefix cache before.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; _handle_blocked_waiting_request, which is asked of
 each request before anything else, and for False looks at the next one; _request_remaining_blocks, running,
-requests, deferred_waiting, block_size, kv_cache_config.kv_cache_groups,
+deferred_waiting, block_size, kv_cache_config.kv_cache_groups,
 kv_cache_manager.block_pool.get_num_free_blocks), RequestStatus.WAITING.
 """
 
@@ -37,18 +37,15 @@ class EarlyLoads:
         groups = len(scheduler.kv_cache_config.kv_cache_groups)
         self._growth = groups * -(-GROWTH_TOKENS // scheduler.block_size)
         self._kept = 0  # blocks, in this step
+        self._held: set[Any] = set()  # requests
         replace(scheduler, "schedule", self._counting, ("throttle_prefills",))
         replace(scheduler, "_handle_blocked_waiting_request", self._holding, ("request",))
-
-    def heard(self, request_id: str) -> None:
-        """Count a request no longer among those that wait for something else than room."""
-        request = self._scheduler.requests.get(request_id)
-        if request is not None and request.status == self._waiting:
-            self._scheduler.deferred_waiting.discard(request)
 
     def _counting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         def counting(throttle_prefills: bool = False) -> Any:
             self._kept = self._growth * len(self._scheduler.running)
+            if self._held:
+                self._release()
             return schedule(throttle_prefills)
 
         return counting
@@ -56,10 +53,18 @@ class EarlyLoads:
     def _holding(self, ready: Callable[[Any], bool]) -> Callable[[Any], bool]:
         def holding(request: Any) -> bool:
             if self._kept and self._connector.is_unheard(request.request_id) and not self._fits(request):
+                self._held.add(request)
                 return False
             return ready(request)
 
         return holding
+
+    def _release(self) -> None:
+        """Let those whose source has spoken wait for room alone: vLLM may count them as deferred."""
+        heard = {one for one in self._held if not self._connector.is_unheard(one.request_id)}
+        self._held -= heard
+        waiting = {one for one in heard if one.status == self._waiting}
+        self._scheduler.deferred_waiting.difference_update(waiting)
 
     def _fits(self, request: Any) -> bool:
         scheduler = self._scheduler
@@ -68,7 +73,11 @@ class EarlyLoads:
         return free - needed >= self._kept
 
 
-def install(engine: Any) -> EarlyLoads | None:
-    """Hold a loaded engine's reservations back from now on; None where it hands no KV over."""
+def install(engine: Any) -> None:
+    """Hold a loaded engine's reservations back from now on, where it takes KV over.
+
+    To be called once, after giving_way.install: what that leaves out of a step grows in the next ones.
+    """
     connector = engine.scheduler.get_kv_connector()
-    return EarlyLoads(engine.scheduler, connector) if connector is not None else None
+    if connector is not None:
+        EarlyLoads(engine.scheduler, connector)

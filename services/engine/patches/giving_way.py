@@ -6,8 +6,8 @@ their KV, and go on in a later step, in turns. Where a request that goes first f
 short, preemptible ones are preempted as vLLM does it: they are computed again, or what is left of them in the
 prefix cache is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be
 next in the queue: there its time has come (services/prefill/fair_share.py). None is preempted for a request
-whose prompt is still computed elsewhere: that reserves blocks where there are some. Steps without one that goes first
-are short, while such requests come (services/prefill/step_length.py).
+whose prompt is still computed elsewhere: that reserves blocks where there are some. Steps without one that
+goes first are short, while such requests come (services/prefill/step_length.py).
 
 A request's class hangs on it as `standing`. Where all are of one class, a step costs a look at each.
 
@@ -319,8 +319,8 @@ class GivingWay:
 
     def _blocks(self, tokens: int) -> int:
         """Return how many KV blocks so many tokens may take."""
-        scheduler = self._scheduler
-        return len(scheduler.kv_cache_config.kv_cache_groups) * -(-tokens // scheduler.block_size)
+        groups, block = len(self._scheduler.kv_cache_config.kv_cache_groups), self._scheduler.block_size
+        return int(groups * -(-tokens // block))
 
     def _is_loaded(self, waits: Any) -> bool:
         """Return whether one that waits has all its KV from another worker, and decodes at once."""

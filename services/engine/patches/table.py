@@ -407,7 +407,7 @@ OBJECTS = (
             "vllm.v1.core.sched.scheduler:Scheduler._handle_blocked_waiting_request",
         ),
         processes=CORE,
-        until="vLLM preempts requests that wait for KV, or its KV connectors are asked before the prefix cache",
+        until="vLLM preempts requests that wait for KV, or asks its KV connectors before the prefix cache",
     ),
     ObjectPatch(
         file="services/engine/patches/failed_step.py",

@@ -44,7 +44,6 @@ class Told:
 
 
 GATE: list[Any] = []
-EARLY: list[Any] = []
 COUNT: list[str] = []  # of requests
 
 
@@ -53,7 +52,7 @@ def install(engine: Engine) -> None:
     from baton.services.engine.patches.giving_way import GivingWay
 
     GATE.append(GivingWay(engine.core.scheduler))
-    EARLY.append(early_loads.install(engine.core))
+    early_loads.install(engine.core)
 
 
 def add(
@@ -196,7 +195,6 @@ def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) ->
     until_tokens(engine, names, 12)
     before = sum(one.num_preemptions for one in requests)
     engine.resume("first", kept.tokens, kept.saved.manifest)
-    EARLY[0].heard("first")
     until_tokens(engine, ["first"], 1)
     after = sum(one.num_preemptions for one in requests)
     while engine.core.scheduler.has_requests():
@@ -207,7 +205,7 @@ def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) ->
 
 
 def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
-    """Let one that goes first find no blocks to reserve while there is a slot, and then blocks, but no slot."""
+    """Let one that goes first find no blocks to reserve while there is a slot; later blocks, but no slot."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     scheduler = engine.core.scheduler
@@ -227,7 +225,6 @@ def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -
     step(engine)
     before = sum(one.num_preemptions for one in requests)
     engine.resume("first", kept.tokens, kept.saved.manifest)
-    EARLY[0].heard("first")
     until_tokens(engine, ["first"], 1)
     after = sum(one.num_preemptions for one in requests)
     while scheduler.has_requests():
