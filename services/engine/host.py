@@ -283,8 +283,7 @@ class EngineHost:
         self.grammars.close()
 
     def _step_until_stopped(self) -> None:
-        engine = self._engine
-        scheduler = engine.scheduler
+        engine, scheduler = self._engine, self._engine.scheduler
         poll_s = _POLL_S
         # With several steps in flight, a step's results come with a later step, which must not wait.
         burst = engine.batch_queue_size if engine.batch_queue is not None else 1
