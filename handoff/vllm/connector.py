@@ -137,6 +137,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         """Return how many requests wait for a load, and need no step before a message says so."""
         return self._scheduler_side.idle_loads(told=told)
 
+    def is_unheard(self, request_id: str) -> bool:
+        """Return whether a request waits, without blocks, for a source that has not said anything."""
+        return self._scheduler_side.is_unheard(request_id)
+
     def begin_now(self, request_id: str, epoch: int, manifest: Manifest) -> None:
         """Do as `begin_load` does, from any thread and at once; nothing where ranks are other processes."""
         if self._near is not None:

@@ -66,6 +66,11 @@ class Loads:
         complete = wish.manifest is not None
         self._wished[request_id] = _Load(wish, wish.manifest, complete, time.monotonic())
 
+    def is_unheard(self, request_id: str) -> bool:
+        """Return whether a request has no blocks yet, and its source has not said anything."""
+        load = self._wished.get(request_id)
+        return load is not None and load.manifest is None
+
     def loadable_tokens(self, request: Any, num_computed: int) -> int:
         """Return the number of tokens beyond the first `num_computed` whose KV can be loaded.
 

@@ -120,6 +120,10 @@ class SchedulerSide:
         prompts = sum(prompt.wish.prefix is not None for prompt in self._to_save.values())
         return max(0, self._loads.waiting(begun=told) - prompts)
 
+    def is_unheard(self, request_id: str) -> bool:
+        """Return whether a request waits, without blocks, for a source that has not said anything."""
+        return self._loads.is_unheard(request_id) and request_id not in self._to_save
+
     def take_reports(self) -> Reports:
         """Return what ended since the last call.
 

@@ -34,7 +34,14 @@ from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, in
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import EngineFailed, RankLost, RequestRefused
 from baton.services.engine.grammars.engine import EngineGrammars
-from baton.services.engine.patches import draft_length, failed_step, first_drafts, giving_way, step_times
+from baton.services.engine.patches import (
+    draft_length,
+    early_loads,
+    failed_step,
+    first_drafts,
+    giving_way,
+    step_times,
+)
 from baton.services.errors import describe
 
 logger = logging.getLogger(__name__)
@@ -251,6 +258,7 @@ class EngineHost:
             self._draft_length = draft_length.install(self._engine, spec)
             self._first_drafts = first_drafts.install(self._engine, spec)
             self._giving_way = giving_way.install(self._engine, measured_share=measures_share(self._plan))
+            early_loads.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
             self._failed_step = failed_step.install(self._engine)  # last, so that it wraps the other patches
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
@@ -275,8 +283,7 @@ class EngineHost:
         self.grammars.close()
 
     def _step_until_stopped(self) -> None:
-        engine = self._engine
-        scheduler = engine.scheduler
+        engine, scheduler = self._engine, self._engine.scheduler
         poll_s = _POLL_S
         # With several steps in flight, a step's results come with a later step, which must not wait.
         burst = engine.batch_queue_size if engine.batch_queue is not None else 1

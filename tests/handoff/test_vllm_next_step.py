@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ import pytest
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
 from baton.protos.handoff_pb2 import Manifest
-from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill, queue_batches
+from harness.engines import (
+    BLOCK_SIZE,
+    CALL_S,
+    Engine,
+    EngineProcess,
+    Options,
+    generate,
+    prefill,
+    queue_batches,
+)
 from tests.handoff import checkpoints
 
 WRITTEN = 8
@@ -27,6 +37,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     settings = {"dtype": "float32", "enable_prefix_caching": False}
     with EngineProcess(Options(model, "both", engine=settings)) as started:
+        started.call(install)
         yield started
 
 
@@ -35,6 +46,13 @@ def prompt_of(name: str) -> list[int]:
 
 
 # In the engine's process.
+
+
+def install(engine: Engine) -> None:
+    """Hold reservations back as the worker's host does."""
+    from baton.services.engine.patches import early_loads
+
+    early_loads.install(engine.core)
 
 
 def loader() -> Any:
@@ -164,6 +182,59 @@ def given_up(engine: Engine, name: str, prompt: list[int], at: str) -> tuple[int
     return before, engine.free_blocks, str(loaded.problem) if loaded is not None else ""
 
 
+@dataclass
+class Growth:
+    tokens: list[int]
+    beside: list[int]
+    preempted: int
+    reserved: bool  # before the source said anything
+    behind: int = 0  # tokens of one that waited behind it, before the source said anything
+    lookups: int = 0  # of it in the prefix cache, by then
+
+
+def is_waiting(engine: Engine, name: str) -> bool:
+    """Return whether a request waits without blocks."""
+    return any(one.request_id == name for one in engine.core.scheduler.waiting)
+
+
+def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
+    """Let an answer grow, with few blocks beside those that a request would reserve, until its source speaks.
+
+    word: what it says first
+    """
+    tokens, manifest = saved(engine, name, prompt)
+    manager = engine.core.scheduler.kv_cache_manager
+    running = engine.add(f"{name}-beside", [5] * 40, 200)
+    engine.run(lambda: len(running.tokens) > 3)
+    request = engine.core.scheduler.requests[f"{name}-beside"]
+    taken = manager.block_pool.get_new_blocks(engine.free_blocks - -(-len(prompt) // BLOCK_SIZE) - 1)
+    lookups, look = list[str](), manager.get_computed_blocks
+
+    def noting(one: Any) -> Any:
+        lookups.append(one.request_id)
+        return look(one)
+
+    manager.get_computed_blocks = noting
+    reserve(engine, name, prompt)
+    behind = engine.add(f"{name}-behind", [7] * 20, 4)
+    try:
+        engine.run(lambda: len(running.tokens) > 100)
+        told = Growth([], [], 0, not is_waiting(engine, name), len(behind.tokens), lookups.count(name))
+        manager.block_pool.free_blocks(taken[:2])  # the answer's, meanwhile
+        if word == "begun":
+            engine.connector.begin_load(name, 1, manifest)
+            engine.run(lambda: not is_waiting(engine, name))
+        engine.resume(name, tokens, manifest)
+        engine.run(lambda: len(engine.answers[name].tokens) > 0)
+    finally:
+        manager.get_computed_blocks = look
+        manager.block_pool.free_blocks(taken[2:])
+    engine.run()
+    told.tokens, told.beside = tokens + engine.answers[name].tokens, running.tokens
+    told.preempted = request.num_preemptions
+    return told
+
+
 # In the test's own.
 
 
@@ -210,3 +281,18 @@ def test_one_that_is_given_up_leaves_nothing(engine: EngineProcess, at: str, end
     before, after, problem = engine.call(given_up, f"given-up-{at}", prompt_of(at), at)
     assert before == after
     assert problem.split(":")[0] == end
+
+
+@pytest.mark.parametrize("word", ["begun", "complete"])
+def test_answers_grow_while_another_prompt_is_computed_elsewhere(engine: EngineProcess, word: str) -> None:
+    name = f"tight-{word}"
+    prompt = prompt_of(name)
+    expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
+    beside = engine.call(generate, f"{name}-beside-alone", [5] * 40, 200)
+    told = engine.call(tight, name, prompt, word)
+    assert told.tokens == expected
+    assert told.beside == beside
+    assert told.preempted == 0
+    assert not told.reserved
+    assert told.lookups == 0  # one of a long prompt costs a millisecond
+    assert told.behind == 4  # others go on behind it

@@ -5,8 +5,9 @@ step that several classes want, requests of those that give way are left out as 
 their KV, and go on in a later step, in turns. Where a request that goes first finds no slot, or KV runs
 short, preemptible ones are preempted as vLLM does it: they are computed again, or what is left of them in the
 prefix cache is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be
-next in the queue: there its time has come (services/prefill/fair_share.py). Steps without one that goes first
-are short, while such requests come (services/prefill/step_length.py).
+next in the queue: there its time has come (services/prefill/fair_share.py). None is preempted for a request
+whose prompt is still computed elsewhere: that reserves blocks where there are some. Steps without one that
+goes first are short, while such requests come (services/prefill/step_length.py).
 
 A request's class hangs on it as `standing`. Where all are of one class, a step costs a look at each.
 
@@ -31,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.handoff.params import asks_for_load
 from baton.services.decode.step_share import STANDARD, Contest, Standing, StepShare
 from baton.services.engine.patches import accepted_states
 from baton.services.engine.patches.replace import replace
@@ -48,6 +50,11 @@ def standing_of(request: Any) -> Standing:
     """Return how a request and others give way to each other."""
     found: Standing = getattr(request, "standing", STANDARD)
     return found
+
+
+def _only_reserves(request: Any) -> bool:
+    """Return whether a request waits for KV whose prompt is not complete: it has no token yet."""
+    return not request.num_output_tokens and asks_for_load(request.kv_transfer_params)
 
 
 @dataclass(slots=True)
@@ -231,7 +238,8 @@ class GivingWay:
         if all(standing_of(one).priority == best for one in wanting):
             return self._alone() if best > self._first.priority else None
         newcomer = waits if standing_of(waits).priority == best else None
-        preempted = self._make_room(best, newcomer)
+        reserves = newcomer is not None and _only_reserves(newcomer)
+        preempted = self._make_room(best, None if reserves else newcomer)
         if preempted is None:
             return None
         first = [one for one in scheduler.running if standing_of(one).priority == best]
@@ -292,10 +300,27 @@ class GivingWay:
         scheduler = self._scheduler
         found = sorted(scheduler.requests[name] for name in scheduler.finished_recving_kv_req_ids)
         for one in scheduler.waiting:
-            if one not in scheduler.deferred_waiting:
+            if one not in scheduler.deferred_waiting and not self._finds_no_room(one):
                 found.append(one)
                 break
         return min(found, key=lambda one: standing_of(one).priority, default=None)
+
+    def _finds_no_room(self, one: Any) -> bool:
+        """Return whether one cannot begin, and has no claim to what others hold.
+
+        It would only reserve blocks, for a prompt that is still computed elsewhere. vLLM lets it while a slot
+        is free.
+        """
+        scheduler = self._scheduler
+        return _only_reserves(one) and (
+            len(scheduler.running) >= scheduler.max_num_active_reqs
+            or scheduler.kv_cache_manager.block_pool.get_num_free_blocks() < self._blocks(one.num_tokens)
+        )
+
+    def _blocks(self, tokens: int) -> int:
+        """Return how many KV blocks so many tokens may take."""
+        groups, block = len(self._scheduler.kv_cache_config.kv_cache_groups), self._scheduler.block_size
+        return int(groups * -(-tokens // block))
 
     def _is_loaded(self, waits: Any) -> bool:
         """Return whether one that waits has all its KV from another worker, and decodes at once."""

@@ -398,6 +398,18 @@ OBJECTS = (
         until="vLLM's scheduler orders what runs by priority, and bounds what the lower ones get of a step",
     ),
     ObjectPatch(
+        file="services/engine/patches/early_loads.py",
+        why="vLLM cannot take back the blocks of a request that waits for another worker's KV. The loaded "
+        "engine's scheduler does not look at one whose source has said nothing yet, while the running "
+        "requests would lack blocks to grow into.",
+        symbols=(
+            "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+            "vllm.v1.core.sched.scheduler:Scheduler._handle_blocked_waiting_request",
+        ),
+        processes=CORE,
+        until="vLLM preempts requests that wait for KV, or asks its KV connectors before the prefix cache",
+    ),
+    ObjectPatch(
         file="services/engine/patches/failed_step.py",
         why="vLLM ends an engine whose step raises, whichever request caused it. Between steps the host "
         "clears what such a step left behind and goes on; the loaded engine's schedule is wrapped to know "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,9 +48,11 @@ COUNT: list[str] = []  # of requests
 
 
 def install(engine: Engine) -> None:
+    from baton.services.engine.patches import early_loads
     from baton.services.engine.patches.giving_way import GivingWay
 
     GATE.append(GivingWay(engine.core.scheduler))
+    early_loads.install(engine.core)
 
 
 def add(
@@ -173,6 +175,64 @@ def loaded_scene(
     return told
 
 
+@dataclass
+class Reserved:
+    tokens: list[list[int]]
+    preempted_before: int  # until the prompt was complete
+    preempted: int  # until it decoded
+
+
+def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
+    """Let others decode in all slots, when one comes that goes first, whose prompt is computed elsewhere."""
+    kept = prefill(engine, "first", first)
+    assert kept.saved is not None
+    names = [f"batch {number}" for number in range(len(others))]
+    for name, prompt in zip(names, others, strict=True):
+        add(engine, name, prompt, BATCH, ANSWER)
+    until_tokens(engine, names, 2)
+    requests = [engine.core.scheduler.requests[name] for name in names]
+    add(engine, "first", first, FIRST, ANSWER, params=load_params(1, len(first)))
+    until_tokens(engine, names, 12)
+    before = sum(one.num_preemptions for one in requests)
+    engine.resume("first", kept.tokens, kept.saved.manifest)
+    until_tokens(engine, ["first"], 1)
+    after = sum(one.num_preemptions for one in requests)
+    while engine.core.scheduler.has_requests():
+        step(engine)
+    tokens = [engine.answers[name].tokens for name in names]
+    tokens.append(kept.tokens + engine.answers["first"].tokens)
+    return Reserved(tokens, before, after)
+
+
+def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
+    """Let one that goes first find no blocks to reserve while there is a slot; later blocks, but no slot."""
+    kept = prefill(engine, "first", first)
+    assert kept.saved is not None
+    scheduler = engine.core.scheduler
+    names = [f"batch {number}" for number in range(len(others))]
+    for name, prompt in zip(names[1:], others[1:], strict=True):
+        add(engine, name, prompt, BATCH, ANSWER)
+    until_tokens(engine, names[1:], 2)
+    pool = scheduler.kv_cache_manager.block_pool
+    taken = pool.get_new_blocks(engine.free_blocks - 5)
+    add(engine, "first", first, FIRST, ANSWER, params=load_params(1, len(first)))
+    step(engine)
+    assert scheduler.requests["first"] in scheduler.deferred_waiting
+    add(engine, names[0], others[0], BATCH, ANSWER)
+    until_tokens(engine, names[:1], 1)
+    pool.free_blocks(taken)
+    requests = [scheduler.requests[name] for name in names]
+    step(engine)
+    before = sum(one.num_preemptions for one in requests)
+    engine.resume("first", kept.tokens, kept.saved.manifest)
+    until_tokens(engine, ["first"], 1)
+    after = sum(one.num_preemptions for one in requests)
+    while scheduler.has_requests():
+        step(engine)
+    tokens = [engine.answers[name].tokens for name in names]
+    return Reserved([*tokens, kept.tokens + engine.answers["first"].tokens], before, after)
+
+
 # In the test's own.
 
 
@@ -256,3 +316,15 @@ def test_no_slot_is_given_twice_where_nobody_may_be_preempted(engine: EngineProc
     told = engine.call(loaded_scene, others, first, lasting)  # each step checks the slots
     assert told.tokens == alone
     assert told.steps > 0
+
+
+@pytest.mark.parametrize("arrives", [reserved_scene, held_back_scene])
+def test_nobody_loses_a_slot_to_one_whose_prompt_is_computed_elsewhere(
+    engine: EngineProcess, arrives: Callable[..., Reserved]
+) -> None:
+    others, first = prompts(SLOTS, 40), prompts(1, 100)[0]
+    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
+    told = engine.call(arrives, others, first)
+    assert told.tokens == alone
+    assert told.preempted_before == 0
+    assert told.preempted > 0  # its prompt is complete: it takes a slot at once

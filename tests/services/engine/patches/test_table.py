@@ -66,6 +66,7 @@ def test_every_patch_is_in_it() -> None:
         "draft_length",
         "first_drafts",
         "giving_way",
+        "early_loads",
         "failed_step",
     } == set(patches)
 

@@ -1,0 +1,83 @@
+"""Reservations for prompts that are still computed elsewhere leave blocks to the answers that grow.
+
+A DECODE reserves the blocks of its whole prompt before its source has said anything, and vLLM cannot take
+them back: answers that need another block would be preempted, and computed again, while these blocks wait for
+the source's queue. So, while requests run, such a reservation waits unless `GROWTH_TOKENS` for each of them
+stay free beside it: at 30 ms a token that is two seconds, in which most prompts are computed. It waits no
+longer once its source has said that something can be pulled.
+
+A request that waits so costs each step 4 us. The connector would be asked too late: vLLM looks a prompt up in
+the prefix cache before, for 100 us where 100,000 tokens are found.
+
+Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; _handle_blocked_waiting_request, which is asked of
+each request before anything else, and for False looks at the next one; _request_remaining_blocks, running,
+deferred_waiting, block_size, kv_cache_config.kv_cache_groups,
+kv_cache_manager.block_pool.get_num_free_blocks), RequestStatus.WAITING.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from baton.services.engine.patches.replace import replace
+
+GROWTH_TOKENS = 64  # of each running request
+
+
+class EarlyLoads:
+    """The seam in a loaded engine's scheduler. For the engine's thread."""
+
+    def __init__(self, scheduler: Any, connector: Any) -> None:
+        """Hold reservations back from now on."""
+        from vllm.v1.request import RequestStatus
+
+        self._scheduler, self._connector = scheduler, connector
+        self._waiting = RequestStatus.WAITING
+        groups = len(scheduler.kv_cache_config.kv_cache_groups)
+        self._growth = groups * -(-GROWTH_TOKENS // scheduler.block_size)
+        self._kept = 0  # blocks, in this step
+        self._held: set[Any] = set()  # requests
+        replace(scheduler, "schedule", self._counting, ("throttle_prefills",))
+        replace(scheduler, "_handle_blocked_waiting_request", self._holding, ("request",))
+
+    def _counting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(throttle_prefills: bool = False) -> Any:
+            self._kept = self._growth * len(self._scheduler.running)
+            if self._held:
+                self._release()
+            return schedule(throttle_prefills)
+
+        return counting
+
+    def _holding(self, ready: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        def holding(request: Any) -> bool:
+            if self._kept and self._connector.is_unheard(request.request_id) and not self._fits(request):
+                self._held.add(request)
+                return False
+            return ready(request)
+
+        return holding
+
+    def _release(self) -> None:
+        """Let those whose source has spoken wait for room alone: vLLM may count them as deferred."""
+        heard = {one for one in self._held if not self._connector.is_unheard(one.request_id)}
+        self._held -= heard
+        waiting = {one for one in heard if one.status == self._waiting}
+        self._scheduler.deferred_waiting.difference_update(waiting)
+
+    def _fits(self, request: Any) -> bool:
+        scheduler = self._scheduler
+        free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        needed: int = scheduler._request_remaining_blocks(request)
+        return free - needed >= self._kept
+
+
+def install(engine: Any) -> None:
+    """Hold a loaded engine's reservations back from now on, where it takes KV over.
+
+    To be called once, after giving_way.install: what that leaves out of a step grows in the next ones.
+    """
+    connector = engine.scheduler.get_kv_connector()
+    if connector is not None:
+        EarlyLoads(engine.scheduler, connector)
