@@ -294,5 +294,5 @@ def test_answers_grow_while_another_prompt_is_computed_elsewhere(engine: EngineP
     assert told.beside == beside
     assert told.preempted == 0
     assert not told.reserved
-    assert told.lookups == 0  # one of a long prompt costs a millisecond
+    assert told.lookups == 0  # one of a long prompt costs milliseconds
     assert told.behind == 4  # others go on behind it

@@ -7,7 +7,7 @@ stay free beside it: at 30 ms a token that is two seconds, in which most prompts
 longer once its source has said that something can be pulled.
 
 A request that waits so costs each step 4 us. The connector would be asked too late: vLLM looks a prompt up in
-the prefix cache before, for 100 us where 100,000 tokens are found.
+the prefix cache before, for 7 ms where 100,000 tokens are found.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; _handle_blocked_waiting_request, which is asked of
 each request before anything else, and for False looks at the next one; _request_remaining_blocks, running,
