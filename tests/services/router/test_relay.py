@@ -218,7 +218,8 @@ async def test_where_the_staging_of_the_only_prefill_worker_stays_full_the_decod
     right(await cluster.ask(LONG), LONG, 8)
     assert [start.epoch for start in prefill.seen.starts] == [1]
     tried = [(start.epoch, start.HasField("source")) for start in decode.seen.starts]
-    assert tried == [(1, True), (2, False)]
+    # The refusal may have come before the router was connected to the decode worker.
+    assert tried in ([(1, True), (2, False)], [(2, False)])
     assert cluster.count("retries_total", trouble="refused", worker="p0") == 1
     right(await cluster.ask(PROMPT), PROMPT, 8)  # the next request is asked of it again
     assert len(prefill.seen.starts) == 2
