@@ -3,12 +3,11 @@
 from harness.overbooking import overbook
 
 
-async def test_nobody_is_overbooked_and_the_eldest_go_first() -> None:
+async def test_nobody_is_overbooked() -> None:
     figures = await overbook(4.0, routers=12, times=3.0, schedulers=1)
     assert (figures["failed"], figures["fullest"]) == (0, 1.0)  # full, and not beyond
     assert list(figures["refused by workers, times"]) == ["0"]
     assert figures["placed"] > 80
-    assert figures["overtaken"] < 0.05 * figures["placed"]
 
 
 async def test_of_two_schedulers_the_workers_refuse_what_both_gave_away() -> None:

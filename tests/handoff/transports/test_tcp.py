@@ -34,7 +34,7 @@ from baton.security import identity
 from baton.security.authority import Authority
 from baton.security.identity import Identity
 from baton.security.names import Name, Role
-from harness.support import PATIENCE, eventually
+from harness.support import PATIENCE, eventually, free_ports
 from tests.handoff.remote import RemoteSource
 from tests.handoff.server import Chunk, FalseSource, connect, knock
 from tests.handoff.transports.test_transports import drain, pull_of
@@ -46,9 +46,9 @@ MIB = 1 << 20
 class Source:
     """A rank that saved random records, in this process."""
 
-    def __init__(self, record_bytes: int = 4096, slots: int = 64) -> None:
+    def __init__(self, record_bytes: int = 4096, slots: int = 64, port: int = 0) -> None:
         self.staging = Staging(Arena((slots + 4) * (record_bytes + 4096), record_bytes), 30.0)
-        self.service = HandoffService(self.staging, 0, "127.0.0.1:0", 4 * MIB)
+        self.service = HandoffService(self.staging, 0, f"127.0.0.1:{port}", 4 * MIB)
         self.record_bytes = record_bytes
         self.data: Bytes = np.empty((0, record_bytes), np.uint8)
         self.entry: Entry
@@ -295,13 +295,11 @@ def test_a_connection_that_the_source_closed_meanwhile_is_made_anew(
 
 
 def test_a_source_that_began_anew_at_its_address_is_found(tcp: Tcp) -> None:
-    with closing(Source()) as before:
+    port = free_ports()
+    with closing(Source(port=port)) as before:
         before.save(4)
         assert np.array_equal(drain(tcp, before.pull()), before.data)
-        address = before.service.address
-    with closing(Source()) as after:
-        after.service.close(0)
-        after.service = HandoffService(after.staging, 0, address, MIB)
+    with closing(Source(port=port)) as after:
         after.save(4)
         assert np.array_equal(drain(tcp, after.pull()), after.data)
 

@@ -144,6 +144,7 @@ async def test_a_source_that_saved_too_late_may_be_lost(
     await cluster.send("q", PROMPT)
     state = cluster.client._relays["q"].state
     await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the source has saved")
+    await until(lambda: decode.seen.starts, "the decode worker waits for the prompt")
     assert [start.phase for start in decode.seen.starts] == [PHASE_DECODE]
     stream = cluster.pool._streams["d0"]
     await source.die()
