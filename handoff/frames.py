@@ -98,7 +98,7 @@ class Line:
         """Send a frame. before: bytes to go ahead of it. Raises Broken, and what `look` raises."""
         prefix = _PREFIX.pack(frame.kind, len(frame.head), frame.first_block, frame.records)
         rest = memoryview(b"") if body is None else body.reshape(-1).data
-        if self._send_seal is None or frame.kind == SHUT:
+        if self._send_seal is None:
             self._write([memoryview(part) for part in (before, prefix, frame.head, rest)], look)
             return
         head = memoryview(bytearray(len(frame.head) + _TAG_BYTES))
@@ -114,12 +114,11 @@ class Line:
         if parts:
             self._write(parts, look)
 
-    def receive(self, look: Callable[[], None] = nothing, silent_s: float = 0.0) -> Frame:
-        """Return the next frame; if it brings records, those are to be received next.
+    def receive(self, look: Callable[[], None] = nothing, silent_s: float = SILENT_S) -> Frame:
+        """Return the next frame. If it brings records, `receive_records` must be called next.
 
-        silent_s: SILENT_S by default. Raises Broken, and what `look` raises.
+        Raises Broken, and what `look` raises.
         """
-        silent_s = silent_s or SILENT_S
         prefix = bytes(self._read_new(_PREFIX.size, look, silent_s))
         kind, size, first_block, records = _PREFIX.unpack(prefix)
         head = b""

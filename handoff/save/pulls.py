@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
 from baton.handoff.config import MAX_PULL_S
 from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, SourceBusy
 from baton.handoff.frames import FAIL, MOST_RECORDS, PULL, RECORDS, WAIT, WAIT_S, Broken, Frame, Line
-from baton.handoff.records import Records
-from baton.handoff.save.entry import Key
 from baton.handoff.save.staging import Staging
 from baton.protos.handoff_pb2 import PullRequest
 
@@ -63,17 +61,13 @@ class Pulls:
         look = _Watch(line)
         most = min(self._chunk_bytes, min(request.at_once, MOST_RECORDS) * self._staging.record_bytes)
         blocks = request.first_block, request.num_blocks
-        with self._room(request), contextlib.closing(self._read(key, blocks, most, look.waiting)) as chunks:
+        chunks = self._staging.read(*key, blocks, most, look.waiting)
+        with self._room(request), contextlib.closing(chunks):
             for records in chunks:
                 head = records.digests.astype("<u8", copy=False).tobytes()
                 frame = Frame(RECORDS, head, records.first_block, len(records.data))
                 line.send(frame, records.data, look.sending)
                 look.sent()
-
-    def _read(
-        self, key: Key, blocks: tuple[int, int], most: int, look: Callable[[], None]
-    ) -> Generator[Records]:
-        yield from self._staging.read(*key, blocks, most, look)
 
     @contextlib.contextmanager
     def _room(self, request: PullRequest) -> Iterator[None]:

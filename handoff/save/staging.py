@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from baton.handoff import digests, windows
 from baton.handoff.errors import HandoffError, LeaseExpired, MalformedManifest, UnknownHandoff
@@ -146,7 +146,7 @@ class Staging:
         blocks: tuple[int, int] | None,
         chunk_bytes: int,
         check: Callable[[], None] = _nothing,
-    ) -> Iterator[Records]:
+    ) -> Generator[Records]:
         """Yield an entry's records in order, chunk by chunk, each as soon as it is whole.
 
         blocks: the first, and how many; None: all. check: called while a chunk is waited for, and may raise.

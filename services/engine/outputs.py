@@ -119,7 +119,7 @@ def end_of_prefill(
     *,
     tokens: Sequence[int],
     drafts: Sequence[int] = (),
-) -> tuple[worker_pb2.Saved, worker_pb2.Complete | worker_pb2.Problem] | None:
+) -> tuple[worker_pb2.Saved, worker_pb2.Complete | reports.Problem] | None:
     """Make what a router, and the worker that follows, are to know of the KV with a prefill's last output.
 
     None: nobody will want it. A prefill is cut after one token. Where the cut alone ended it, the output is
@@ -142,7 +142,7 @@ def end_of_prefill(
         lacks = reports.Problem.of(SaveFailed("the engine kept no KV of this request"))
         problem = (saved.problem if saved is not None else None) or lacks
         told.problem = str(problem)
-        return told, worker_pb2.Problem(name=problem.name, text=problem.text)
+        return told, problem
     manifest = saved.manifest
     told.saved_at_s, told.save_ms, told.chunks = manifest.saved_at_s, manifest.save_ms, manifest.chunks
     return told, worker_pb2.Complete(manifest=manifest, token_ids=tokens, draft_token_ids=drafts)

@@ -13,8 +13,8 @@ from typing import Any
 from baton.block_log import BlockLogs
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import NotCached
-from baton.handoff.reports import Loaded, Saved
-from baton.protos import scheduler_pb2, worker_pb2
+from baton.handoff.reports import Loaded, Problem, Saved
+from baton.protos import scheduler_pb2
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import (
     PHASE_DECODE,
@@ -307,7 +307,7 @@ class Dispatcher:
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
-        self._nothing(attempt, worker_pb2.Problem(name=saved.problem.name, text=saved.problem.text))
+        self._nothing(attempt, saved.problem)
         self._end(attempt)
         self._host.abort([attempt.internal_id])
         lacks = isinstance(saved.problem.to_error(), NotCached)
@@ -356,7 +356,7 @@ class Dispatcher:
         self._end(attempt)
         return True
 
-    def _nothing(self, attempt: RunningAttempt, problem: worker_pb2.Problem) -> None:
+    def _nothing(self, attempt: RunningAttempt, problem: Problem) -> None:
         """Tell whoever follows a prompt that its KV is not kept."""
         if attempt.phase != PHASE_DECODE:
             self.outgoing.over(attempt.request_id, attempt.epoch, problem)

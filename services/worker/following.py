@@ -45,7 +45,7 @@ CONNECT_S = 5.0
 AGAIN_S = 1.0  # to connect after a connection broke
 PAUSE_S = 0.05  # before that, at most
 IDLE_S = 300.0  # of a channel, before it is closed
-MAX_LINES = 256  # above this, idle ones are closed at once
+MAX_CHANNELS = 256  # above this, idle ones are closed at once
 
 # The source answers, but not as was hoped. Any other status is a broken call.
 _REFUSALS: Mapping[grpc.StatusCode, type[HandoffError]] = MappingProxyType(
@@ -88,7 +88,7 @@ class Following:
 
     def __init__(self) -> None:
         self._dialler = rpc.Dialler(Role.WORKER)
-        self._lines: dict[str, _Kept] = {}  # by address
+        self._channels: dict[str, _Kept] = {}  # by address
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -165,7 +165,7 @@ class Following:
         finally:
             kept.calls -= 1
             kept.used = time.monotonic()
-            if not kept.calls and self._lines.get(kept.address) is not kept:
+            if not kept.calls and self._channels.get(kept.address) is not kept:
                 self._close(kept)
         hung_up = TransportFailed("the source hung up before its prompt was complete")
         raise _FailureError(Event.LOST, hung_up, broke=True)
@@ -173,25 +173,25 @@ class Following:
     # Channels.
 
     def _kept(self, address: str) -> _Kept:
-        kept = self._lines.get(address)
+        kept = self._channels.get(address)
         credentials = self._dialler.credentials
         if kept is not None and kept.credentials is not credentials:  # this process has another certificate
-            del self._lines[address]
+            del self._channels[address]
             if not kept.calls:
                 self._close(kept)
             kept = None
         if kept is None:
-            if len(self._lines) >= MAX_LINES:
+            if len(self._channels) >= MAX_CHANNELS:
                 self._close_idle(0.0)
             channel = self._dialler.aio_channel(address)
             stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
-            kept = self._lines[address] = _Kept(address, credentials, channel, stub)
+            kept = self._channels[address] = _Kept(address, credentials, channel, stub)
             self._look_later()
         kept.used = time.monotonic()
         return kept
 
     def _look_later(self) -> None:
-        if self._timer is None and self._lines:
+        if self._timer is None and self._channels:
             self._timer = asyncio.get_running_loop().call_later(IDLE_S / 2, self._look)
 
     def _look(self) -> None:
@@ -201,9 +201,9 @@ class Following:
 
     def _close_idle(self, idle_s: float) -> None:
         until = time.monotonic() - idle_s
-        for address, kept in list(self._lines.items()):
+        for address, kept in list(self._channels.items()):
             if not kept.calls and kept.used <= until:
-                del self._lines[address]
+                del self._channels[address]
                 self._close(kept)
 
     def _close(self, kept: _Kept) -> None:

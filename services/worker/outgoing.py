@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 
 import grpc
 
@@ -44,25 +44,13 @@ MAX_REMEMBERED = 4096
 _ENDS = "this worker ends"
 
 
-class State(Enum):
-    """The states of an attempt's KV."""
+class State(IntEnum):
+    """The states of an attempt's KV. It never goes back to an earlier one."""
 
-    PROMISED = "promised"  # the attempt is here
-    BEGUN = "begun"  # some can be pulled
-    KEPT = "kept"  # all can
-    NOTHING = "nothing"  # none ever (again)
-
-
-_MOVES = frozenset(
-    {
-        (State.PROMISED, State.BEGUN),
-        (State.PROMISED, State.KEPT),
-        (State.BEGUN, State.KEPT),
-        (State.PROMISED, State.NOTHING),
-        (State.BEGUN, State.NOTHING),
-        (State.KEPT, State.NOTHING),
-    }
-)
+    PROMISED = 0  # the attempt is here
+    BEGUN = 1  # some can be pulled
+    KEPT = 2  # all can
+    NOTHING = 3  # none ever (again)
 
 
 class NotFollowedError(BatonError):
@@ -128,8 +116,8 @@ class _Handoff:
     follower: Follower | None = None
 
     def move(self, to: State) -> bool:
-        """Go to another state, or stay where that is not the next one. Return whether it moved."""
-        if (self.state, to) not in _MOVES:
+        """Go to a later state; stay where `to` is not later. Return whether it moved."""
+        if to <= self.state:
             return False
         self.state = to
         return True
@@ -188,7 +176,7 @@ class Outgoing:
         handoff.end = FollowReply(complete=complete)
         handoff.tell(handoff.end)
 
-    def over(self, request_id: str, epoch: int, problem: worker_pb2.Problem | None = None) -> None:
+    def over(self, request_id: str, epoch: int, problem: Problem | None = None) -> None:
         """Tell that the attempt ended without a save: its first token was its last, or it was aborted.
 
         Harmless where its KV is kept, or it was over.
@@ -196,7 +184,8 @@ class Outgoing:
         handoff = self._of(request_id, epoch)
         if handoff is not None and handoff.state is not State.KEPT:
             self._end(
-                handoff, problem or _problem(NothingSaved("its first token was its last, or it was aborted"))
+                handoff,
+                problem or Problem.of(NothingSaved("its first token was its last, or it was aborted")),
             )
 
     # Its end.
@@ -204,18 +193,18 @@ class Outgoing:
     def release(self, request_id: str) -> None:
         """Let go of a request's KV, which its router does not want any more."""
         if (handoff := self._handoffs.get(request_id)) is not None:
-            self._end(handoff, _problem(UnknownHandoff("its router has released it")))
+            self._end(handoff, Problem.of(UnknownHandoff("its router has released it")))
 
     def release_of_session(self, session: int) -> None:
         """Let go of the KV that a router's stream has asked for."""
         for handoff in [one for one in self._handoffs.values() if one.session == session]:
-            self._end(handoff, _problem(UnknownHandoff("the stream of its router has ended")))
+            self._end(handoff, Problem.of(UnknownHandoff("the stream of its router has ended")))
 
     def supersede(self, request_id: str, epoch: int) -> None:
         """Let go of the KV of earlier attempts at a request than this one."""
         handoff = self._handoffs.get(request_id)
         if handoff is not None and handoff.epoch < epoch:
-            self._end(handoff, _problem(StaleEpoch(f"attempt {epoch} has taken its place")))
+            self._end(handoff, Problem.of(StaleEpoch(f"attempt {epoch} has taken its place")))
 
     def hang_up(self) -> None:
         """Send all followers away, and those that still come: this worker ends."""
@@ -346,16 +335,16 @@ class Outgoing:
         del self._leased[handoff.request_id]
         if handoff.state is State.KEPT:
             handoff.manifest = None
-            self._end(handoff, _problem(error))
+            self._end(handoff, Problem.of(error))
 
-    def _end(self, handoff: _Handoff, problem: worker_pb2.Problem) -> None:
+    def _end(self, handoff: _Handoff, problem: Problem) -> None:
         """Leave nothing of it but the problem, and that for a while."""
         told = handoff.state is State.KEPT  # its follower has heard its end
         if not handoff.move(State.NOTHING):
             return
         manifest, handoff.manifest = handoff.manifest, None
         self._leased.pop(handoff.request_id, None)
-        handoff.end = FollowReply(problem=problem)
+        handoff.end = FollowReply(problem=worker_pb2.Problem(name=problem.name, text=problem.text))
         if not told:
             handoff.tell(handoff.end)
         handoff.until_s = time.monotonic() + REMEMBER_S
@@ -375,8 +364,3 @@ class Outgoing:
         self._past.pop(request_id, None)
         self._leased.pop(request_id, None)
         self._handoffs.pop(request_id, None)
-
-
-def _problem(error: HandoffError) -> worker_pb2.Problem:
-    found = Problem.of(error)
-    return worker_pb2.Problem(name=found.name, text=found.text)

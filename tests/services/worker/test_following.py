@@ -373,18 +373,18 @@ async def test_channels_are_kept_while_they_are_used_and_closed_when_idle(
     target.start(of(source, start("a")))
     await followed(source)
     calls._close_idle(0.0)
-    assert len(calls._lines) == 1  # it is in use
+    assert len(calls._channels) == 1  # it is in use
     target.start(of(source, start("b")))
     await followed(source, 2)
-    assert len(calls._lines) == 1
+    assert len(calls._channels) == 1
     target.dispatcher.abort(["a", "b"])
-    await until(lambda: not calls._lines and not calls._closing, "it is closed")
+    await until(lambda: not calls._channels and not calls._closing, "it is closed")
 
 
 async def test_many_sources_leave_no_more_channels_than_the_bound(
     source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "MAX_LINES", 1)
+    monkeypatch.setattr(following, "MAX_CHANNELS", 1)
     target.start(of(source, start("a")))
     await followed(source)
     target.dispatcher.abort(["a"])
@@ -393,7 +393,7 @@ async def test_many_sources_leave_no_more_channels_than_the_bound(
     other.source.CopyFrom(pb.Source(worker_id="q", address="127.0.0.1:9", request_id="b", key=KEY, tokens=20))
     target.start(other)
     await target.fails()
-    assert list(target.dispatcher._entrance._following._lines) == ["127.0.0.1:9"]
+    assert list(target.dispatcher._entrance._following._channels) == ["127.0.0.1:9"]
 
 
 async def test_a_certificate_that_is_replaced_breaks_no_call(
@@ -415,7 +415,7 @@ async def test_a_certificate_that_is_replaced_breaks_no_call(
             source.start(start("a", phase=PHASE_PREFILL))
             source.prefilled("a")
             await until(lambda: target.host.resumed == ["a#1"], "it goes on")
-            await until(lambda: len(calls._lines) == 1 and not calls._closing, "the old channel is closed")
+            await until(lambda: len(calls._channels) == 1 and not calls._closing, "the old channel is closed")
             assert target.failed() == []
 
 

@@ -375,7 +375,7 @@ class Handoffs(RuleBasedStateMachine):
         if attempt is None or attempt.prepared.saves is False:
             return
         handoff = self.p.dispatcher.outgoing._handoffs[attempt.request_id]
-        if handoff.state.value != "promised":
+        if handoff.state is not outgoing.State.PROMISED:
             return
         step = EngineStep(begun=(Begun(attempt.internal_id, attempt.epoch, self._manifest(attempt)),))
         self.do(self.p.dispatcher.on_step, step)
@@ -410,7 +410,7 @@ class Handoffs(RuleBasedStateMachine):
     def pull_all(self, which: int) -> None:
         """Let P hear with the next renewal that its ranks hold it no more."""
         handoffs = self.p.dispatcher.outgoing
-        kept = [one.manifest for one in handoffs._leased.values() if one.state.value == "kept"]
+        kept = [one.manifest for one in handoffs._leased.values() if one.state is outgoing.State.KEPT]
         asked = handoffs.to_renew(600.0)
         if kept:
             one = kept[which % len(kept)]
