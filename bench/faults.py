@@ -49,19 +49,18 @@ EVERY = 4  # one in so many prompts
 
 HEAD = """# Runbooks
 
-Written by `python -m bench faults --page`. Each alert of `deploy/prometheus/rules.yaml` has a page: what it
-means, how to look, what to do.
+Written by `python -m bench faults --page`. Each alert of `deploy/prometheus/rules.yaml` has a page.
 
 """
 CATALOGUE = f"""
 ## Fault catalogue
 
-Each fault of the [chaos runs](../reliability.md) that an operator should hear of, and the alert that names
-it. It must fire within {GOAL_S:g} s of Prometheus' first notice of it, with a scrape every {EVERY_S} s.
+The faults of the [chaos runs](../reliability.md) that an operator should hear of, each with the alert that
+names it. It must fire within {GOAL_S:g} s of Prometheus noticing the fault, with a scrape every {EVERY_S} s.
 
 """
 UNHEARD_HEAD = """
-These raise none of their own:
+These faults raise no alert of their own:
 
 """
 
@@ -181,24 +180,29 @@ def page(result: Path = stats.RESULTS / f"{RESULT}.json") -> str:
         [f"[{one.name}]({one.name}.md)", one.severity, _waits(one.for_s), _plain(one.summary)]
         for one in ALERTS
     ]
-    unheard = [["fault", "why"], ["---"] * 2, *([f"`{name}`", why] for name, why in UNHEARD.items())]
     catalogue = "\n".join(_catalogue(measured))
-    return f"{HEAD}{_table(alerts)}\n{CATALOGUE}{catalogue}\n{UNHEARD_HEAD}{_table(unheard)}\n"
+    return f"{HEAD}{_table(alerts)}\n{CATALOGUE}{catalogue}\n{UNHEARD_HEAD}{_unheard()}\n"
+
+
+def _unheard() -> str:
+    by_reason: dict[str, list[str]] = {}
+    for name, why in UNHEARD.items():
+        by_reason.setdefault(why, []).append(f"`{name}`")
+    return "\n".join(f"- {', '.join(names)}: {why}" for why, names in by_reason.items())
 
 
 def _catalogue(measured: dict[str, Any]) -> list[str]:
     found = {one["fault"]: one for one in measured.get("faults", [])}
     head = ["fault", "what happens", "alert"]
     if found:
-        head += ["noticed, s", "fires, s", "alerts beside it", "live page then"]
+        head += ["noticed, s", "fires, s", "alerts beside it"]
     rows = [head, ["---"] * len(head)]
     for name, alert in NAMED.items():
-        row = [f"`{name}`", FAULTS[name].about.rstrip("."), f"[{alert}]({alert}.md)"]
+        row = [_pictured(name), FAULTS[name].about.rstrip("."), f"[{alert}]({alert}.md)"]
         if found:
             one = found.get(name, {})
             others = ", ".join(one.get("others", [])) or "-"
-            shot = f"[picture](../figures/faults/{name}.jpg)" if (SHOTS / f"{name}.jpg").is_file() else "-"
-            row += [_seconds(one.get("noticed_s")), _seconds(one.get("fired_s")), others, shot]
+            row += [_seconds(one.get("noticed_s")), _seconds(one.get("fired_s")), others]
         rows.append(row)
     if not found:
         return [_table(rows), "", "`python -m bench faults` measures the seconds until each fires."]
@@ -207,10 +211,15 @@ def _catalogue(measured: dict[str, Any]) -> list[str]:
     return [
         _table(rows),
         "",
-        f"Seconds since the fault began (its harm is done within half a second); {machine['cores']} cores "
-        f"({machine['cpu']}), {machine['when']}, by `python -m bench faults`.",
+        f"Seconds since the fault began, on {machine['cores']} cores ({machine['cpu']}), {machine['when']}, "
+        "by `python -m bench faults`. A fault's link shows the live page when the alert fired.",
         f"Alerts in {healthy['seconds'] / 60:.0f} healthy minutes under load: {alerts}.",
     ]
+
+
+def _pictured(fault: str) -> str:
+    shot = SHOTS / f"{fault}.jpg"
+    return f"[`{fault}`](../figures/faults/{shot.name})" if shot.is_file() else f"`{fault}`"
 
 
 def _seconds(value: float | None) -> str:

@@ -32,7 +32,7 @@ DECODE = Role("decode", scheduler_pb2.ROLE_DECODE, decodes=True)
 # Does both: the aggregated mode, and either side of a handoff.
 MIXED = Role("mixed", scheduler_pb2.ROLE_MIXED, decodes=True, needs_handoffs=False)
 
-# The protocol has exactly these: other packages cannot add roles (docs/decisions/0020-one-registry.md).
+# The protocol has exactly these: other packages cannot add roles (docs/decisions/0021-rooms-of-the-code.md).
 ROLES: Registry[Role] = Registry(
     "role",
     Role,

@@ -49,7 +49,7 @@ NAMED = {
     "kill-router": _DOWN,
     "hang-router": _DOWN,
 }
-_PLANNED, _SHORT = "an operator does it", "shorter than a lease: nobody is missed"
+_PLANNED, _SHORT = "an operator does it", "it is shorter than a lease, so nobody is missed"
 UNHEARD = {
     "pause-worker": _SHORT,
     "interrupt-network": _SHORT,
@@ -60,8 +60,8 @@ UNHEARD = {
     "flip-role": _PLANNED,
     "drain-scheduler": _PLANNED,
     "drain-router": _PLANNED,
-    "kill-watcher": "no request needs it; the worker killed with it is as of kill-decode",
-    "delay-network": "slower, and within the deadlines: the time to first token shows it",
+    "kill-watcher": "no request needs it (the worker that dies with it is in kill-decode)",
+    "delay-network": "everything stays within its deadline; the time to first token shows it",
     "slow-redis": "no request needs it",
 }
 HOLD_S = {"kill-router": 2.0}  # longer than by default, so that it is seen, but for this one

@@ -2,7 +2,7 @@
 
 A comment (`: keep-alive`) is for proxies that give up on a silent connection; clients ignore it. It is sent
 when a stream of any API has been silent for `every_s` seconds. Before the first event it begins the
-response, which otherwise waits for that event (docs/decisions/0003).
+response, which otherwise waits for that event (docs/decisions/0015).
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
 async def test_where_the_staging_of_the_only_prefill_worker_stays_full_the_decode_worker_prefills(
     cluster: Cluster,
 ) -> None:
-    """This happens while the staging of a 1P1D stays full: docs/decisions/0018-staging-is-slots.md."""
+    """This happens while the staging of a 1P1D stays full (docs/decisions/0038)."""
     prefill, decode = await cluster.pair()
     prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STAGING))
     right(await cluster.ask(LONG), LONG, 8)
