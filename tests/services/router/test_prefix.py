@@ -138,12 +138,16 @@ async def test_a_source_that_saved_too_late_may_be_lost(
 ) -> None:
     """The prefill worker computes all of the prompt by then."""
     monkeypatch.setattr(prefix, "BEGINNING_S", 0.0)
-    prefill, source, decode = await holding(cluster, decode=2)
+    prefill, source = await holding(cluster)
+    source.faults.append(Fault(PHASE_DECODE, silent=True))
+    await cluster.send("has the source's room", [1, 2, 3])
+    await until(lambda: source.seen.starts and len(prefill.seen.starts) == 1, "it is placed")
+    decode = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE))
     prefill.patience_s = 0.0
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     await cluster.send("q", PROMPT)
     state = cluster.client._relays["q"].state
-    await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the source has saved")
+    await until(lambda: len(prefill.seen.starts) == 2 and state.timings.prefix_saved, "the source has saved")
     await until(lambda: decode.seen.starts, "the decode worker waits for the prompt")
     assert [start.phase for start in decode.seen.starts] == [PHASE_DECODE]
     stream = cluster.pool._streams["d0"]
@@ -151,7 +155,7 @@ async def test_a_source_that_saved_too_late_may_be_lost(
     await until(lambda: stream.ended, "the router hears of it")
     prefill.go_on()
     right(await cluster.answer("q"), PROMPT, 8)
-    assert len(prefill.seen.starts) == 1
+    assert [start.request_id for start in prefill.seen.starts].count("q") == 1
     assert cluster.count(PULLS, outcome="late") == 1
 
 
