@@ -21,8 +21,7 @@ class ClassMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._goals = Counter(
             "baton_router_class_goals_total",
-            "Requests by goal (ttft, itl), last placement (pair, alone) and whether it was met; not "
-            "those that clients aborted",
+            "Requests by goal (ttft, itl), placement and whether it was met; without aborted ones",
             ["class", "goal", "kind", "met"],
             registry=registry,
         )

@@ -12,10 +12,10 @@ PAGE = ROOT / "docs" / "observability.md"
 
 
 def table(registry: CollectorRegistry) -> str:
-    rows = ["| metric | type, labels | what |", "| --- | --- | --- |"]
+    rows = ["| metric (`_total`: a counter) | type, labels | what |", "| --- | --- | --- |"]
     for one in declared(registry):
         name = one._name + ("_total" if one._type == "counter" else "")
-        kind = ", ".join([one._type, *one._labelnames])
+        kind = ", ".join(one._labelnames if one._type == "counter" else (one._type, *one._labelnames))
         rows.append(f"| `{name}` | {kind} | {one._documentation} |")
     return "\n".join(rows)
 

@@ -51,9 +51,8 @@ _V2 = "vllm.v1.worker.gpu"
 PATCHES = (
     Patch(
         name="continuation",
-        why="A continued request must count the tokens generated so far as output, but vLLM takes new "
-        "requests as prompts. V1's runner gets both and splits them; a seeded generator and a grammar "
-        "are advanced past them.",
+        why="A continued request must count its tokens so far as output, but vLLM takes new requests as "
+        "prompts. V1's runner gets both and splits them; seeded generators and grammars are advanced.",
         symbols=(
             "vllm.v1.core.sched.output:NewRequestData.from_request",
             "vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__",
@@ -89,8 +88,8 @@ PATCHES = (
     ),
     Patch(
         name="cpu.punica",
-        why="A token without an adapter gets the last adapter on the device when a batch mixes both kinds; "
-        "the matrices of each token are gathered before the product.",
+        why="A token without an adapter gets the device's last adapter when a batch mixes both kinds, "
+        "and matrices are gathered per token.",
         symbols=("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper",),
         until="vLLM's torch_ops for LoRA skip tokens with index -1",
         platform="CPU",
@@ -105,9 +104,8 @@ PATCHES = (
     ),
     Patch(
         name="cpu.ngrams",
-        why="The warm-up call of the n-gram search compiles nothing, so the first request stalls the engine "
-        "for seconds. numba also resets OpenMP to all of the machine's cores: on one core each operator "
-        "becomes 30 times slower.",
+        why="The warm-up of the n-gram search compiles nothing, so the first request stalls the engine for "
+        "seconds. numba also resets OpenMP to all cores: on one core operators become 30 times slower.",
         symbols=("vllm.v1.spec_decode.ngram_proposer:NgramProposer.__init__",),
         until="vLLM's NgramProposer compiles at construction and restores the thread count",
         platform="CPU",
@@ -115,8 +113,7 @@ PATCHES = (
     Patch(
         name="cpu.gdn_conv",
         why="After a step with fewer drafts than the maximum, Gated DeltaNet's convolution reads inputs "
-        "that are too old: greedy answers are wrong when the number of drafts varies, and a short step "
-        "can end the engine.",
+        "that are too old: answers are wrong, and a short step can end the engine.",
         symbols=("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward",),
         until="vLLM's CPU _spec_forward keeps `width - 2` inputs before any step's own",
         platform="CPU",
@@ -188,9 +185,9 @@ PATCHES = (
     ),
     Patch(
         name="idle_drafter",
-        why="A step that drafts nothing still runs the drafter and the rejection sampler: 40 % slower than "
-        "without speculation with the demo model. The drafter now catches up later, over several steps "
-        "at once. Innermost, because it replaces vLLM's drafter for every caller.",
+        why="A step without drafts still runs the drafter and the rejection sampler, 40 % slower than "
+        "without speculation on the demo model. Here the drafter catches up later, over several steps "
+        "at once. Innermost, because it replaces vLLM's drafter.",
         symbols=(f"{_V1_RUNNER}._prepare_inputs", f"{_V1_RUNNER}.propose_draft_token_ids"),
         until="vLLM skips the drafter in such steps and catches up on its KV later",
         platform="CPU",
@@ -208,9 +205,9 @@ PATCHES = (
     ),
     Patch(
         name="drafts_v2",
-        why="`ngram` and its hybrid on model runner V2: matching on the device replaces the speculator's "
-        "propose and, if needed, its init_cudagraph_manager; without asynchronous scheduling each "
-        "request's drafts are cut to their number.",
+        why="`ngram` and its hybrid on V2: matching on the device replaces the speculator's propose and, if "
+        "needed, its init_cudagraph_manager; without asynchronous scheduling drafts are cut to their "
+        "number.",
         symbols=(
             f"{_V2}.model_runner:GPUModelRunner.take_draft_token_ids",
             f"{_V2}.model_runner:init_speculator",
@@ -221,9 +218,8 @@ PATCHES = (
     ),
     Patch(
         name="undrafted",
-        why="Requests with a seed, min_p or logit_bias go without drafts beside others that draft: "
-        "speculation breaks a seed, and vLLM refuses the other two. It removes drafts, so it wraps the "
-        "patches that draft.",
+        why="A seed, min_p or logit_bias turns a request's drafts off: speculation breaks a seed, and vLLM "
+        "refuses the other two. It wraps the patches that draft.",
         symbols=(
             f"{_V1_RUNNER}.propose_draft_token_ids",
             "vllm.v1.worker.gpu_model_runner:build_logitsprocs",
@@ -233,15 +229,13 @@ PATCHES = (
     ),
     Patch(
         name="verify_v1",
-        why="With `verifier: baton` our kernel verifies drafts: a Verifier replaces the model runner's "
-        "RejectionSampler after its construction.",
+        why="With `verifier: baton` our Verifier replaces the model runner's RejectionSampler.",
         symbols=(f"{_V1_RUNNER}.__init__",),
         until="vLLM lets a plug-in name its rejection sampler",
     ),
     Patch(
         name="verify_v2",
-        why="The same on model runner V2: _verify is replaced on the RejectionSampler once the model is "
-        "loaded.",
+        why="The same on V2, once the model is loaded.",
         symbols=(f"{_V2}.model_runner:GPUModelRunner.load_model",),
         until="vLLM lets a plug-in name its rejection sampler",
         platform="GPU",
@@ -260,7 +254,7 @@ PATCHES = (
     Patch(
         name="thinking_rows",
         why="A thinking budget outlives its request in its batch row and hits the row's next request; in a "
-        "step without drafts of an engine that drafts, it acts on row 0.",
+        "step without drafts it acts on row 0.",
         symbols=(
             "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.sync_batch",
             "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.apply_to_logits",
@@ -270,8 +264,8 @@ PATCHES = (
     Patch(
         name="accepted_states",
         why="A request that a step leaves out resumes with the state of its first drafted token, whatever "
-        "was accepted. Not patched with a prefix cache of states or asynchronous scheduling, where no "
-        "step leaves requests out.",
+        "was accepted. Unpatched with a prefix cache of states or asynchronous scheduling, where steps "
+        "leave no requests out.",
         symbols=(
             f"{_V1_RUNNER}._update_states",
             "vllm.v1.worker.gpu_input_batch:InputBatch.add_request",
@@ -320,9 +314,9 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/engine/patches/first_drafts.py",
-        why="vLLM drops the drafts of a request that ends with its prompt, and takes drafts of running "
-        "requests only, so a decode worker's first step would verify nothing. With the patch drafts "
-        "travel with the handoff.",
+        why="vLLM drops the drafts of a request that ends with its prompt, and schedules drafts of running "
+        "requests only. Here they travel with the handoff, so a decode worker's first step verifies "
+        "them.",
         symbols=(
             "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
             "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule",
@@ -333,9 +327,8 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/engine/patches/giving_way.py",
-        why="vLLM schedules running requests before waiting ones, whatever their priority. Here a step does "
-        "not see requests that give way to another class, and preemptible ones lose slots and KV to "
-        "those that go first.",
+        why="vLLM schedules running requests before waiting ones, whatever their priority. Here a step "
+        "leaves out requests that give way, and preemptible ones lose slots and KV.",
         symbols=("vllm.v1.core.sched.scheduler:Scheduler.schedule",),
         processes=CORE,
         until="vLLM orders running requests by priority and bounds the share of lower ones",
@@ -452,8 +445,8 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/quick_unions.py",
-        why="pydantic tries all members of a union for every list item. Our validators accept the same "
-        "bodies but try only members that match `type` or `role`, and stop at the first wrong item.",
+        why="pydantic tries all members of a union for every list item. Our validators try only those that "
+        "match `type` or `role`, and stop at the first wrong item.",
         symbols=(
             "vllm.entrypoints.openai.responses.protocol:ResponsesRequest",
             "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest",
@@ -462,9 +455,8 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/tokenizing.py",
-        why="vLLM tokenizes a whole text, a second and 80 MiB per MiB, before it cuts it. A text that "
-        "hardly fits is first counted in pieces; a long one is tokenized in pieces where the ids stay "
-        "the same.",
+        why="vLLM tokenizes a whole text, a second and 80 MiB per MiB, before it cuts it. Here long texts "
+        "are counted and tokenized in pieces where the ids stay the same.",
         symbols=("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
         until="vLLM stops tokenizing at the model's length",
     ),
