@@ -16,43 +16,43 @@ class AutoscaleMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.leads = Gauge(
             "baton_scheduler_autoscale_leads",
-            "1 while this scheduler decides",
+            "1 while this scheduler decides on the numbers",
             registry=registry,
         )
         self._wanted = Gauge(
             "baton_scheduler_autoscale_wanted_workers",
-            "Workers that the goals need now",
+            "Workers that the goals need for the present demand",
             ["role"],
             registry=registry,
         )
         self._orders = Counter(
             "baton_scheduler_autoscale_orders",
-            "Orders given: start, stop (drain) or flip (role)",
+            "Orders given: start (a worker), stop (drain one) or flip (change a role)",
             ["order"],
             registry=registry,
         )
         self._backlog = Gauge(
             "baton_scheduler_autoscale_prefill_backlog_seconds",
-            "Mean work waiting on a prefill worker",
+            "Work that waits on each prefill worker, on the mean",
             registry=registry,
         )
         self._occupancy = Gauge(
             "baton_scheduler_autoscale_decode_occupancy",
-            "Used share of the decode workers' slots",
+            "Share of the decode workers' batches, or of what their KV caches hold, that is in use",
             registry=registry,
         )
         self._predicted = Gauge(
             "baton_scheduler_autoscale_predicted",
-            "Prediction for the last 30 s: rates a second, shares within goals",
+            "Prediction for 30 s that are over: rates a second, shares within the goals",
             ["what"],
             registry=registry,
         )
         self._came = Gauge(
-            "baton_scheduler_autoscale_came", "What came in the predicted 30 s", ["what"], registry=registry
+            "baton_scheduler_autoscale_came", "What came in those 30 s", ["what"], registry=registry
         )
         self._error = Gauge(
             "baton_scheduler_autoscale_error_percent",
-            "Error of the prediction: per cent of a rate, points of a share",
+            "Difference of the two: per cent of a rate that came, points of a share",
             ["what"],
             registry=registry,
         )

@@ -23,7 +23,7 @@ class Metrics:
         self.registry = metrics.registry()
         self.placements = Counter(
             "baton_scheduler_placements",
-            "Placements: pair or alone",
+            "Placements, by whether a handoff follows",
             ["kind"],
             registry=self.registry,
         )
@@ -35,18 +35,18 @@ class Metrics:
         )
         self.stale_epochs = Counter(
             "baton_scheduler_stale_epochs",
-            "Messages refused for an older epoch",
+            "Late messages, with an older epoch than the last one of the request or the worker; refused",
             ["what"],
             registry=self.registry,
         )
         self.adopted = Counter(
             "baton_scheduler_adopted",
-            "Attempts learned from routers' reports",
+            "Attempts booked by routers' reports: placed by another scheduler or by none, or lost here",
             registry=self.registry,
         )
         self.flips = Counter(
             "baton_scheduler_role_changes",
-            "Role changes, by an operator or for balance",
+            "Workers that changed their role, asked by an operator or for balance",
             ["by"],
             registry=self.registry,
         )
@@ -61,17 +61,17 @@ class Metrics:
         )
         self.store_up = Gauge(
             "baton_scheduler_store_up",
-            "1 while the store answers",
+            "1 while the store answers, 0 while it does not",
             registry=self.registry,
         )
         self.store_losses = Counter(
             "baton_scheduler_store_losses",
-            "Times that the store stopped answering",
+            "Times that the store was there and did not answer any more",
             registry=self.registry,
         )
         self.workers_lost = Counter(
             "baton_scheduler_workers_lost",
-            "Workers silent for scheduler.worker_lease_s without a farewell",
+            "Workers not heard of for a lease (scheduler.worker_lease_s) that had not said goodbye",
             ["role"],
             registry=self.registry,
         )

@@ -16,7 +16,7 @@ class PrefixMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.placements = Counter(
             "baton_scheduler_prefix_placements",
-            "Placements, by what the prompt's worker holds of it",
+            "Placements, by what the worker that runs the prompt holds of it",
             ["holds"],
             registry=registry,
         )
@@ -24,28 +24,30 @@ class PrefixMetrics:
             self.placements.labels(holds)
         self.tokens = Counter(
             "baton_scheduler_prefix_tokens",
-            "Prompt tokens that their worker already holds",
+            "Prompt tokens that the workers they were placed on hold, as far as is known",
             registry=registry,
         )
         self.blocks = Gauge(
             "baton_scheduler_prefix_blocks",
-            "KV blocks with known holders",
+            "KV blocks of which it is known who holds them",
             registry=registry,
         )
-        self.workers = Gauge("baton_scheduler_prefix_workers", "Workers with known caches", registry=registry)
+        self.workers = Gauge(
+            "baton_scheduler_prefix_workers", "Workers of which it is known what they hold", registry=registry
+        )
         self.unknown = Gauge(
             "baton_scheduler_prefix_workers_unknown",
-            "Serving workers with unknown caches",
+            "Workers that take requests and of which it is not known what they hold",
             registry=registry,
         )
         self.coarseness = Gauge(
             "baton_scheduler_prefix_coarseness_blocks",
-            "Distance of the blocks kept where the index is fullest; 1: all are",
+            "Distance of the blocks of a prompt that are known where memory is shortest; 1: all are",
             registry=registry,
         )
         self.gaps = Counter(
             "baton_scheduler_prefix_gaps",
-            "Gaps in workers' cache logs, sent again",
+            "Messages about caches that did not follow on what was known: the worker sends again",
             registry=registry,
         )
         self._gaps_seen = 0

@@ -21,32 +21,33 @@ class ClassMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._goals = Counter(
             "baton_router_class_goals_total",
-            "Requests by goal (ttft, itl), placement and whether it was met; without aborted ones",
+            "Requests of a class, by goal (ttft or itl), by its last placement's kind (pair or alone) and "
+            "by whether the goal was met; those that clients gave up do not count",
             ["class", "goal", "kind", "met"],
             registry=registry,
         )
         self._tokens = Counter(
             "baton_router_class_output_tokens_total",
-            "Output tokens of finished requests",
+            "Tokens generated for requests of a class that are over",
             ["class"],
             registry=registry,
         )
         self._waiting = Gauge(
             "baton_router_class_waiting_requests",
-            "Requests waiting for room on workers",
+            "Requests of a class that wait for room on the workers",
             ["class"],
             registry=registry,
         )
         self._first_token = Histogram(
             "baton_router_class_time_to_first_token_seconds",
-            "From arrival to first token",
+            "From the arrival of a class's request to its first token",
             ["class"],
             buckets=SECONDS,
             registry=registry,
         )
         self._gap = Histogram(
             "baton_router_class_mean_gap_seconds",
-            "Mean gap between the tokens of a finished answer",
+            "Mean gap between the tokens of an answer, of a class's requests that are over",
             ["class"],
             buckets=SECONDS,
             registry=registry,

@@ -49,48 +49,49 @@ class RouterMetrics:
         ProcessFigures(registry)
         self._placements = Counter(
             "baton_router_placements_total",
-            "Placements: pair (with a handoff) or alone (one worker)",
+            "Placements, by kind: pair (a handoff follows) or alone (one worker prefills and decodes)",
             ["kind"],
             registry=registry,
         )
         self._moved = Counter(
             "baton_router_placements_moved_total",
-            "Placements by another scheduler than the router's own",
+            "Placements by another of several schedulers than the one that the router belongs to",
             registry=registry,
         )
         self._without_scheduler = Counter(
             "baton_router_placements_without_scheduler_total",
-            "Placements by the router itself, from its snapshot",
+            "Placements made by the router itself from its last snapshot: no scheduler answered, or it did "
+            "not know the workers",
             registry=registry,
         )
         self._rejections = Counter(
             "baton_router_rejections_total",
-            "Requests and retries without a placement, by reason",
+            "Requests and retries that got no placement, by reason",
             ["code"],
             registry=registry,
         )
         self._retries = self._workers.keep(
             Counter(
                 "baton_router_retries_total",
-                "Failed attempts, by kind",
+                "Attempts that failed, by kind of failure",
                 ["trouble", "worker"],
                 registry=registry,
             )
         )
         self._suspects = Counter(
             "baton_router_suspects_total",
-            "Requests tried alone: passed, convicted, or refused when repeated",
+            "Requests tried alone: passed, convicted, or refused at the door later",
             ["end"],
             registry=registry,
         )
         self._recomputed = Counter(
             "baton_router_recomputed_prompts_total",
-            "Prompts recomputed on the decode worker for want of KV",
+            "Prompts recomputed on the decode worker because no KV cache arrived",
             registry=registry,
         )
         self._pairs_avoided = Counter(
             "baton_router_pairs_avoided_total",
-            "Placements changed because the two workers cannot reach each other",
+            "Placements changed before use, as their two workers do not reach each other",
             registry=registry,
         )
         self._requests = Counter(
@@ -100,23 +101,24 @@ class RouterMetrics:
             self._requests.labels(outcome)  # from 0 on: Prometheus sees no increase from nothing to 1
         self._attempts = Histogram(
             "baton_router_request_attempts",
-            "Placements that a completed request took",
+            "Placements that a completed request took: 1, and one more for each attempt that failed",
             buckets=_ATTEMPTS,
             registry=registry,
         )
         self._scheduler_up = Gauge(
             "baton_router_scheduler_up",
-            "1 while a scheduler answers (with several models, one of each)",
+            "1 while a scheduler answers this router; of several models one of each",
             registry=registry,
         )
         self._scheduler_losses = Counter(
             "baton_router_scheduler_losses_total",
-            "Times that all schedulers stopped answering",
+            "Times that no scheduler answered any more",
             registry=registry,
         )
         self._refusals = Counter(
             "baton_router_clients_refused_total",
-            "Clients refused (by HTTP status), dropped (connection limit) or unread (they do not read)",
+            "Clients refused, by HTTP status (401: no valid API key), dropped (too many connections, "
+            "no answer sent) or unread (the client did not read its answer)",
             ["reason"],
             registry=registry,
         )
@@ -125,40 +127,40 @@ class RouterMetrics:
         )
         self._journal = Gauge(
             "baton_router_journal_bytes",
-            "Memory reserved for resuming requests",
+            "Memory reserved for requests, so that they can be resumed on other workers",
             registry=registry,
         )
         self._waiting = Gauge(
-            "baton_router_waiting_requests", "Requests waiting for room on workers", registry=registry
+            "baton_router_waiting_requests", "Requests waiting for room on the workers", registry=registry
         )
         self._queues: list[Waiting] = []
         self._ready = Gauge(
             "baton_router_ready_workers",
-            "Ready workers of a model",
+            "Workers of a model that are ready, as this router last heard",
             ["model"],
             registry=registry,
         )
         self._estimate = Gauge(
             "baton_router_waiting_estimate_seconds",
-            "Expected wait of a request that arrives now",
+            "Expected wait of a request that arrives now, at the pace of the last placements",
             registry=registry,
         )
         self._wait = Histogram(
             "baton_router_wait_seconds",
-            "Wait of requests that were not placed at once",
+            "Wait for room on the workers, of requests that were not placed at once",
             buckets=SECONDS,
             registry=registry,
         )
         self._place = Histogram(
             "baton_router_placement_seconds",
-            "Duration of a placement",
+            "Duration of a placement, the first part of the time to first token",
             buckets=SECONDS,
             registry=registry,
         )
         self._queue = self._workers.keep(
             Histogram(
                 "baton_router_queue_seconds",
-                "From the placement to the prefill's first step",
+                "From the placement to the prefill's first step, the second part of the time to first token",
                 ["worker"],
                 buckets=SECONDS,
                 registry=registry,
@@ -172,7 +174,7 @@ class RouterMetrics:
         )
         parts = Histogram(
             "baton_router_ttft_stage_seconds",
-            "Stages that add up to the time to first token",
+            "Stages of the time to first token; their sum is that time",
             ["stage"],
             buckets=SECONDS,
             registry=registry,
@@ -180,7 +182,8 @@ class RouterMetrics:
         self._ttft = {stage: parts.labels(stage) for stage in TO_FIRST_TOKEN}
         gaps = Histogram(
             "baton_router_itl_stage_seconds",
-            "Parts of a token's way, sampled: engine, wire, router, client",
+            "A token's way, of a sample of tokens: its engine since the request's last output, wire, router, "
+            "and its client's socket",
             ["stage"],
             buckets=SECONDS,
             registry=registry,
@@ -189,7 +192,7 @@ class RouterMetrics:
         self._handoff = self._workers.keep(
             Histogram(
                 "baton_router_handoff_seconds",
-                "From the first token to loaded KV on the decode worker",
+                "From the first token until the KV cache is loaded on the decode worker",
                 ["worker", "transport"],
                 buckets=SECONDS,
                 registry=registry,
@@ -197,27 +200,29 @@ class RouterMetrics:
         )
         self._stages = Histogram(
             "baton_router_handoff_stage_seconds",
-            "Stages of the handoff: save, sample (prefill worker), then the decode worker's",
+            "Stages of the handoff: save and sample, the rest of that step, on the prefill worker; the "
+            "others on the decode worker",
             ["stage", "transport"],
             buckets=SECONDS,
             registry=registry,
         )
         self._bytes = Counter(
             "baton_router_handoff_bytes_total",
-            "Bytes of KV handed over",
+            "KV cache handed over, in bytes",
             ["transport"],
             registry=registry,
         )
         self._early_bytes = Counter(
             "baton_router_handoff_early_bytes_total",
-            "Bytes handed over while the prompt was still prefilled",
+            "KV cache handed over while its prompt was still prefilled, in bytes",
             ["transport"],
             registry=registry,
         )
 
         self._prefix_pulls = Counter(
             "baton_router_prefix_pulls_total",
-            "Beginnings of prompts pulled from another worker: loaded, or why not",
+            "Beginnings of prompts asked of a worker that holds them, by outcome: loaded, or why the prefill "
+            "worker computed them (not_cached: they were evicted; failed: it could not load them)",
             ["outcome"],
             registry=registry,
         )
@@ -225,7 +230,7 @@ class RouterMetrics:
             self._prefix_pulls.labels(outcome)
         self._prefix_tokens = Counter(
             "baton_router_prefix_pulled_tokens_total",
-            "Prompt tokens pulled instead of computed",
+            "Prompt tokens that a prefill worker did not compute, as another worker held them",
             registry=registry,
         )
 

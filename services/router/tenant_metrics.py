@@ -22,7 +22,7 @@ class TenantMetrics:
         self._requests = series.keep(
             Counter(
                 "baton_router_tenant_requests_total",
-                "HTTP requests admitted",
+                "HTTP requests of a tenant that were admitted",
                 ["tenant"],
                 registry=registry,
             )
@@ -30,7 +30,7 @@ class TenantMetrics:
         self._refused = series.keep(
             Counter(
                 "baton_router_tenant_refusals_total",
-                "Requests refused with 429, by limit",
+                "Requests of a tenant refused with 429, by limit",
                 ["tenant", "limit"],
                 registry=registry,
             )
@@ -38,7 +38,7 @@ class TenantMetrics:
         self._tokens = series.keep(
             Counter(
                 "baton_router_tenant_tokens_total",
-                "Tokens of completed requests: prompt, output",
+                "Tokens of a tenant's completed requests, by kind: prompt or output",
                 ["tenant", "kind"],
                 registry=registry,
             )
@@ -46,7 +46,7 @@ class TenantMetrics:
         self._waiting = series.keep(
             Gauge(
                 "baton_router_tenant_waiting_requests",
-                "Requests waiting for room on workers",
+                "Requests of a tenant that wait for room on the workers",
                 ["tenant"],
                 registry=registry,
             )

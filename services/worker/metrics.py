@@ -36,52 +36,57 @@ class WorkerMetrics:
         def histogram(name: str, text: str, labels: tuple[str, ...] = ()) -> Histogram:
             return Histogram(f"baton_worker_{name}", text, labels, buckets=SECONDS, registry=self.registry)
 
-        self._running = gauge("requests_running", "Requests in the engine's batch")
-        self._waiting = gauge("requests_waiting", "Requests in the engine's queue")
-        self._kv_usage = gauge("kv_cache_usage_ratio", "KV cache in use, 0 to 1")
+        self._running = gauge("requests_running", "Requests in the engine's batch.")
+        self._waiting = gauge("requests_waiting", "Requests in the engine's queue.")
+        self._kv_usage = gauge("kv_cache_usage_ratio", "Blocks of the KV cache in use, 0 to 1.")
         self._before = _BeforeScrape(self.registry)  # a scrape goes through a registry in order
-        self._pinned = gauge("handoffs_pinned", "Saved handoffs not yet pulled")
-        self._pinned_bytes = gauge("handoffs_pinned_bytes", "Bytes of saved handoffs not yet pulled")
+        self._pinned = gauge("handoffs_pinned", "Saved handoffs that wait to be pulled.")
+        self._pinned_bytes = gauge("handoffs_pinned_bytes", "Bytes of saved handoffs that wait to be pulled.")
         self._overdue = gauge(
             "handoffs_pinned_overdue_seconds",
-            "Age of the oldest saved handoff beyond handoff.lease_s",
+            "Age of the oldest saved handoff beyond one lease (handoff.lease_s), 0 where none is older.",
         )
-        self.clock_offset = gauge("clock_offset_seconds", "The scheduler's clock minus this machine's")
-        self._tokens = counter("generated_tokens", "Output tokens generated here")
-        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
-        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self._held = counter("requests_held_back", "Times that a step left a request out for another class")
+        self.clock_offset = gauge(
+            "clock_offset_seconds", "The scheduler's clock less this machine's, as of the last heartbeat."
+        )
+        self._tokens = counter("generated_tokens", "Output tokens generated here.")
+        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._held = counter(
+            "requests_held_back", "Times that a step left a request out, as it gave way to another class."
+        )
         self._preempted = counter(
             "requests_preempted_for_classes",
-            "Requests that lost slot and KV to another class for a while",
+            "Times that a request lost slot and KV to one of another class; it went on later.",
         )
         self._refused = counter(
             "requests_refused",
-            "Requests refused: invalid, full, staging (stays full), draining, stale (older epoch)",
+            "Requests not taken: invalid, full, staging (stays full), draining, stale (an older epoch).",
             ("why",),
         )
-        self._saved = counter("handoffs_saved", "Prompts whose KV was saved for another worker")
-        self._save_failed = counter("handoffs_save_failed", "Prompts whose KV could not be saved")
-        self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded", ("transport",))
+        self._saved = counter("handoffs_saved", "Prompts prefilled whose KV is kept for another worker.")
+        self._save_failed = counter("handoffs_save_failed", "Prompts prefilled whose KV could not be kept.")
+        self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded.", ("transport",))
         self._load_failed = counter(
             "handoffs_load_failed",
-            "Handoffs not loaded, by error; NothingSaved: the request ended at its source",
+            "Handoffs that could not be loaded, by the name of the error; NothingSaved: their prompts ended "
+            "with their first token, or were aborted.",
             ("error",),
         )
-        self._bytes = counter("handoff_bytes", "Bytes pulled", ("transport",))
+        self._bytes = counter("handoff_bytes", "Bytes pulled.", ("transport",))
         self._steps_failed = counter(
             "engine_steps_failed",
-            "Steps that raised and that the engine survived",
+            "Steps that raised, after which the engine went on without the steps' requests.",
         )
-        self._step = histogram("engine_step_seconds", "Time of an engine step with work")
+        self._step = histogram("engine_step_seconds", "Time of an engine step with work.")
         phases = histogram(
-            "engine_step_phase_seconds", "Parts of an engine step: draft, verify, rest", ("phase",)
+            "engine_step_phase_seconds", "Time of the parts of an engine step with work.", ("phase",)
         )
         self._phases = tuple(phases.labels(phase) for phase in ("draft", "verify", "rest"))
-        self._save = histogram("handoff_save_seconds", "Time to copy KV to staging")
-        self._pull = histogram("handoff_move_seconds", "Time to pull a handoff's bytes")
+        self._save = histogram("handoff_save_seconds", "Time to copy KV from the engine's cache to staging.")
+        self._pull = histogram("handoff_move_seconds", "Time to pull a handoff's bytes.")
         self._total = histogram(
-            "handoff_total_seconds", "From the end of the save to the request in the batch"
+            "handoff_total_seconds", "Time from the save's end to the request in the batch."
         )
 
     def set_blocks(self, num_blocks: int) -> None:

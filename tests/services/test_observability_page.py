@@ -16,7 +16,7 @@ def table(registry: CollectorRegistry) -> str:
     for one in declared(registry):
         name = one._name + ("_total" if one._type == "counter" else "")
         kind = ", ".join(one._labelnames if one._type == "counter" else (one._type, *one._labelnames))
-        rows.append(f"| `{name}` | {kind} | {one._documentation} |")
+        rows.append(f"| `{name}` | {kind} | {one._documentation.rstrip('.')} |")
     return "\n".join(rows)
 
 
