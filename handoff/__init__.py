@@ -38,6 +38,6 @@ A load passes these on the decode worker, where it is ordered before its manifes
    to services/engine/host.py.
 
 Meanwhile the saved KV lies in save/staging.py under a lease, and save/service.py serves it;
-docs/leases.md says what ends the lease if no release arrives. Imports go one way: vllm -> save, load ->
+docs/reliability.md says what ends the lease if no release arrives. Imports go one way: vllm -> save, load ->
 transports -> memory -> the modules beside this file. Only vllm/ imports vLLM.
 """

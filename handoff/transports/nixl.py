@@ -60,7 +60,7 @@ class Nixl(Transport):
     @classmethod
     def needless(cls) -> str:
         if not (_RDMA.is_dir() and any(_RDMA.iterdir())):
-            return f"{_RDMA} has no RDMA device, and over TCP NIXL is slower than gRPC (docs/transports.md)"
+            return f"{_RDMA} has no RDMA device; without one NIXL is slower than tcp (docs/handoff-wire.md)"
         return ""
 
     def __init__(self) -> None:

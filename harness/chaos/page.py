@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def write(file: Path, page: Path = PAGE) -> Path:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Return Markdown: a table of the plans, one of each placing plan, and the faults and what they hit."""
+    """Return Markdown: a table of the plans, one per placing plan, and lists of faults and what they hit."""
     machine, plans, placements = result["machine"], result["plans"], result.get("placements", [])
     minutes = sum(one["seconds"] for one in [*plans, *placements]) / 60
     faults = _sum([*plans, *placements], "faults")
@@ -48,11 +49,9 @@ def tables(result: dict[str, Any]) -> str:
             f"({machine['cpu']}), {machine['when']}.\n",
             _table([_HEAD, ["---"] * len(_HEAD), *map(_row, plans)]),
             *map(_placements, placements),
-            _table([["fault", "times"], ["---", "---"], *sorted(faults.items())]),
-            "Requests that a fault hit, by the role of its victim and the request's stage:\n",
-            _table([["role, stage", "requests"], ["---", "---"], *sorted(stages.items())]),
-            "Attempts that failed, as the routers counted them:\n",
-            _table([["trouble", "attempts"], ["---", "---"], *sorted(retries.items())]),
+            _listed("Faults", faults),
+            _listed("Requests hit, by the victim's role and the request's stage", stages),
+            _listed("Failed attempts by the routers' count", retries),
         ]
     )
 
@@ -113,6 +112,11 @@ def _sum(plans: Sequence[dict[str, Any]], key: str) -> Counter[str]:
     for plan in plans:
         total.update(plan[key])
     return total
+
+
+def _listed(title: str, counts: Counter[str]) -> str:
+    text = f"{title}: {', '.join(f'{name} {count}' for name, count in sorted(counts.items()))}."
+    return textwrap.fill(text, 110, break_on_hyphens=False) + "\n"
 
 
 def _table(lines: Sequence[Sequence[Any]]) -> str:

@@ -2,7 +2,7 @@
 
 vLLM's front end checks most fields (SamplingParams.verify). Others are checked only inside a step, where a
 ValueError or an IndexError ends the engine and everything that it runs, and some nowhere. The router checks
-here before it places a request, and each worker again, whoever sent it. docs/engine-checks.md lists every
+here before it places a request, and each worker again, whoever sent it. docs/limits.md lists every
 check.
 
 Leans on: vllm.sampling_params.SamplingParams (its fields; bad_words_token_ids and all_stop_token_ids, which

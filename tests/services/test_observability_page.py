@@ -12,11 +12,11 @@ PAGE = ROOT / "docs" / "observability.md"
 
 
 def table(registry: CollectorRegistry) -> str:
-    rows = ["| metric | type | labels | what |", "| --- | --- | --- | --- |"]
+    rows = ["| metric (`_total`: a counter) | type, labels | what |", "| --- | --- | --- |"]
     for one in declared(registry):
         name = one._name + ("_total" if one._type == "counter" else "")
-        labels = ", ".join(one._labelnames) or "-"
-        rows.append(f"| `{name}` | {one._type} | {labels} | {one._documentation.rstrip('.')} |")
+        kind = ", ".join(one._labelnames if one._type == "counter" else (one._type, *one._labelnames))
+        rows.append(f"| `{name}` | {kind} | {one._documentation.rstrip('.')} |")
     return "\n".join(rows)
 
 

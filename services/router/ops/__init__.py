@@ -11,5 +11,5 @@
     actions.py   drain, undrain and change of role, audited
     static/      the page itself: no build step, nothing from elsewhere
 
-A router without somebody who looks pays for one sample a second (docs/live-page.md).
+A router without somebody who looks pays for one sample a second (docs/operations.md).
 """

@@ -189,7 +189,7 @@ def test_repetitions_are_looked_for_quickly() -> None:
     assert time.thread_time() - began < 0.1
 
 
-# vLLM's functions with a `raise`. Read each new one, and name it in docs/engine-checks.md if fields of a
+# vLLM's functions with a `raise`. Read each new one, and name it in docs/limits.md if fields of a
 # request lead there. Functions without a mark are called when an engine or a request is made.
 RAISING = {
     "v1/sample": {
