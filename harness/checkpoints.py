@@ -13,11 +13,7 @@ from typing import Any
 
 HEAD_DIM = 64
 # Billions of parameters: width, inner width, layers, heads and key heads of Qwen3's models of these names.
-QWEN3 = {
-    "tiny": (256, 512, 2, 4, 2),
-    "1.7": (2048, 6144, 28, 16, 8),
-    "8": (4096, 12288, 36, 32, 8),
-}
+QWEN3 = {"tiny": (256, 512, 2, 4, 2), "1.7": (2048, 6144, 28, 16, 8), "8": (4096, 12288, 36, 32, 8)}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"

@@ -109,12 +109,7 @@ def site(
         own |= {"tool_call_parser": None, **architecture.engine}
     # No process dies here, but the machine may be busy; all prompts go to the prefill worker.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
-    engine = {
-        **ENGINE,
-        "model": str(model),
-        "max_num_batched_tokens": 128,
-        **own,
-    }
+    engine = {**ENGINE, "model": str(model), "max_num_batched_tokens": 128, **own}
     with ExitStack() as stack:
         workers = stack.enter_context(fleet(model, folder, scheduler))
         url = stack.enter_context(router(folder, engine, {**scheduler, "address": workers.scheduler}))

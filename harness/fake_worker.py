@@ -361,11 +361,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
 
     def _refuse(
-        self,
-        one: Running,
-        code: worker_pb2.Failed.Code,
-        message: str,
-        reply: worker_pb2.RunReply,
+        self, one: Running, code: worker_pb2.Failed.Code, message: str, reply: worker_pb2.RunReply
     ) -> None:
         start = one.start
         self._followed.of(start.request_id, start.epoch).failed(message)

@@ -94,11 +94,7 @@ class _Router:
             await self._serve(state, service, waiting, draw)
 
     async def _serve(
-        self,
-        state: RequestState,
-        service: ServiceClass,
-        waiting: Waiting,
-        draw: random.Random,
+        self, state: RequestState, service: ServiceClass, waiting: Waiting, draw: random.Random
     ) -> None:
         got: list[Any] = []
 

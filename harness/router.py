@@ -99,10 +99,7 @@ class Cluster:
         self.failures: dict[str, Exception] = {}
         # Pairs stay pairs: no idle decode worker prefills.
         self._settings = SchedulerSettings(
-            address="127.0.0.1:0",
-            placement_lease_s=2.0,
-            idle_decode_tokens=0,
-            worker_lease_s=worker_lease_s,
+            address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0, worker_lease_s=worker_lease_s
         )
         self._limits = {
             "request_timeout_s": 20.0,

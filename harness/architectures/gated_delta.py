@@ -101,10 +101,7 @@ _SHAPE = {
 
 def qwen3_5(folder: Path) -> None:
     config = common(
-        **_SHAPE,
-        architectures=["Qwen3_5ForCausalLM"],
-        model_type="qwen3_5_text",
-        mtp_num_hidden_layers=1,
+        **_SHAPE, architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text", mtp_num_hidden_layers=1
     )
     _whole(20, experts=False).save(folder, config, "bfloat16")
 

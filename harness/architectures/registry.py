@@ -99,29 +99,16 @@ ARCHITECTURES = _named(
     Architecture("eagle3", dense.qwen2, _spec("eagle3", 3), drafter=dense.eagle3),
     Architecture("draft-model", dense.qwen2, _spec("draft_model", 3), drafter=dense.small_qwen2),
     Architecture("medusa", dense.qwen2, _spec("medusa", 2), drafter=dense.medusa),
-    Architecture(
-        "ngram",
-        dense.qwen3,
-        _spec("ngram", 3, **_NGRAM),
-        reference="Qwen3ForCausalLM",
-    ),
+    Architecture("ngram", dense.qwen3, _spec("ngram", 3, **_NGRAM), reference="Qwen3ForCausalLM"),
     Architecture("mtp-mimo", dense.mimo, _spec("mtp", 3)),
     Architecture("mtp-glm4-moe", experts.glm4_moe, _spec("mtp", 2), reference="Glm4MoeForCausalLM"),
     Architecture("mtp-ernie4.5-moe", experts.ernie4_5_moe, _spec("mtp", 2)),
-    Architecture(
-        "mtp-deepseek-v3",
-        experts.deepseek_v3,
-        _spec("mtp", 2),
-        reference="DeepseekV3ForCausalLM",
-    ),
+    Architecture("mtp-deepseek-v3", experts.deepseek_v3, _spec("mtp", 2), reference="DeepseekV3ForCausalLM"),
     Architecture("mtp-qwen3.5", gated_delta.qwen3_5, _spec("mtp", 2), **_HYBRID),
     Architecture("mtp-qwen3-next", gated_delta.qwen3_next, _spec("mtp", 2), **_HYBRID),
     Architecture("ngram-gemma3", windows.gemma3, _spec("ngram", 3, **_NGRAM)),
     Architecture("eagle3-gpt-oss", windows.gpt_oss, _spec("eagle3", 3), drafter=dense.eagle3),
     Architecture(
-        "ngram-granite4",
-        mamba.granite4,
-        _spec("ngram", 3, **_NGRAM),
-        engine={"enable_prefix_caching": False},
+        "ngram-granite4", mamba.granite4, _spec("ngram", 3, **_NGRAM), engine={"enable_prefix_caching": False}
     ),
 )

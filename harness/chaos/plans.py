@@ -261,10 +261,7 @@ plan(
         seconds=30.0,
         clients=6,
         once=True,
-        stages={
-            "kill-decode": ("stream",),
-            "hang-prefill": ("prefill",),
-        },
+        stages={"kill-decode": ("stream",), "hang-prefill": ("prefill",)},
         hold_s={"hang-prefill": (3.3, 4.0)},
         every=9,
     )

@@ -293,11 +293,7 @@ class Site:
         for number in range(shape.routers):
             settings = {
                 **common,
-                "router": {
-                    "port": free_port(),
-                    "processes": shape.processes,
-                    "drain_timeout_s": DRAIN_S,
-                },
+                "router": {"port": free_port(), "processes": shape.processes, "drain_timeout_s": DRAIN_S},
                 "ops": {"listen": f"127.0.0.1:{free_port()}"},
             }
             self.parts.append(Part(f"router-{number}", "router", settings, self))

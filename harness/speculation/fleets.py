@@ -143,12 +143,7 @@ async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens:
         together = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
         gaps = [await _gaps(client, prompt, max_tokens) for prompt in prompts] if not after["drafts"] else []
     counted = {name: after[name] - before[name] for name in after}
-    return Outcome(
-        answers=answers,
-        together=together,
-        gaps=gaps,
-        **counted,
-    )
+    return Outcome(answers=answers, together=together, gaps=gaps, **counted)
 
 
 def _counts(deployment: Deployment) -> dict[str, int]:

@@ -106,9 +106,7 @@ CASES: dict[str, list[Case]] = {
         fires("none answered for a moment", UP | {"baton_router_scheduler_losses_total": once(60)}, 70),
         fires("it does not answer Prometheus", UP | {'up{role="scheduler", instance="s"}': "1x5 0x50"}, 60),
         fires(
-            "it was started again",
-            UP | {'process_start_time_seconds{role="scheduler"}': "100x10 200x50"},
-            65,
+            "it was started again", UP | {'process_start_time_seconds{role="scheduler"}': "100x10 200x50"}, 65
         ),
         quiet("all is well", UP | {"baton_router_scheduler_losses_total": flat(3)}),
         quiet(
@@ -180,10 +178,7 @@ CASES: dict[str, list[Case]] = {
     "BatonQueueGrowing": [
         fires(
             "more each second",
-            {
-                "baton_router_waiting_requests": growing(1),
-                "baton_router_waiting_estimate_seconds": flat(10),
-            },
+            {"baton_router_waiting_requests": growing(1), "baton_router_waiting_estimate_seconds": flat(10)},
             200,
         ),
         quiet(
@@ -267,10 +262,7 @@ CASES: dict[str, list[Case]] = {
         quiet("as always", prefixes(50, 50), 4500),
         quiet("there was never much", prefixes(5, 0), 4500),
     ],
-    "BatonErrorBudgetBurnsFast": [
-        fires("3 %", errors(0.03, 1), 3000),
-        quiet("1 %", errors(0.01, 1), 3000),
-    ],
+    "BatonErrorBudgetBurnsFast": [fires("3 %", errors(0.03, 1), 3000), quiet("1 %", errors(0.01, 1), 3000)],
     "BatonErrorBudgetBurns": [
         fires("1 %", errors(0.01, 7), 7 * 3600 - 300),
         quiet("one in two thousand", errors(0.0005, 7), 7 * 3600 - 300),

@@ -195,10 +195,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         ),
         "speaks plain text",
     ),
-    "a CA elsewhere": (
-        lambda d: settings(d, "join", BATON_SECURITY__JOIN="ca:7444"),
-        "joins at 'ca:7444'",
-    ),
+    "a CA elsewhere": (lambda d: settings(d, "join", BATON_SECURITY__JOIN="ca:7444"), "joins at 'ca:7444'"),
     "another role's token": (
         lambda d: volume(d, "decode", "token")["secret"].update(secretName="router-token"),
         "no token of its role",
@@ -326,10 +323,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: settings(d, "worker", BATON_WORKER__DRAIN_TIMEOUT_S="80"),
         "is killed after 90 s",
     ),
-    "no grace": (
-        lambda d: pod(d, "router").pop("terminationGracePeriodSeconds"),
-        "is killed after 30 s",
-    ),
+    "no grace": (lambda d: pod(d, "router").pop("terminationGracePeriodSeconds"), "is killed after 30 s"),
     "no preStop": (lambda d: container(d, "router").pop("lifecycle"), "before its Service knows"),
     # files
     "keys elsewhere": (
@@ -371,10 +365,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     # rights and resources
     "root": (lambda d: pod(d, "router")["securityContext"].pop("runAsNonRoot"), "may run as root"),
-    "an unknown user": (
-        lambda d: pod(d, "router")["securityContext"].update(runAsUser=1001),
-        "runs as 1001",
-    ),
+    "an unknown user": (lambda d: pod(d, "router")["securityContext"].update(runAsUser=1001), "runs as 1001"),
     "more rights": (lambda d: container(d, "decode").pop("securityContext"), "may get more rights"),
     "an image that changes": (
         lambda d: container(d, "redis")["securityContext"].update(readOnlyRootFilesystem=False),
@@ -456,10 +447,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: spec(d, "NetworkPolicy", "scheduler")["egress"].pop(1),
         "scheduler must be let out to decode at 7401/TCP",
     ),
-    "no names": (
-        lambda d: d.remove(doc(d, "NetworkPolicy", "names")),
-        "must be let out to dns at 53/UDP",
-    ),
+    "no names": (lambda d: d.remove(doc(d, "NetworkPolicy", "names")), "must be let out to dns at 53/UDP"),
     "every name server": (
         lambda d: spec(d, "NetworkPolicy", "names")["egress"][0].pop("to"),
         "must not be let out to something outside at 53",

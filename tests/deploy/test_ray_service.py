@@ -74,10 +74,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: d.remove(next(one for one in d if one["kind"] == "PodDisruptionBudget")),
         "a budget for ray-worker",
     ),
-    "Ray's own builder": (
-        lambda d: serving(d, "baton.ray:build", "ray.serve.llm:build"),
-        "is not Baton's",
-    ),
+    "Ray's own builder": (lambda d: serving(d, "baton.ray:build", "ray.serve.llm:build"), "is not Baton's"),
     "no such option of Serve": (
         lambda d: serving(d, "route_prefix", "rout_prefix"),
         "Serve knows no 'rout_prefix'",
