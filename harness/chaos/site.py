@@ -1,4 +1,4 @@
-"""The deployment under test: parts that the harness starts, breaks and mends itself, each a process.
+"""The deployment under test: processes that the harness starts, breaks and mends.
 
 `baton up` gives up a part that dies too often; here each may die as often as the plan wants.
 """
@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from baton.protos import scheduler_pb2_grpc
 from baton.services.config import SchedulerSettings
 from baton.services.fleet import devices
 from baton.services.leave import ENGINE_FAILED
-from harness import zygote
-from harness.chaos.parts import WORKER_KINDS
+from harness import poison, zygote
 from harness.chaos.proxy import Proxy
 from harness.deployment import ENGINE
+from harness.forked import WORKER_KINDS
 from harness.scheduling import RedisServer
 from harness.support import free_port
 
@@ -36,15 +36,13 @@ START_S = 120.0  # until all parts are ready, on a busy machine
 DRAIN_S = 60.0  # of a router: batch work may wait for its `patience_s` of 30 s, and for its turn
 END_S = DRAIN_S + 15  # until a part that drains has ended
 LOOK_S = 0.05  # between two calls of the scheduler
-SELDOM_S = 0.5  # the same without workers: no stage of a request has to be met
-MOST_CRASHES = 10  # of all parts; what crashes then stays dead
+SELDOM_S = 0.5  # likewise, without workers: no stage of a request has to be met
+MOST_CRASHES = 10  # of all parts; a part that crashes then stays dead
 CALL_S = 1.0  # deadline of one look
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a deployment."""
-
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
@@ -77,7 +75,7 @@ class Shape:
 
 @dataclass(eq=False)
 class Part:
-    """A process that should run, through all its restarts."""
+    """A process, through all its restarts."""
 
     name: str
     kind: str
@@ -87,13 +85,13 @@ class Part:
     pid: int = 0
     wanted: bool = False  # it should be alive: if it is not, it has crashed
     away: bool = True  # it cannot be counted on now
-    hung_since: float = 0.0  # time.monotonic; 0: it is not
-    hung_times: list[tuple[float, float]] = field(default_factory=list)  # that are over
+    hung_since: float = 0.0  # time.monotonic; 0: it does not hang
+    hung_times: list[tuple[float, float]] = field(default_factory=list)  # times that are over
     killed: bool = False  # and not started again yet
 
     @property
     def worker_id(self) -> str:
-        """The worker id of the running process; see harness/chaos/parts.py."""
+        """The worker id of the running process; see harness/forked.py."""
         return f"{self.name}.{self.pid}"
 
     @property
@@ -110,21 +108,11 @@ class Part:
                 self.proxy.target = port
                 own["advertise"] = f"127.0.0.1:{self.proxy.port}"
             settings = {**settings, "worker": own}
-        self.pid = (
-            zygote.shared()
-            .start(
-                self.name,
-                "harness.chaos.parts:run",
-                self.site.folder,
-                kind=self.kind,
-                settings=settings,
-                poison=self.site.shape.poison,
-            )
-            .pid
-        )
+        path = str(poison.FOLDER) if self.site.shape.poison else ""
+        what = {"kind": self.kind, "settings": settings, "path": path}
+        self.pid = zygote.shared().start(self.name, "harness.forked:run", self.site.folder, **what).pid
         self.site.pids.add(self.pid)
-        self.wanted = True
-        self.killed = False
+        self.wanted, self.killed = True, False
 
     def kill(self) -> None:
         self.leave()
@@ -151,7 +139,7 @@ class Part:
         self.signal(signal.SIGTERM)
 
     def leave(self) -> None:
-        """Note that the process's end is expected, and is no crash."""
+        """Expect the process to end: that is no crash."""
         self.gone()
         self.wanted = False
 
@@ -186,9 +174,9 @@ class Site:
         self.shape = shape
         self.folder = folder
         self.parts: list[Part] = []
-        self.pids: set[int] = set()  # of all restarts
+        self.pids: set[int] = set()  # including those before restarts
         self.redis: RedisServer | None = None
-        self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
+        self.guests: set[str] = set()  # ids of other workers that must be ready, too
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended unexpectedly
         self.engines_failed = 0  # processes that ended with their engine, where that is expected
@@ -213,16 +201,12 @@ class Site:
         return self.of(*WORKER_KINDS)
 
     @property
-    def _look_s(self) -> float:
-        return LOOK_S if self.workers else SELDOM_S
-
-    @property
     def routers(self) -> list[Part]:
         return self.of("router")
 
     @property
     def scheduler_address(self) -> str:
-        """The scheduler's address for clients: one, or several separated by commas."""
+        """The schedulers' addresses, separated by commas."""
         return ",".join(self._addresses)
 
     @property
@@ -241,7 +225,7 @@ class Site:
         return f"http://{router.settings['ops']['listen']}/ops"
 
     def note_cover(self) -> None:
-        """Note that a part has gone or come back: keeps the times in which no worker can serve."""
+        """Update the times in which no worker can serve, after a part has gone or come back."""
         now = time.monotonic()
         covered = any(not part.away for part in self.workers)
         if covered and self._uncovered_since:
@@ -251,7 +235,7 @@ class Site:
             self._uncovered_since = now
 
     def uncovered_until(self, now: float) -> list[tuple[float, float]]:
-        """Return the times in which no worker could serve, the one that still lasts included."""
+        """Return the times in which no worker could serve, including one that still lasts."""
         return self.uncovered + ([(self._uncovered_since, now)] if self._uncovered_since else [])
 
     # -- life
@@ -323,7 +307,7 @@ class Site:
         }
 
     async def _look_on(self) -> None:
-        """Begin to watch the parts, and wait until all serve."""
+        """Watch the parts from now on, and wait until all serve."""
         for address in self._addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)
@@ -355,7 +339,7 @@ class Site:
             self.redis.stop()
 
     async def mend(self) -> None:
-        """Repair what a fault left behind that failed."""
+        """Repair what a failed fault left behind."""
         for part in self.parts:
             if part.hung:
                 part.wake()
@@ -371,15 +355,13 @@ class Site:
 
     def segments_left(self) -> list[str]:
         """Return the shared memory of this site's processes; after `close` there must be none."""
-        ours = {str(pid) for pid in self.pids}
-        return [
-            path.name for path in segments.DIRECTORY.glob("baton-kv-*") if path.name.split("-")[2] in ours
-        ]
+        names = (path.name for path in segments.DIRECTORY.glob("baton-kv-*"))
+        return [name for name in names if int(name.split("-")[2]) in self.pids]
 
     # -- what is known
 
     async def describe(self) -> pb.Description | None:
-        """Return the description by the first scheduler that answers; None when none does."""
+        """Return the description by the first scheduler that answers, if one does."""
         for stub in self._stubs:
             with contextlib.suppress(grpc.RpcError):
                 description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
@@ -388,27 +370,25 @@ class Site:
 
     async def describe_each(self) -> list[pb.Description | None]:
         """Return each scheduler's description; None for one that does not answer."""
-        calls = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, grpc.RpcError):
-                raise one
-        return [one if isinstance(one, pb.Description) else None for one in found]
 
-    async def whole(self, within_s: float) -> float:
-        """Wait until each part serves and the store is in use. Return the seconds that took.
+        async def ask(stub: scheduler_pb2_grpc.SchedulerStub) -> pb.Description | None:
+            with contextlib.suppress(grpc.RpcError):
+                description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+                return description
+            return None
 
-        Raises AssertionError with what is missing.
-        """
-        began = time.monotonic()
+        return list(await asyncio.gather(*map(ask, self._stubs)))
+
+    async def whole(self, within_s: float) -> None:
+        """Wait until each part serves and the store is in use. Raises AssertionError with what is missing."""
+        deadline = time.monotonic() + within_s
         while missing := await self._missing():
-            if time.monotonic() > began + within_s:
+            if time.monotonic() > deadline:
                 raise AssertionError(f"not whole after {within_s:g} s: {', '.join(missing)}")
-            await asyncio.sleep(self._look_s)
-        return time.monotonic() - began
+            await asyncio.sleep(LOOK_S if self.workers else SELDOM_S)
 
     def status(self, worker: Part) -> pb.WorkerStatus | None:
-        """Return the running worker as a scheduler described it last; None where it is not known."""
+        """Return the running worker as a scheduler last described it, if it did."""
         known = self.description.workers if self.description is not None else []
         return next((one for one in known if one.identity.worker_id == worker.worker_id), None)
 
@@ -427,14 +407,12 @@ class Site:
                 missing.append(part.name)
                 continue
             part.away = False
-            missing += [f"{part.name}: {description.store_problem}"] if description.store_problem else []
-            ready = self._note_ready(description)
-            missing += [
-                f"{worker.name} at {part.name}" for worker in self.workers if worker.worker_id not in ready
-            ]
-            missing += [f"{worker_id} at {part.name}" for worker_id in sorted(self.guests - ready)]
+            if description.store_problem:
+                missing.append(f"{part.name}: {description.store_problem}")
+            wanted = {worker.worker_id for worker in self.workers} | self.guests
+            missing += [f"{one} at {part.name}" for one in sorted(wanted - self._note_ready(description))]
         for router in self.routers:
-            if await self._healthy(router):
+            if (await self._get(f"{self.url(router)}/health"))[0] == 200:
                 router.away = False
             else:
                 missing.append(router.name)
@@ -452,67 +430,57 @@ class Site:
         self.note_cover()
         return ready
 
-    async def _healthy(self, router: Part) -> bool:
+    async def _get(self, url: str) -> tuple[int, bytes]:
+        """Return the status and body of a GET; 0 if nobody answers."""
         if self._http is None:
             raise RuntimeError("the site has not begun")
-        try:
-            async with self._http.get(f"{self.url(router)}/health") as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with self._http.get(url) as answer:
+                return answer.status, await answer.read()
+        return 0, b""
 
     async def metrics(self) -> dict[str, float]:
-        """Return the sums of all running routers' metrics: name with labels -> value."""
-        found: dict[str, float] = {}
+        """Return the sums of all running routers' metrics, by name with labels."""
+        found: dict[str, float] = defaultdict(float)
         for router in self.routers:
-            if self._http is None:
-                break
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._http.get(f"{self.url(router)}/metrics") as answer:
-                    for line in (await answer.text()).splitlines():
-                        name, _, value = line.rpartition(" ")
-                        if name.startswith("baton_router_"):
-                            found[name] = found.get(name, 0.0) + float(value)
+            _, body = await self._get(f"{self.url(router)}/metrics")
+            for line in body.decode().splitlines():
+                name, _, value = line.rpartition(" ")
+                if name.startswith("baton_router_"):
+                    found[name] += float(value)
         return found
 
     async def keep_records(self) -> None:
-        """Write what each router tells of its last requests, beside its log: a pause needs a reason."""
-        if self._http is None:
-            return
+        """Write each router's records of its last requests beside its log: a pause needs a reason."""
         for router in self.routers:
-            url = f"http://{router.settings['ops']['listen']}/ops/requests?n=200"
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._http.get(url) as answer:
-                    (self.folder / f"{router.name}-requests.json").write_bytes(await answer.read())
+            _, body = await self._get(f"http://{router.settings['ops']['listen']}/ops/requests?n=200")
+            (self.folder / f"{router.name}-requests.json").write_bytes(body)
 
     async def _watch(self) -> None:
-        """Keep the scheduler's description, and restart what crashed, for ever: run as a task."""
+        """Keep the scheduler's description, and restart what crashed, for ever."""
         while True:
             description = await self.describe()
             if description is not None:
                 self.description = description
                 self._note_ready(description)
-                writers = [one for one in description.workers if one.identity.role != pb.ROLE_PREFILL]
-                self.most_booked = max([self.most_booked, *(one.reserved_requests for one in writers)])
+                decode = [one for one in description.workers if one.identity.role != pb.ROLE_PREFILL]
+                self.most_booked = max([self.most_booked, *(one.reserved_requests for one in decode)])
                 self.live = {
                     one.attempt.request_id: (one.prefill_worker_id, one.decode_worker_id)
                     for one in description.attempts
                 }
             self._bury()
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(LOOK_S if self.workers else SELDOM_S)
 
     def _bury(self) -> None:
         wanted = {part.pid: part for part in self.parts if part.wanted and part.pid}
         for pid, code in zygote.shared().ended(list(wanted)).items():
             part = wanted[pid]
+            part.gone()
             if self.shape.poison and code == ENGINE_FAILED:
                 self.engines_failed += 1
-                part.gone()
-                part.start()
-                self.restarts[part.kind] += 1
-                continue
-            self.crashes.append(f"{part.worker_id} ended by itself with {code}")
-            part.gone()
+            else:
+                self.crashes.append(f"{part.worker_id} ended by itself with {code}")
             if len(self.crashes) > MOST_CRASHES:
                 part.wanted = False
                 continue

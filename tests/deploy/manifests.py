@@ -68,7 +68,7 @@ class Workload:
         return {one["mountPath"]: (one, volumes.get(one["name"], {})) for one in mounts}
 
     def secret_at(self, path: str) -> tuple[str, str]:
-        """Return the Secret and its key that are mounted as this file; the Secret is empty if there is none."""
+        """Return the Secret that is mounted as this file, empty if there is none, and its key."""
         _, volume = self.mounts.get(str(Path(path).parent), ({}, {}))
         return volume.get("secret", {}).get("secretName", ""), Path(path).name
 

@@ -34,9 +34,7 @@ DNS = Place("dns", "kube-system", {"k8s-app": "kube-dns"})
 PROMETHEUS = Place("prometheus", "monitoring")
 STRANGERS = [  # each may be a client
     Place("something outside"),
-    Place(
-        "another namespace", "default", {"app.kubernetes.io/component": "router", "baton/engine": "worker"}
-    ),
+    Place("another namespace", "default", {"baton/engine": "worker"}),
     Place("another pod of the namespace", "baton"),
     Place("another pod of kube-system", "kube-system"),
 ]

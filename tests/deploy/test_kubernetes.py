@@ -433,9 +433,7 @@ Edit = Callable[[list[Doc]], Any]
             "decode must not let another namespace in at 7401/TCP",
         ),
         (
-            lambda d: policy(d, "scheduler")["ingress"][0]["from"].append(
-                {"ipBlock": {"cidr": "10.0.0.0/8"}}
-            ),
+            lambda d: policy(d, "scheduler")["ingress"][0]["from"].append({"ipBlock": {"cidr": "::/0"}}),
             "scheduler must not let something outside in at 7400/TCP",
         ),
         (

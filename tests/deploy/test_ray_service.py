@@ -1,7 +1,7 @@
 """deploy/kubernetes/overlays/ray, without a cluster: rendered, and compared with Ray and Baton.
 
 test_kubernetes.py tests its pods as those of the other overlays. KubeRay adds the command, probes and
-variables (KubeRay 1.7: `ray start` with rayStartParams, RAY_AUTH_*, an init container that waits for the head).
+variables (KubeRay 1.7: `ray start` with rayStartParams, RAY_AUTH_*, a wait for the head).
 """
 
 from __future__ import annotations
