@@ -25,14 +25,14 @@ def run(
     `path` is a folder of further packages. A worker that is `unique` has its process id in its worker id, so
     that its restarts share a name, as those of `baton up` do.
     """
-    from baton.services.config import Settings, load
+    from baton.services.config import Settings
     from baton.services.leave import leave
 
     os.environ.update(environment)
     if path:
         sys.path.insert(0, path)
     faulthandler.register(signal.SIGUSR1)  # ranks inherit it
-    loaded = load(settings, tree=Settings)
+    loaded = Settings(**settings)
     if kind == "scheduler":
         from baton.services.fleet.scheduler import run_scheduler
 

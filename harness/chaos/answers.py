@@ -1,4 +1,4 @@
-"""The questions and the right answers: recorded before anything fails, and kept on disk for the next run."""
+"""Questions and right answers, recorded before anything fails, and kept on disk for the next run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ class Case:
     tokens: int  # of the answer, exactly
     stream: bool
     salt: str = ""  # not empty: the prompt's cached blocks are not used
-    cost: bool = False  # the answer says what it cost: `usage.baton`
-    batch: bool = False  # of the class that gives way to interactive requests
+    cost: bool = False  # ask for `usage.baton`
+    batch: bool = False  # batch work, which gives way to interactive requests
 
     def body(self) -> dict[str, Any]:
-        """Return the body of a request to OpenAI's completions."""
         return {
             "model": MODEL_NAME,
             "prompt": list(self.prompt),
@@ -57,15 +56,14 @@ class Questions:
     """The prompts with their longest answers."""
 
     def __init__(self, known: dict[tuple[int, ...], list[int]], *, cost: bool = False) -> None:
-        """Ask for what each answer costs, if `cost`."""
         self._cost = cost
         self._prompts = list(known)
         self._known = known
 
     def draw(self, random: random.Random, *, long: bool = False) -> Case:
-        """Draw a case: one in four may find its prompt cached, one not streamed, one is batch work.
+        """Draw a case; of four, one may find its prompt cached, one is not streamed, one is batch work.
 
-        `long`: the longest answer there is, streamed.
+        A `long` case is the longest answer there is, streamed.
         """
         prompt = random.choice(self._prompts)
         most = min(MOST, len(self._known[prompt]))
@@ -80,13 +78,13 @@ class Questions:
 
 
 def sample(every: int) -> list[tuple[int, ...]]:
-    """Return a sample of the prompts of all lengths."""
+    """Return one in `every` prompts, of all lengths."""
     chosen = [tuple(prompt) for prompt in texts.prompts() if SHORTEST <= len(prompt) <= LONGEST]
     return chosen[::-every]
 
 
 async def questions(url: str, every: int) -> Questions:
-    """Return prompts with answers; unknown ones are requested at `url`, where nothing may fail now."""
+    """Return prompts with answers, requested at `url` if they are not on disk. Nothing may fail meanwhile."""
     prompts = sample(every)
     file = CACHE / f"{_digest(prompts)}.json"
     if file.exists():

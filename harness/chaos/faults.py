@@ -390,12 +390,15 @@ _FAULTS = (
           rolling_restart),
     Fault("operator-drain", "Run `baton drain` on a worker: started again it takes nothing until "
           "`baton undrain`.", operator_drain, hold_s=SHORT),
-    Fault("flip-role", "Run `baton role` on a worker at work.", flip_role, hold_s=(0.0, 0.5)),
-    Fault("corrupt-handoffs", "Flip a bit in each save of a prefill worker that waits to be pulled.",
+    Fault("flip-role", "Run `baton role` on a worker at work. The next flip starts from its new role.", flip_role, hold_s=(0.0, 0.5)),
+    Fault("corrupt-handoffs", "Flip a bit in each save of a prefill worker that waits to be pulled, as "
+          "soon as it is complete.",
           corrupt_handoffs, hold_s=LONG),
-    Fault("drop-network", "Drop all traffic of a worker for longer than its lease.",
+    Fault("drop-network", "Drop all traffic of a worker for longer than its lease, with its "
+          "connections open.",
           disturb(drop=True), hold_s=LONG),
-    Fault("interrupt-network", "Drop all traffic of a worker for less than its lease.", disturb(drop=True),
+    Fault("interrupt-network", "Drop all traffic of a worker for less than its lease, with its "
+          "connections open.", disturb(drop=True),
           hold_s=SHORT),
     Fault("delay-network", "Delay all traffic of a worker by 200 ms.", disturb(drop=False), hold_s=LONG),
     Fault("kill-scheduler", "Kill a scheduler, and start another one at once.", kill("scheduler")),

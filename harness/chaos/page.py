@@ -1,4 +1,4 @@
-"""The figures of a run, as a file and as the tables of docs/reliability.md."""
+"""A run's figures, as a file and as the tables of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import stats
-from harness.chaos.outcome import Outcome
+from harness.chaos.outcome import Outcome, as_json
 from harness.chaos.placed import Placed
 from harness.support import ROOT
 
@@ -20,13 +20,13 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 def save(file: Path, outcomes: Sequence[Outcome | Placed]) -> None:
     """Save all plans of a run so far, and the machine."""
-    plans = [one.as_json() for one in outcomes if isinstance(one, Outcome)]
-    placements = [one.as_json() for one in outcomes if isinstance(one, Placed)]
+    plans = [as_json(one) for one in outcomes if isinstance(one, Outcome)]
+    placements = [as_json(one) for one in outcomes if isinstance(one, Placed)]
     stats.save(file.stem, {"plans": plans, "placements": placements}, file.parent)
 
 
 def write(file: Path, page: Path = PAGE) -> Path:
-    """Put the tables of a run between the markers of the page. Raises ValueError where they are missing."""
+    """Put a run's tables between the markers of the page. Raises ValueError if they are missing."""
     text = page.read_text()
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -37,7 +37,7 @@ def write(file: Path, page: Path = PAGE) -> Path:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Return Markdown: a table of the plans, one of each placing plan, and the faults and what they hit."""
+    """Return Markdown: tables of the plans, of each placing plan, of faults and of what they hit."""
     machine, plans, placements = result["machine"], result["plans"], result.get("placements", [])
     minutes = sum(one["seconds"] for one in [*plans, *placements]) / 60
     faults = _sum([*plans, *placements], "faults")

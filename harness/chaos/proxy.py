@@ -1,7 +1,7 @@
 """A network that delays and drops: a TCP proxy in front of one worker.
 
-Dropped bytes are not lost: they wait, as on a network that is mended before TCP gives up, and no connection
-is closed. A connection made meanwhile is accepted and stays silent.
+Dropped bytes wait, as on a network that is mended before TCP gives up; no connection is closed. A connection
+made meanwhile is accepted and stays silent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Proxy:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, listener: socket.socket | None = None) -> None:
-        """Serve at a free port, or at `listener`, which may belong to another network than connections do."""
+        """Serve at a free port, or at `listener`, which may belong to another network."""
         listener = listener or socket.create_server(("127.0.0.1", 0))
         self._server = await asyncio.start_server(self._serve, sock=listener)
         self.port = self._server.sockets[0].getsockname()[1]

@@ -73,9 +73,9 @@ def differences(
     second, though the second lets everybody in. All ports are tried at which a rule could begin or end.
     """
     found = []
-    edges = {*_edges(policies), *(port.number for _, _, port in needed), *UNUSED_PORTS}
+    numbers = {*edges(policies), *(port.number for _, _, port in needed), *UNUSED_PORTS}
     ours = [(one, *(_about(policies, way, one) for way in ("Ingress", "Egress"))) for one in own]
-    for port in (Port(number, protocol) for number in sorted(edges) for protocol in ("TCP", "UDP")):
+    for port in (Port(number, protocol) for number in sorted(numbers) for protocol in ("TCP", "UDP")):
         for one, inwards, outwards in ours:
             for other in [*own, *others]:
                 wanted = (other.name, one.name, port) in needed
@@ -91,7 +91,7 @@ def _must(wanted: bool) -> str:
     return "must" if wanted else "must not"
 
 
-def _edges(policies: Iterable[Doc]) -> Iterator[int]:
+def edges(policies: Iterable[Doc]) -> Iterator[int]:
     """Yield the port numbers that rules name, and their neighbours."""
     for policy in policies:
         for rule in [*policy["spec"].get("ingress", []), *policy["spec"].get("egress", [])]:

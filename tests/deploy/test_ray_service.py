@@ -32,6 +32,7 @@ from tests.deploy.network_policies import (
     Port,
     differences,
     dns,
+    edges,
     matches,
 )
 
@@ -141,15 +142,16 @@ def network(manifests: RayManifests) -> list[str]:
         for target in own
         if (kind, target.name) != ("kuberay", WORKER)
     }
-    edges = {53, *(number + near for _, _, number, _ in DIALS for near in (-1, 0, 1)), *UNUSED_PORTS}
+    policies = manifests.of("NetworkPolicy")
+    numbers = {*edges(policies), *(port.number for _, _, port in needed), *UNUSED_PORTS}
     needed |= {
         (one.name, other.name, Port(number, protocol))
         for one in own
         for other in own
-        for number in edges
+        for number in numbers
         for protocol in ("UDP", "TCP")
     }
-    return differences(manifests.of("NetworkPolicy"), own, others, needed)
+    return differences(policies, own, others, needed)
 
 
 def test_policies_let_through_what_is_dialled_and_nothing_else(manifests: RayManifests) -> None:

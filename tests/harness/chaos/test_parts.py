@@ -32,12 +32,12 @@ from baton.scheduler.types import Booking
 from harness.chaos import answers, page, plans
 from harness.chaos.answers import Case, Questions
 from harness.chaos.corruption import corrupt
-from harness.chaos.faults import FAULTS, Act, fault
+from harness.chaos.faults import FAULTS, Act
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import TURN_S, Leaks, Outcome, covered_s, leaks
 from harness.chaos.placed import Left, Placed, Workers
 from harness.chaos.placing import Placing, registered
-from harness.chaos.plans import PLANS, Plan, plan
+from harness.chaos.plans import PLANS
 from harness.chaos.proxy import Proxy
 from harness.chaos.site import Part, Shape, Site
 from harness.scheduling import Options, capacity, identity, place, until
@@ -275,7 +275,7 @@ def test_what_is_read_and_what_ends_makes_room() -> None:
     for number in range(20):
         stay, full = one.take(a_booking(f"{number}", tokens=300, blocks=99), 1.0)
         assert full == ""
-        one.read(stay, 1.0)
+        one.prefilled(stay, 1.0)
         one.end(stay, 1.0)
     assert one.take(a_booking("long", tokens=900), 1.0)[1] == ""  # nothing is queued: any prompt is taken
     assert one.fullest == 1.0
@@ -284,7 +284,7 @@ def test_what_is_read_and_what_ends_makes_room() -> None:
 def test_a_sum_may_lag_behind_and_must_hold_what_was_there_all_the_time() -> None:
     one = workers()
     stay, _ = one.take(a_booking("one"), 10.0)
-    one.read(stay, 20.0)
+    one.prefilled(stay, 20.0)
     one.end(stay, 30.0)
 
     def unlike(
@@ -608,13 +608,6 @@ def test_the_whole_set_takes_half_an_hour() -> None:
     assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 32
     assert {PLANS[name].shape.name for name in plans.ALL} == {"1P1D", "2P2D", "no engines"}
     assert {kind for name in plans.ALL for kind in PLANS[name].faults} == set(FAULTS)
-
-
-def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="kill-decode already"):
-        fault()(FAULTS["kill-decode"].run)
-    with pytest.raises(ValueError, match="no such fault: sing"):
-        plan(Plan("x", Shape(), ("sing",), ""))
 
 
 def test_a_plan_of_long_answers_asks_for_nothing_else() -> None:
