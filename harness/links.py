@@ -1,6 +1,6 @@
 """Wires between hosts of harness/netns.py that are not ideal: late, lossy, narrow, or cut between two.
 
-    with Network(tmp_path) as network, Links(network) as links:
+    with Network(tmp_path) as network, Links() as links:
         a, b = (links.join(network.host(name)) for name in ("a", "b"))  # their addresses on the wires
         links.be(Wire(delay_ms=10, loss=0.01, rate_mbit=100))
         with links.cut(("a", "b")):  # nothing passes, and nobody is told
@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from harness import netns
 from harness.links_relay import DEVICE
-from harness.netns import DIE_WITH_PARENT, END_S, Host, Network
+from harness.netns import DIE_WITH_PARENT, END_S, Host
 
 MTU = 1500
 QUEUE_MS = 50  # in a device of a limited rate
@@ -52,10 +52,7 @@ class Wire:
 class Links:
     """The wires of a network's hosts; they end with the block."""
 
-    def __init__(self, network: Network, seed: int = 1) -> None:
-        """Draw the frames that are lost by `seed`."""
-        self._network = network
-        self._seed = seed
+    def __init__(self) -> None:
         self._relay: subprocess.Popen[bytes] | None = None
         self._members: dict[str, Host] = {}
         self._wire = Wire()
@@ -91,7 +88,7 @@ class Links:
     def be(self, wire: Wire) -> None:
         """Make all wires like this from now on."""
         self._wire = wire
-        self._ask(delay_s=wire.delay_ms / 1e3, loss=wire.loss, seed=self._seed)
+        self._ask(delay_s=wire.delay_ms / 1e3, loss=wire.loss, seed=1)
         for host in self._members.values():
             self._limit(host)
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of one node on this machine, apart from any other that runs here."""
+"""A Ray cluster of one node on this machine, separate from any other that runs here."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.support import PYTHON, ROOT, eventually
 
-# Of the tests' own: without RAY_AUTH_MODE Ray would write a token into the home folder.
+# Without RAY_AUTH_MODE Ray would write a token into the home folder.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
 STORE = "--object-store-memory=80000000"  # about the least
-# What nothing here needs: each is a process of Python.
+# Each of these is a process of Python that nothing here needs.
 LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
 END_S = 30.0
 
 
 @dataclass(frozen=True)
 class RayHead:
-    """The node, and what commands that use it need."""
-
     process: subprocess.Popen[bytes]
     address: str  # host:port
-    environment: dict[str, str]
+    environment: dict[str, str]  # for commands that use it
 
 
 @contextmanager
@@ -41,12 +39,12 @@ def ray_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def ray_head(*options: str, environment: Mapping[str, str] = RAY) -> Iterator[RayHead]:
+def ray_head(*options: str) -> Iterator[RayHead]:
     """Run `ray start --head` with further options until the end of the block."""
     with ray_folder() as folder:
         command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0", STORE, *LESS]
         command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
-        whole = {**os.environ, **environment, "RAY_TMPDIR": str(folder)}
+        whole = {**os.environ, **RAY, "RAY_TMPDIR": str(folder)}
         with (folder / "start.log").open("wb") as out:
             process = subprocess.Popen(command, env=whole, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
         try:

@@ -122,7 +122,7 @@ def wired(
 ) -> Iterator[Wired]:
     """Run a deployment, which is ready; everything ends with the block. `config`: settings by section."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Network(folder / "hosts") as network, Links(network) as wires:
+    with Network(folder / "hosts") as network, Links() as wires:
         one = Wired(network, wires, folder, cold)
         names = [
             *("scheduler", "router"),

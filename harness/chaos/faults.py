@@ -390,7 +390,8 @@ _FAULTS = (
           rolling_restart),
     Fault("operator-drain", "Run `baton drain` on a worker: started again it takes nothing until "
           "`baton undrain`.", operator_drain, hold_s=SHORT),
-    Fault("flip-role", "Run `baton role` on a worker at work. The next flip starts from its new role.", flip_role, hold_s=(0.0, 0.5)),
+    Fault("flip-role", "Run `baton role` on a worker at work. The next flip starts from its new role.",
+          flip_role, hold_s=(0.0, 0.5)),
     Fault("corrupt-handoffs", "Flip a bit in each save of a prefill worker that waits to be pulled, as "
           "soon as it is complete.",
           corrupt_handoffs, hold_s=LONG),
