@@ -33,7 +33,6 @@ class Case:
     tokens: int  # of the answer, exactly
     stream: bool
     salt: str = ""  # not empty: the prompt's cached blocks are not used
-    cost: bool = False  # ask for `usage.baton`
     batch: bool = False  # batch work, which gives way to interactive requests
 
     def body(self) -> dict[str, Any]:
@@ -46,17 +45,14 @@ class Case:
             "return_token_ids": True,
             "stream": self.stream,
             **({"cache_salt": self.salt} if self.salt else {}),
-            **({"baton": {"usage": True}} if self.cost else {}),
             **({"service_tier": "flex"} if self.batch else {}),
-            **({"stream_options": {"include_usage": True}} if self.cost and self.stream else {}),
         }
 
 
 class Questions:
     """The prompts with their longest answers."""
 
-    def __init__(self, known: dict[tuple[int, ...], list[int]], *, cost: bool = False) -> None:
-        self._cost = cost
+    def __init__(self, known: dict[tuple[int, ...], list[int]]) -> None:
         self._prompts = list(known)
         self._known = known
 
@@ -69,9 +65,9 @@ class Questions:
         most = min(MOST, len(self._known[prompt]))
         salt = f"{random.getrandbits(64):x}" if random.random() < 0.75 else ""
         if long:
-            return Case(prompt, most, stream=True, salt=salt, cost=self._cost)
+            return Case(prompt, most, stream=True, salt=salt)
         tokens, stream, batch = random.randint(FEWEST, most), random.random() < 0.75, random.random() < 0.25
-        return Case(prompt, tokens, stream, salt, self._cost, batch)
+        return Case(prompt, tokens, stream, salt, batch)
 
     def expected(self, case: Case) -> list[int]:
         return self._known[case.prompt][: case.tokens]

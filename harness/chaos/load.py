@@ -7,28 +7,19 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
 from harness.chaos.answers import Case, Questions
-from harness.chaos.site import Part
+from harness.chaos.site import Part, Site
 
 DEADLINE_S = 120.0  # of one request, with all its waiting
 MOST_WAIT_S = 2.0  # before the next try after a 503, whatever Retry-After says
 END_S = 150.0  # until the last answers have come
-
-
-class Served(Protocol):
-    """The part of a deployment that the load needs."""
-
-    @property
-    def routers(self) -> Sequence[Part]: ...
-
-    def url(self, router: Part) -> str: ...
 
 
 class Fate(Enum):
@@ -51,7 +42,6 @@ class Answer:
     ended: float = 0.0
     finish: str = ""
     error: str = ""
-    cost: dict[str, Any] = field(default_factory=dict)  # `usage.baton`, if the case asks for it
     refused: list[float] = field(default_factory=list)  # when 503 came, before any byte
     router_lost: bool = False
 
@@ -88,7 +78,7 @@ class Load:
     """The clients; `running` and `over` may be read at any time."""
 
     def __init__(
-        self, site: Served, questions: Questions, clients: int, seed: str, *, long: bool = False
+        self, site: Site, questions: Questions, clients: int, seed: str, *, long: bool = False
     ) -> None:
         self.site = site
         self.running: dict[str, Answer] = {}
@@ -218,7 +208,6 @@ class Load:
         if "error" in event:
             answer.error = f"{event['error']}"[:400]
             return
-        answer.cost = (event.get("usage") or {}).get("baton", {})
         if not event["choices"]:
             return
         choice = event["choices"][0]
