@@ -1,4 +1,4 @@
-"""Debian's Prometheus and Alertmanager beside a deployment, with the files of deploy/prometheus."""
+"""Debian's Prometheus and Alertmanager, with the files of deploy/prometheus."""
 
 from __future__ import annotations
 
@@ -26,44 +26,37 @@ ASK_S = 10.0
 
 
 def why_not(*programs: str) -> str:
-    """Say why these cannot be run here; empty if they can."""
+    """Return why these programs cannot run here, "" if they can."""
     missing = [one for one in programs or ("prometheus", "promtool") if not shutil.which(one)]
     return f"Debian's packages are missing that have {' and '.join(missing)}" if missing else ""
 
 
 @dataclass
 class Firing:
-    """An alert that fires."""
+    """A firing alert."""
 
     name: str
-    labels: dict[str, str]
     since: float  # when its expression was first true; time.time
 
 
 @dataclass
 class Prometheus:
-    """A running Prometheus."""
-
     url: str
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Return the samples of an instant query."""
         result: list[dict[str, Any]] = self._get("query", query=expr)["result"]
         return result
 
     def range(self, expr: str, begin: float, end: float, step_s: float = 5.0) -> list[dict[str, Any]]:
-        """Return the series of a query over a time (time.time)."""
-        result: list[dict[str, Any]] = self._get(
-            "query_range", query=expr, start=str(begin), end=str(end), step=str(step_s)
-        )["result"]
+        """Return the series of a query between two times of time.time."""
+        span = {"start": str(begin), "end": str(end), "step": str(step_s)}
+        result: list[dict[str, Any]] = self._get("query_range", query=expr, **span)["result"]
         return result
 
     def firing(self) -> list[Firing]:
-        """Return the alerts that fire now."""
         return [
             Firing(
                 one["labels"]["alertname"],
-                one["labels"],
                 datetime.fromisoformat(one["activeAt"].replace("Z", "+00:00")).timestamp(),
             )
             for one in self._get("alerts")["alerts"]
@@ -85,9 +78,9 @@ class Prometheus:
 def prometheus(
     folder: Path, targets: Iterable[str], alertmanager: str = "", scrape_s: int = 0
 ) -> Iterator[Prometheus]:
-    """Run Prometheus with our files but for the addresses: the http_sd URLs and Alertmanager's host:port.
+    """Run Prometheus with our files, but these http_sd URLs and this Alertmanager at host:port.
 
-    scrape_s: between two scrapes, where not as in our files.
+    `scrape_s` is the time between two scrapes, if not 0.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = yaml.safe_load((FILES / "prometheus.yaml").read_text())
@@ -112,13 +105,13 @@ def prometheus(
 
 @dataclass
 class Webhook:
-    """A receiver of Alertmanager's."""
+    """A receiver of Alertmanager's messages."""
 
     url: str
     heard: list[dict[str, Any]] = field(default_factory=list)
 
     def names(self, status: str = "firing") -> set[str]:
-        """Return the names of the alerts that were sent with a status."""
+        """Return the names of the alerts with this status."""
         return {
             alert["labels"]["alertname"]
             for message in list(self.heard)
@@ -129,7 +122,6 @@ class Webhook:
 
 @contextlib.contextmanager
 def webhook() -> Iterator[Webhook]:
-    """Listen for Alertmanager's messages."""
     heard: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -153,7 +145,7 @@ def webhook() -> Iterator[Webhook]:
 
 @contextlib.contextmanager
 def alertmanager(folder: Path, receiver: str) -> Iterator[str]:
-    """Run Alertmanager with our file, but one receiver: a webhook's URL. Yields host:port."""
+    """Run Alertmanager with our file, but a webhook's URL as the receiver. Yield its host:port."""
     folder.mkdir(parents=True, exist_ok=True)
     config = yaml.safe_load((FILES / "alertmanager.yaml").read_text())
     (only,) = config["receivers"]

@@ -3,9 +3,8 @@
     with ray_autoscaler(tmp_path, nodes=2) as cluster:
         ...  # `baton ray up --address` cluster.address
 
-Each node is a raylet with its own resources; all share the machine. Leans on Ray 2.60: what its own
-`AutoscalingCluster` does is written out here, as that reads a file which Ray's wheel lacks, ends every Ray of
-the machine, and is bound to one port.
+Each node is a raylet with its own resources; all share the machine. It does as `AutoscalingCluster` of Ray
+2.60, as that reads a file which Ray's wheel lacks, ends every Ray of the machine, and fixes its port.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ import psutil
 from harness.support import CALL_S, PYTHON, ROOT, eventually, free_port, listening
 
 OBJECT_STORE_BYTES = 80_000_000
-IDLE_S = 3.0  # after which a node that nobody uses goes
-# Of a local user's own: without RAY_AUTH_MODE Ray would write a token into the home folder.
+_COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+IDLE_S = 3.0  # after which an unused node goes
+# Without RAY_AUTH_MODE Ray would write a token into the home folder.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -39,21 +39,16 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A running cluster."""
-
     address: str
     folder: Path  # Ray's own, with its logs
-    environment: dict[str, str]  # for whoever connects to it
+    environment: dict[str, str]  # for processes that connect to it
 
 
 @contextmanager
 def ray_autoscaler(folder: Path, *, nodes: int, head_cpus: int = 0) -> Iterator[RayCluster]:
-    """Run a head, to which up to `nodes` nodes of one CPU are added as they are wanted.
-
-    Everything ends with the block.
-    """
+    """Run a head, to which Ray adds up to `nodes` nodes of one CPU as it needs them."""
     port = free_port()
-    # Sockets below Ray's folder must have short names.
+    # Sockets below Ray's folder need short names.
     ray_folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     cluster = RayCluster(f"127.0.0.1:{port}", ray_folder, {**os.environ, **ENVIRONMENT})
     config = folder / "autoscaler.json"
@@ -61,7 +56,7 @@ def ray_autoscaler(folder: Path, *, nodes: int, head_cpus: int = 0) -> Iterator[
     command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", f"--port={port}"]
     command += [f"--autoscaling-config={config}", f"--num-cpus={head_cpus}", f"--temp-dir={ray_folder}"]
     command += ["--include-dashboard=false", f"--object-store-memory={OBJECT_STORE_BYTES}"]
-    # Any port for the rest: by default workers have a range in which ours may lie.
+    # Any port for the rest: the default range of workers might contain ours.
     command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     command += [f"--ray-client-server-port={free_port()}", "--disable-usage-stats"]
     with (folder / "ray.log").open("wb") as log:
@@ -104,23 +99,15 @@ def _config(address: str, nodes: int, head_cpus: int) -> dict[str, object]:
             "worker": {"resources": worker, "node_config": {}, "min_workers": 0, "max_workers": nodes},
         },
         "head_node_type": "ray.head.default",
-        "auth": {},
-        "file_mounts": {},
-        "cluster_synced_files": [],
         "file_mounts_sync_continuously": False,
-        "rsync_exclude": [],
-        "rsync_filter": [],
-        "initialization_commands": [],
-        "setup_commands": [],
-        "head_setup_commands": [],
-        "worker_setup_commands": [],
-        "head_start_ray_commands": [],
-        "worker_start_ray_commands": [],
+        **{key: {} for key in ("auth", "file_mounts")},
+        **{key: [] for key in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
+        **{f"{key}_commands": [] for key in _COMMANDS},
     }
 
 
 def _end(pid: int, ray_folder: Path) -> None:
-    """Kill the head and all nodes: what it started, and what names its folder, as nodes outlive it."""
+    """Kill the head, its descendants, and nodes that outlived it, whose commands name its folder."""
     found = []
     with suppress(psutil.NoSuchProcess):
         head = psutil.Process(pid)
