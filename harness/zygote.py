@@ -160,8 +160,8 @@ def _launch(folder: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd=ROOT,
-        # More threads would wait for each other on a busy machine. torch reads its log level when it is loaded;
-        # a cold start has set it by then (services/logs.py).
+        # More threads would wait for each other on a busy machine. torch reads its log level when it is
+        # loaded; a cold start has set it by then (services/logs.py).
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
         check=True,
     )
