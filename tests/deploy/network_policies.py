@@ -116,12 +116,7 @@ def _about(policies: Iterable[Doc], way: str, place: Place) -> list[Doc]:
 
 
 def _allows(
-    policies: list[Doc],
-    side: tuple[str, str],
-    own: Place,
-    other: Place,
-    port: Port,
-    names: Mapping[str, int],
+    policies: list[Doc], side: tuple[str, str], own: Place, other: Place, port: Port, names: Mapping[str, int]
 ) -> bool:
     rules, peers = side
     return not policies or any(

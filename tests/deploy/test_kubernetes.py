@@ -424,10 +424,7 @@ Edit = Callable[[list[Doc]], Any]
             lambda d: policy(d, "redis")["ingress"][0].pop("ports"),
             "redis must not let scheduler in at 22/TCP",
         ),
-        (
-            lambda d: policy(d, "redis")["ingress"][0].pop("from"),
-            "redis must not let decode in at 6379/TCP",
-        ),
+        (lambda d: policy(d, "redis")["ingress"][0].pop("from"), "redis must not let decode in at 6379/TCP"),
         (
             lambda d: policy(d, "worker")["ingress"][0]["from"].append({"namespaceSelector": {}}),
             "decode must not let another namespace in at 7401/TCP",
