@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
 import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from harness.support import ROOT, eventually, free_port
+from harness.support import ROOT, free_port, running
 
 FILES = ROOT / "deploy" / "prometheus"
 START_S = 20.0
@@ -99,8 +99,9 @@ def prometheus(
         *("prometheus", "--config.file", folder / "prometheus.yaml"),
         *("--storage.tsdb.path", folder / "tsdb", "--web.listen-address", f"127.0.0.1:{port}"),
     ]
-    with _running(command, folder / "prometheus.log", f"http://127.0.0.1:{port}/-/ready"):
-        yield Prometheus(f"http://127.0.0.1:{port}")
+    one = Prometheus(f"http://127.0.0.1:{port}")
+    with running(command, lambda: _ready(one.url), START_S, folder / "prometheus.log"):
+        yield one
 
 
 @dataclass
@@ -157,28 +158,12 @@ def alertmanager(folder: Path, receiver: str) -> Iterator[str]:
         *("--storage.path", folder / "alertmanager", "--cluster.listen-address", ""),
         *("--web.listen-address", f"127.0.0.1:{port}"),
     ]
-    with _running(command, folder / "alertmanager.log", f"http://127.0.0.1:{port}/-/ready"):
+    ready = partial(_ready, f"http://127.0.0.1:{port}")
+    with running(command, ready, START_S, folder / "alertmanager.log"):
         yield f"127.0.0.1:{port}"
 
 
-@contextlib.contextmanager
-def _running(command: list[Any], log: Path, ready: str) -> Iterator[None]:
-    with log.open("wb") as out:
-        process = subprocess.Popen([str(one) for one in command], stdout=out, stderr=subprocess.STDOUT)
-    try:
-
-        def answers() -> bool:
-            assert process.poll() is None, log.read_text()
-            with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=1) as answer:
-                return bool(answer.status == 200)
-            return False
-
-        eventually(answers, START_S, f"{command[0]} is ready")
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+def _ready(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=1) as answer:
+        return bool(answer.status == 200)
+    return False

@@ -11,27 +11,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from harness.support import CALL_S, PYTHON, ROOT, eventually, free_port, listening
+from harness.ray_head import RAY, ray_folder
+from harness.support import CALL_S, PYTHON, ROOT, free_port, listening, running
 
 OBJECT_STORE_BYTES = 80_000_000
 _COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
 IDLE_S = 3.0  # after which an unused node goes
-# Without RAY_AUTH_MODE Ray would write a token into the home folder.
 ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **RAY,
     "RAY_worker_niceness": "0",
-    "RAY_prestart_worker_first_driver": "0",
     "RAY_FAKE_CLUSTER": "1",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
@@ -48,33 +44,23 @@ class RayCluster:
 def ray_autoscaler(folder: Path, *, nodes: int, head_cpus: int = 0) -> Iterator[RayCluster]:
     """Run a head, to which Ray adds up to `nodes` nodes of one CPU as it needs them."""
     port = free_port()
-    # Sockets below Ray's folder need short names.
-    ray_folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    cluster = RayCluster(f"127.0.0.1:{port}", ray_folder, {**os.environ, **ENVIRONMENT})
     config = folder / "autoscaler.json"
-    config.write_text(json.dumps(_config(cluster.address, nodes, head_cpus)))
+    config.write_text(json.dumps(_config(f"127.0.0.1:{port}", nodes, head_cpus)))
     command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", f"--port={port}"]
-    command += [f"--autoscaling-config={config}", f"--num-cpus={head_cpus}", f"--temp-dir={ray_folder}"]
+    command += [f"--autoscaling-config={config}", f"--num-cpus={head_cpus}"]
     command += ["--include-dashboard=false", f"--object-store-memory={OBJECT_STORE_BYTES}"]
     # Any port for the rest: the default range of workers might contain ours.
     command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     command += [f"--ray-client-server-port={free_port()}", "--disable-usage-stats"]
-    with (folder / "ray.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=cluster.environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-
-        def answers() -> bool:
-            assert process.poll() is None, (folder / "ray.log").read_text()
-            return listening(port)
-
-        eventually(answers, 60, "Ray's head answers")
-        yield cluster
-    finally:
-        _end(process.pid, ray_folder)
-        process.wait(CALL_S)
-        shutil.rmtree(ray_folder, ignore_errors=True)
+    with ray_folder() as own:
+        cluster = RayCluster(f"127.0.0.1:{port}", own, {**os.environ, **ENVIRONMENT})
+        command.append(f"--temp-dir={own}")
+        options: dict[str, Any] = {"env": cluster.environment, "cwd": ROOT}
+        with running(command, lambda: listening(port), 60, folder / "ray.log", **options) as process:
+            try:
+                yield cluster
+            finally:
+                _end(process.pid, own)
 
 
 def _config(address: str, nodes: int, head_cpus: int) -> dict[str, object]:

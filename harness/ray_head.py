@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.support import PYTHON, ROOT, eventually
+from harness.support import PYTHON, ROOT, running
 
 # Without RAY_AUTH_MODE Ray would write a token into the home folder.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
 STORE = "--object-store-memory=80000000"  # about the least
 # Each of these is a process of Python that nothing here needs.
 LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
-END_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class RayHead:
 @contextmanager
 def ray_folder() -> Iterator[Path]:
     """Yield a folder for Ray's files with a short name: sockets lie in it."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     try:
         yield folder
     finally:
@@ -45,21 +44,10 @@ def ray_head(*options: str) -> Iterator[RayHead]:
         command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0", STORE, *LESS]
         command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
         whole = {**os.environ, **RAY, "RAY_TMPDIR": str(folder)}
-        with (folder / "start.log").open("wb") as out:
-            process = subprocess.Popen(command, env=whole, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            address = folder / "ray_current_cluster"
+        address = folder / "ray_current_cluster"
 
-            def started() -> bool:
-                assert process.poll() is None, (folder / "start.log").read_text()
-                return address.is_file() and ":" in address.read_text()
+        def started() -> bool:
+            return address.is_file() and ":" in address.read_text()
 
-            eventually(started, 30, "Ray has started")
+        with running(command, started, 30, folder / "start.log", env=whole, cwd=ROOT) as process:
             yield RayHead(process, address.read_text().strip(), whole)
-        finally:
-            process.terminate()
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(END_S)

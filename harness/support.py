@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +30,7 @@ INTERRUPTIBLE = ["env", "--default-signal=INT"]
 # Tests give the seconds that an event may take on a free machine; waits are this many times as long. Only a
 # failing test waits to the end, and a busy machine stands still for seconds at times.
 PATIENCE = 4
+END_S = 30.0
 CALL_S = 30.0 * PATIENCE  # for a request or command that takes a second or two on a free machine
 
 
@@ -80,15 +81,41 @@ def listening(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def redis_server(port: int, password: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """Run a real redis-server on loopback, without persistence, until the end of the block."""
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    process = subprocess.Popen(
-        command + (["--requirepass", password] if password else []), stdout=subprocess.DEVNULL
-    )
+def running(
+    command: Sequence[object],
+    ready: Callable[[], object],
+    start_s: float,
+    log: Path = Path(os.devnull),
+    **options: Any,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command, whose output goes to `log`, until the end of the block. Yield it once it is ready."""
+    words = [str(word) for word in command]
+    with log.open("wb") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, **options)
+
+    def look() -> object:
+        assert process.poll() is None, log.read_text()
+        return ready()
+
     try:
-        eventually(lambda: listening(port), 10, f"redis-server listens on {port}")
+        eventually(look, start_s, f"{words[0]} is ready")
         yield process
     finally:
-        process.kill()
-        process.wait(10)
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(END_S)
+
+
+@contextlib.contextmanager
+def redis_server(port: int, password: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Run a real redis-server on loopback, without persistence, until the end of the block."""
+    command = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    command += ["--requirepass", password] if password else []
+    with running(command, lambda: listening(port), 10) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # a test may have stopped it

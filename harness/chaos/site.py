@@ -103,11 +103,11 @@ class Part:
         settings = self.settings
         if self.is_worker:
             port = free_port()
-            own = {**settings["worker"], "worker_id": self.name, "listen": f"127.0.0.1:{port}"}
+            own = {"worker_id": self.name, "listen": f"127.0.0.1:{port}"}
             if self.proxy is not None:
                 self.proxy.target = port
                 own["advertise"] = f"127.0.0.1:{self.proxy.port}"
-            settings = {**settings, "worker": own}
+            settings = {**settings, "worker": settings["worker"] | own}
         path = str(poison.FOLDER) if self.site.shape.poison else ""
         what = {"kind": self.kind, "settings": settings, "path": path}
         self.pid = zygote.shared().start(self.name, "harness.forked:run", self.site.folder, **what).pid
@@ -211,7 +211,7 @@ class Site:
 
     @property
     def target_urls(self) -> list[str]:
-        """The schedulers' lists of what Prometheus can scrape, also while they are away."""
+        """The schedulers' URLs for lists of what Prometheus can scrape."""
         ports = (one.settings["scheduler"]["metrics_port"] for one in self.of("scheduler"))
         return [f"http://127.0.0.1:{port}/targets" for port in ports]
 
@@ -228,11 +228,10 @@ class Site:
         """Update the times in which no worker can serve, after a part has gone or come back."""
         now = time.monotonic()
         covered = any(not part.away for part in self.workers)
-        if covered and self._uncovered_since:
-            self.uncovered.append((self._uncovered_since, now))
-            self._uncovered_since = 0.0
-        elif not covered and not self._uncovered_since:
-            self._uncovered_since = now
+        if covered:
+            self.uncovered, self._uncovered_since = self.uncovered_until(now), 0.0
+        else:
+            self._uncovered_since = self._uncovered_since or now
 
     def uncovered_until(self, now: float) -> list[tuple[float, float]]:
         """Return the times in which no worker could serve, including one that still lasts."""
@@ -267,20 +266,16 @@ class Site:
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
         places = devices.assign([1] * len(kinds)) if kinds else []
         for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
+            own = {"worker": {"cpu": where.cpu, "scheduler_wait_s": 60.0}}
             name = f"{kind}-{kinds[:number].count(kind)}"
-            worker = {"cpu": where.cpu, "scheduler_wait_s": 60.0}
-            part = Part(name, kind, {**common, "worker": worker}, self)
-            if shape.proxied:
-                part.proxy = Proxy()
+            part = Part(name, kind, common | own, self, Proxy() if shape.proxied else None)
+            if part.proxy is not None:
                 await part.proxy.start()
             self.parts.append(part)
         for number in range(shape.routers):
-            settings = {
-                **common,
-                "router": {"port": free_port(), "processes": shape.processes, "drain_timeout_s": DRAIN_S},
-                "ops": {"listen": f"127.0.0.1:{free_port()}"},
-            }
-            self.parts.append(Part(f"router-{number}", "router", settings, self))
+            router = {"port": free_port(), "processes": shape.processes, "drain_timeout_s": DRAIN_S}
+            own = {"router": router, "ops": {"listen": f"127.0.0.1:{free_port()}"}}
+            self.parts.append(Part(f"router-{number}", "router", common | own, self))
         for part in self.parts:
             part.start()
         await self._look_on()
@@ -363,21 +358,13 @@ class Site:
     async def describe(self) -> pb.Description | None:
         """Return the description by the first scheduler that answers, if one does."""
         for stub in self._stubs:
-            with contextlib.suppress(grpc.RpcError):
-                description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+            if (description := await _describe(stub)) is not None:
                 return description
         return None
 
     async def describe_each(self) -> list[pb.Description | None]:
         """Return each scheduler's description; None for one that does not answer."""
-
-        async def ask(stub: scheduler_pb2_grpc.SchedulerStub) -> pb.Description | None:
-            with contextlib.suppress(grpc.RpcError):
-                description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
-                return description
-            return None
-
-        return list(await asyncio.gather(*map(ask, self._stubs)))
+        return list(await asyncio.gather(*map(_describe, self._stubs)))
 
     async def whole(self, within_s: float) -> None:
         """Wait until each part serves and the store is in use. Raises AssertionError with what is missing."""
@@ -486,3 +473,10 @@ class Site:
                 continue
             part.start()
             self.restarts[part.kind] += 1
+
+
+async def _describe(stub: scheduler_pb2_grpc.SchedulerStub) -> pb.Description | None:
+    with contextlib.suppress(grpc.RpcError):
+        description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+        return description
+    return None
