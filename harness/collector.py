@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-# A variable for processes whose traces a test waits for: by default they send them every five seconds.
+# For processes whose traces a test waits for: by default they export every five seconds.
 SENT_SOON = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms
 
 
@@ -38,7 +38,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     port: int = 0
     spans: list[Span] = field(default_factory=list)
-    headers: dict[str, str] = field(default_factory=dict)  # of the last export
+    headers: dict[str, str] = field(default_factory=dict)  # metadata of the last export
 
     @property
     def settings(self) -> dict[str, Any]:

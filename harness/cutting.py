@@ -30,7 +30,7 @@ from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS, SERVER_OPTIONS
 
-with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
+with warnings.catch_warnings():  # torch raises deprecation warnings on import
     warnings.simplefilter("ignore")
     from baton.services.engine import wire
 
@@ -55,7 +55,7 @@ class Cutter(rpc.WorkerServicer):
     def __init__(self) -> None:
         self.address = ""
         self._lock = threading.Lock()
-        self._pending: dict[str, _Cut] = {}  # by attempt_id
+        self._pending: dict[str, _Cut] = {}  # attempt id -> cut
         self.cuts: Counter[str] = Counter()
 
     def stand_before(self, worker: str) -> None:
@@ -125,7 +125,7 @@ class Cutter(rpc.WorkerServicer):
         if follows and not prefilling:
             if not at or how == "p":
                 return None  # it begins before the prefill that is to fail
-            generated += 1  # by its source
+            generated += 1  # its source generates one
         elif generated >= at and not (prefilling and at):
             return self._failed(start.request_id, start.epoch)
         if not prefilling or how == "p":

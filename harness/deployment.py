@@ -33,7 +33,7 @@ from harness.support import BATON, CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, even
 from harness.zygote import Forked
 
 START_S = 120.0
-OPERATOR_S = 7200.0  # the life of a certificate that nobody renews
+OPERATOR_S = 7200.0  # the life of a certificate, which is not renewed
 # Options of a channel to a scheduler that tests kill: connect again at once.
 AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initial", "min", "max")]
 STOCK = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve`, by its module
@@ -151,7 +151,7 @@ class Deployment:
         return self
 
     def status(self) -> dict[str, Any]:
-        """Return what `baton status --json` prints."""
+        """Return the output of `baton status --json`."""
         command = [BATON, "status", "--json", "--config", str(self.config_file)]
         command += ["--scheduler", self.scheduler_address]
         done = subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, cwd=ROOT)
@@ -257,7 +257,7 @@ def deployment(
     environment: Mapping[str, str] = MappingProxyType({}),
     **config: Any,
 ) -> Iterator[Deployment]:
-    """Make a deployment whose processes end with the block."""
+    """Yield a deployment, whose processes end with the block."""
     one = Deployment(folder, config=config, cold=cold, path=str(path or ""), environment=environment)
     try:
         yield one

@@ -34,7 +34,7 @@ T = TypeVar("T")
 BLOCK_SIZE = 32
 # A lead in log-probability: three steps of bfloat16 at 32 to 64, where the checkpoints' best logits are.
 CLEAR = 0.75
-QUIET_S = 0.3  # after which no more bytes are expected
+QUIET_S = 0.3  # without a byte, after which no more are expected
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: the machine may be busy with other engines
 _numbers = itertools.count()
 
@@ -170,7 +170,7 @@ class Engine:
                 if output.new_token_ids and not answer.tokens:
                     first.add(output.request_id)
                 answer.tokens += output.new_token_ids
-                if output.new_logprobs is not None:  # for each token: the sampled one, the best, the second
+                if output.new_logprobs is not None:  # each token's row: the sampled one, the best, the second
                     answer.gaps += [float(best - second) for _, best, second in output.new_logprobs.logprobs]
                 if output.finish_reason is not None:
                     answer.finish_reason = str(output.finish_reason)

@@ -63,7 +63,7 @@ class Running:
     eos_at: int | None
     generated: int  # output tokens, including those of earlier phases
     fault: Fault | None
-    steps: int = 1  # that are left of its prefill
+    steps: int = 1  # remaining steps of its prefill
     generated_here: int = 0
     silent: bool = False
     queued: float = field(default_factory=time.monotonic)

@@ -80,8 +80,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.hangs = False
         self.protocol = wire.PROTOCOL
         self.shares = 0  # KV blocks that each request shares with others
-        self.steps = 1  # of a prefill; if several, KV can be pulled after the first
-        self.patience_s = 1.0  # of a prefill, for the prompt's beginning
+        self.steps = 1  # per prefill; if several, KV can be pulled after the first
+        self.patience_s = 1.0  # how long a prefill waits for the prompt's beginning
         self._followed = Followed()
         self._follower = Follower()
 

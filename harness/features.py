@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.prompts import prompts
 
-TOKENS = 24  # of an answer that nothing ends earlier
+TOKENS = 24  # in an answer that does not end earlier
 ANSWERS = 20  # per feature
 _SUBJECTS = (
     "rain", "Paris", "bread", "the moon", "Python", "a river", "music", "whales", "gravity", "salt",

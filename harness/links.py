@@ -30,7 +30,7 @@ from harness.links_relay import DEVICE
 from harness.netns import DIE_WITH_PARENT, END_S, Host
 
 MTU = 1500
-QUEUE_MS = 50  # in a device with a limited rate
+QUEUE_MS = 50  # the queue of a device with a limited rate
 
 
 def why_not() -> str:
@@ -46,7 +46,7 @@ class Wire:
 
     delay_ms: float = 0.0  # each way
     loss: float = 0.0  # share of the frames, each way
-    rate_mbit: float = 0.0  # limit of what a host sends; 0: none
+    rate_mbit: float = 0.0  # each host's limit for sending; 0: none
 
 
 class Links:

@@ -30,7 +30,7 @@ from typing import Any
 DEVICE = "wire"
 FRAME = 2048  # bytes per read, more than a frame has
 BURST = 64  # frames of a device before the others' turn
-QUEUED_BYTES = 4 << 20  # in one direction between two hosts: 50 ms at 640 Mbit/s
+QUEUED_BYTES = 4 << 20  # limit for one direction between two hosts: 50 ms at 640 Mbit/s
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
@@ -46,7 +46,7 @@ class _Waiting:
 
 class Relay:
     def __init__(self) -> None:
-        self._devices: dict[str, int] = {}  # by host, an open file
+        self._devices: dict[str, int] = {}  # host -> an open file
         self._hosts: dict[int, str] = {}  # the reverse
         self._by_mac: dict[bytes, str] = {}
         self._cut: set[frozenset[str]] = set()
@@ -58,7 +58,7 @@ class Relay:
         self._poll = select.epoll()
 
     def serve(self, commands: int) -> None:
-        """Pass frames on until there are no more commands."""
+        """Pass frames on until standard input ends."""
         self._poll.register(commands, select.EPOLLIN)
         text = b""
         while True:

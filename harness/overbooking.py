@@ -44,8 +44,8 @@ CAPACITY = capacity(max_num_seqs=8, num_blocks=2_001, max_model_len=4_096)
 ANSWER = 64  # tokens
 READ_S = (0.01, 0.05)
 LIFE_S = (0.5, 1.5)
-WAIT_S = 120.0  # nobody is sent away for waiting
-OLDER_S = 2.0  # a request of the same class that is so much older goes first
+WAIT_S = 120.0  # long enough that no request is refused for waiting
+OLDER_S = 2.0  # a request of the same class that is older by this goes first
 
 
 @dataclass
@@ -69,7 +69,7 @@ class _Router:
         self._outcome = outcome
 
     async def client_of(self, service: ServiceClass, seed: str) -> None:
-        """Send one request after the other."""
+        """Send one request at a time."""
         draw = random.Random(seed)
         for number in range(1_000_000):
             state = request(f"{seed}-{number}", draw.randint(*PROMPT), ANSWER)
@@ -120,7 +120,7 @@ class _Router:
 
 
 async def overbook(seconds: float, routers: int, times: float, schedulers: int = 2) -> dict[str, Any]:
-    """Return the figures of so many seconds with `times` as many requests as the workers can hold."""
+    """Return the figures of a run with `times` as many requests as the workers can hold."""
     limits = SchedulerSettings()
     outcome = Outcome(Workers(CAPACITY, limits))
     async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ from harness.support import PYTHON, ROOT, running
 # Without RAY_AUTH_MODE Ray would write a token into the home folder.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
 STORE = "--object-store-memory=80000000"  # about the least
-# Each of these is a process of Python that nothing here needs.
+# Without these processes, which no test needs.
 LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
 
 

@@ -17,7 +17,7 @@ from harness.scheduling import RedisServer
 from harness.support import eventually, free_port, listening
 
 MASTER = "mymaster"
-DEAD_MS = 2_000  # of silence, until a server counts as dead; a busy machine stands still for less
+DEAD_MS = 2_000  # a server silent for this long counts as dead; a busy machine stands still for less
 
 
 class Forwarder:

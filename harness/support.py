@@ -31,7 +31,7 @@ INTERRUPTIBLE = ["env", "--default-signal=INT"]
 # failing test waits to the end, and a busy machine stands still for seconds at times.
 PATIENCE = 4
 END_S = 30.0
-CALL_S = 30.0 * PATIENCE  # for a request or command that takes a second or two on a free machine
+CALL_S = 30.0 * PATIENCE  # timeout of a request or command that takes a second or two on a free machine
 
 
 def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_s: float = 0.05) -> T:

@@ -1,4 +1,4 @@
-"""A deployment whose parts have hosts of their own, joined by wires that are not ideal.
+"""A deployment with a host for each part, joined by wires that are late, lossy or narrow.
 
     with wired(tmp_path, config) as one:
         one.links.be(Wire(delay_ms=50))

@@ -11,7 +11,7 @@ from harness.architectures import language
 from harness.architectures.weights import HIDDEN, Weights, common, mixer, trunk
 
 HEADS, HEAD_DIM, INNER = 2, 64, 256
-DRAFTER = 0.6  # what a drafter's layer adds
+DRAFTER = 0.6  # size of a drafter layer's output
 
 
 def _layer(weights: Weights, prefix: str, gain: float, *, bias: bool = False, qk_norm: bool = False) -> None:

@@ -14,7 +14,7 @@ HEADS, HEAD_DIM, INNER = 2, 64, 256
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
 LAYERS = 3  # the first dense
 KV_RANK, ROPE_DIM, QUERY_RANK = 512, 64, 64  # CPU attention over latents supports 512 + 64
-TARGET, DRAFTER = 1.2, 0.6  # what a layer adds
+TARGET, DRAFTER = 1.2, 0.6  # size of a layer's output
 
 Layer = Callable[[Weights, str, float, bool], None]  # dense or of experts
 _GROUPS = {

@@ -17,7 +17,7 @@ KEY_HEADS, VALUE_HEADS, KERNEL = 1, 2, 4
 KEYS, VALUES = KEY_HEADS * HEAD_DIM, VALUE_HEADS * HEAD_DIM
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
 KINDS = ["linear_attention", "full_attention"] * 2
-# What a layer adds; little in the target, as bfloat16 decides near-ties by chance.
+# Size of a layer's output; small in the target, as bfloat16 decides near-ties by chance.
 TARGET, DRAFTER = 0.75, 2.5
 # Granite 4
 EXPAND, STATE_HEADS, STATE_HEAD_DIM, STATE = 2, 4, 64, 64
@@ -45,7 +45,7 @@ def _layer(weights: Weights, prefix: str, kind: str, gain: float, *, experts: bo
     if kind == "linear_attention":
         _delta_rule(weights, f"{prefix}.linear_attn", gain, fused=experts)
     else:
-        attention = f"{prefix}.self_attn"  # with a gate beside its query
+        attention = f"{prefix}.self_attn"  # its query has a gate
         size = {"heads": HEADS, "key_heads": 1, "head_dim": HEAD_DIM, "query_parts": 2}
         weights.attention(attention, gain=4 * gain, **size)
         weights.norm(f"{attention}.q_norm", HEAD_DIM, 0.0)

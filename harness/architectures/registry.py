@@ -5,8 +5,8 @@
     engine arguments: model=one.target(folder), speculative_config=one.speculative(folder), **one.engine
     prompts = one.prompts(20)                    # token ids, with answers that do not depend on rounding
 
-Two to six in ten greedy drafts are accepted. Draft models know the language of language.py, and nothing of
-what the target's layers add.
+Two to six in ten greedy drafts are accepted. Draft models know the language of language.py, but not
+the target's layers.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ NAMED = {
     **dict.fromkeys(
         ("kill-prefill", "hang-prefill", "kill-decode", "hang-decode", "kill-pair"), "BatonWorkerLost"
     ),
-    "drop-network": "BatonRetries",  # its heartbeats still come: only what others send to it is lost
+    "drop-network": "BatonRetries",  # its heartbeats still come: only messages to it are lost
     "corrupt-handoffs": "BatonHandoffsFailing",
     **dict.fromkeys(
         ("kill-scheduler", "lose-scheduler", "hang-scheduler", "kill-scheduler-and-decode"),

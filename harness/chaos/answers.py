@@ -18,8 +18,8 @@ from baton.services.engine.fingerprint import model_fingerprint
 from harness import prompts as texts
 from harness.deployment import ENGINE, MODEL_NAME
 
-SHORTEST, LONGEST = 20, 900  # tokens of a prompt
-FEWEST, MOST = 16, 300  # tokens of an answer
+SHORTEST, LONGEST = 20, 900  # tokens in a prompt
+FEWEST, MOST = 16, 300  # tokens in an answer
 LIMIT = int(ENGINE["max_model_len"])
 AT_ONCE = 8
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-chaos"
@@ -30,7 +30,7 @@ class Case:
     """One question. It is greedy, so an answer is a prefix of every longer one."""
 
     prompt: tuple[int, ...]
-    tokens: int  # of the answer, exactly
+    tokens: int  # the answer's length
     stream: bool
     salt: str = ""  # not empty: the prompt's cached blocks are not used
     batch: bool = False  # batch work, which gives way to interactive requests

@@ -17,7 +17,7 @@ import aiohttp
 from harness.chaos.answers import Case, Questions
 from harness.chaos.site import Part, Site
 
-DEADLINE_S = 120.0  # of one request, with all its waiting
+DEADLINE_S = 120.0  # for a request, including all waits
 MOST_WAIT_S = 2.0  # before the next try after a 503, whatever Retry-After says
 END_S = 150.0  # until the last answers have come
 
@@ -31,7 +31,7 @@ class Fate(Enum):
 
 @dataclass(eq=False)
 class Answer:
-    """A request, while it runs and afterwards. Times are those of time.monotonic."""
+    """A request and its answer so far. Times are time.monotonic's."""
 
     request_id: str
     case: Case

@@ -22,7 +22,7 @@ Span = tuple[float, float]  # from, to; time.monotonic, seconds
 class Leaks:
     """Resources that are still held and should not be."""
 
-    blocks: int = 0  # of the KV caches
+    blocks: int = 0  # KV cache
     attempts: int = 0  # live at the scheduler
     reservations: int = 0
     pinned: int = 0  # handoffs
@@ -77,7 +77,7 @@ class Outcome:
     pause_limit_s: float = 0.0  # a lease and ADDED_S; a lease more for each further fault in a pause; 0: none
     full: bool = False  # requests wait for slots: the time before the first token is no pause
     over_limit: int = 0  # covered pauses beyond the limit
-    p50_pause_s: float = 0.0  # of each answer's longest
+    p50_pause_s: float = 0.0  # percentiles of the answers' longest pauses
     p99_pause_s: float = 0.0
     leaks: Leaks = field(default_factory=Leaks)
     clean_after_s: float = 0.0  # after the last answer

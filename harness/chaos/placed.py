@@ -28,7 +28,7 @@ class Stay:
     since: float
     read_at: float = math.inf  # when its prompt was prefilled
     until: float = math.inf
-    shares: dict[str, Share] = field(default_factory=dict)  # of its workers' room, by worker id
+    shares: dict[str, Share] = field(default_factory=dict)  # shares of its workers' room, by worker id
 
     def share(self, worker_id: str, read: float, ended: float) -> Reserved:
         """Return its share of a worker: prefilled if `read_at` was by `read`, none if it ended by `ended`."""

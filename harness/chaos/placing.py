@@ -49,7 +49,7 @@ LONG = 0.01  # share of the attempts that live so long
 RETRIED = 0.05  # share of the requests that lose their worker once
 LATE = 0.02  # share of the scheduler's placements that are made once more, with the same epoch
 TICK_S = 0.01
-TOLD_S = 2.5  # until a scheduler that began anew, or was away, has been told all
+TOLD_S = 2.5  # until a scheduler that was away knows everything again
 STALL_S = 0.3  # a stall of this process with which routers' reports still come within LAG_S
 TRIES = 2  # workers that may refuse an attempt before it counts as refused
 MOST_OPEN = 8_000  # requests under way; more means that the schedulers do not keep up
@@ -286,7 +286,7 @@ def _pair(placement: Placement) -> tuple[str, str]:
 
 
 def request(request_id: str, prompt: int, answer: int) -> RequestState:
-    """Return a router's state of a request with so many tokens."""
+    """Return a router's state of a request."""
     return RequestState(
         request_id,
         "",

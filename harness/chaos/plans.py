@@ -31,7 +31,7 @@ class Event:
     stage: str
     gap_s: float  # before it
     hold_s: float
-    draw: str  # seed of its own choices
+    draw: str  # seed of the fault's choices
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
     once: bool = False  # end when each fault was done at each of its stages
     stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
     hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # likewise
-    every: int = 2  # use one in so many prompts: each needs its long answer beforehand
+    every: int = 2  # use one prompt in `every`: each needs its long answer beforehand
     poison: int = 0  # clients whose requests break engines' steps (poisoners.py)
     long: bool = False  # all answers are streams of the greatest length
     least: dict[str, int] = field(default_factory=dict)  # figures that the plan has to reach

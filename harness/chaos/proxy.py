@@ -17,8 +17,8 @@ class Proxy:
     """A proxy from loopback's `port` to `target`, which may change when the worker starts again."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        self.host = host  # of the target
-        self.target = 0  # port; 0: none yet
+        self.host = host
+        self.target = 0  # the target's port; 0: none yet
         self.port = 0
         self.delay_s = 0.0  # each way
         self._open = asyncio.Event()
@@ -62,7 +62,7 @@ class Proxy:
                     asyncio.create_task(self._pass(reader, back)),
                     asyncio.create_task(self._pass(there, writer)),
                 ]
-                try:  # one end closed: so is the other
+                try:  # when one end closes, close the other
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     for way in ways:

@@ -1,4 +1,4 @@
-"""One run of a plan: start the deployment, drive the load, break and mend, and check what is left."""
+"""One run of a plan: start the deployment, drive the load, break and repair, and look for leaks."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class _Run:
             outcome.left, outcome.clean_after_s = left, time.monotonic() - ended
 
     async def _break(self, load: Load | Placing) -> None:
-        """Do one fault after the other, for the plan's seconds."""
+        """Do faults, one at a time, until the plan's time is over."""
         began = self.outcome.began_at = time.monotonic()
         faults: Counter[str] = Counter()
         for event in self.plan.events(self.seed):
@@ -177,7 +177,7 @@ class _Run:
         return act
 
     async def _left(self, deadline: float) -> Leaks:
-        """Return what is held at the deadline (time.monotonic), or nothing as soon as nothing is."""
+        """Return the resources held at the deadline (time.monotonic), or none as soon as none are."""
         while True:
             description = await self.site.describe()
             if description is not None and not (found := leaks(description)).any:

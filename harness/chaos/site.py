@@ -33,11 +33,11 @@ from harness.scheduling import RedisServer
 from harness.support import free_port
 
 START_S = 120.0  # until all parts are ready, on a busy machine
-DRAIN_S = 60.0  # of a router: batch work may wait for its `patience_s` of 30 s, and for its turn
+DRAIN_S = 60.0  # for a router: batch work may wait for its `patience_s` of 30 s and its turn
 END_S = DRAIN_S + 15  # until a part that drains has ended
 LOOK_S = 0.05  # between two calls of the scheduler
 SELDOM_S = 0.5  # likewise, without workers: no stage of a request has to be met
-MOST_CRASHES = 10  # of all parts; a part that crashes then stays dead
+MOST_CRASHES = 10  # after which a crashed part stays dead
 CALL_S = 1.0  # deadline of one look
 
 
@@ -47,18 +47,18 @@ class Shape:
     decode: int = 1
     mixed: int = 0
     routers: int = 1
-    processes: int = 1  # of each router
+    processes: int = 1  # per router
     schedulers: int = 1
     redis: bool = False
     proxied: bool = False  # a proxy that can delay and drop is before each worker
     speculation: dict[str, Any] | None = None
-    lease_s: float = 3.0  # of workers
-    hold_lease_s: float = 6.0  # of placements, and of KV that waits to be pulled
+    lease_s: float = 3.0  # for workers
+    hold_lease_s: float = 6.0  # for placements and saved KV
     staging_mib: int = 128
-    slots: int = ENGINE["max_num_seqs"]  # of each engine's batch
+    slots: int = ENGINE["max_num_seqs"]  # in each engine's batch
     queue_factor: float = SchedulerSettings().max_queue_factor
     poison: bool = False  # engines break under marked requests (harness/poison)
-    supervised: bool = False  # by `baton up`, which starts all parts and mends them: supervised.py
+    supervised: bool = False  # `baton up` starts and repairs all parts: supervised.py
 
     @property
     def name(self) -> str:
@@ -353,7 +353,7 @@ class Site:
         names = (path.name for path in segments.DIRECTORY.glob("baton-kv-*"))
         return [name for name in names if int(name.split("-")[2]) in self.pids]
 
-    # -- what is known
+    # -- observation
 
     async def describe(self) -> pb.Description | None:
         """Return the description by the first scheduler that answers, if one does."""
@@ -367,7 +367,7 @@ class Site:
         return list(await asyncio.gather(*map(_describe, self._stubs)))
 
     async def whole(self, within_s: float) -> None:
-        """Wait until each part serves and the store is in use. Raises AssertionError with what is missing."""
+        """Wait until each part serves and the store is in use. Raises AssertionError, which lists the missing parts."""
         deadline = time.monotonic() + within_s
         while missing := await self._missing():
             if time.monotonic() > deadline:
@@ -444,7 +444,7 @@ class Site:
             (self.folder / f"{router.name}-requests.json").write_bytes(body)
 
     async def _watch(self) -> None:
-        """Keep the scheduler's description, and restart what crashed, for ever."""
+        """Keep the scheduler's description up to date and restart crashed parts, until cancelled."""
         while True:
             description = await self.describe()
             if description is not None:

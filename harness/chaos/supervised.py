@@ -124,4 +124,4 @@ class SupervisedSite(Site):
                     await part.restart()
 
     def _bury(self) -> None:
-        """Leave it to `baton up`; `close` counts what it restarted."""
+        """Leave it to `baton up`; `close` counts its restarts."""

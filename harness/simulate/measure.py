@@ -25,11 +25,11 @@ from harness.deployment import Deployment
 from harness.simulate.validate import Answer, Stream
 from harness.stats import percentile
 
-Send = Callable[[int, int], Awaitable[Answer]]  # by the tokens of prompt and output
+Send = Callable[[int, int], Awaitable[Answer]]  # arguments: tokens of prompt and output
 
-ROUNDS = 9  # of each size
+ROUNDS = 9  # per size
 QUARTILE = 0.25
-TOKENS = 48  # of each stream
+TOKENS = 48  # per stream
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ async def _batch(ask: Send, batch: int) -> float:
     gaps: list[float] = []
     for _ in range(3):
         streams = await asyncio.gather(*(ask(16, TOKENS) for _ in range(batch)))
-        begin = max(one.arrivals[0] for one in streams)  # from then on all of them decode
+        begin = max(one.arrivals[0] for one in streams)  # all of them decode from here on
         end = min(one.arrivals[-1] for one in streams)
         for one in streams:
             inside = [at for at in one.arrivals if begin <= at <= end]

@@ -47,7 +47,7 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     handoffs: int = 0
-    gaps: list[list[float]] = field(default_factory=list)  # of each answer: the tokens' leads, see _gaps
+    gaps: list[list[float]] = field(default_factory=list)  # for each answer the tokens' leads, see _gaps
 
     @property
     def accepted_per_draft(self) -> float:
@@ -57,7 +57,7 @@ class Outcome:
 @dataclass
 class Deployment:
     url: str
-    metrics: list[str] = field(default_factory=list)  # of each worker
+    metrics: list[str] = field(default_factory=list)  # the workers' URLs
 
     def count(self, name: str) -> int:
         """Return the sum of a counter over all workers and labels."""

@@ -26,7 +26,7 @@ from harness.architectures import language
 
 LENGTH = 3  # tokens of an answer: the first without drafts, the others with
 DEADLINE_S = 240.0
-REQUESTS = 256  # at a time
+REQUESTS = 256  # in a batch
 LEAST = 0.0025  # less likely answers are counted together
 
 
@@ -198,7 +198,7 @@ def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[in
 
 
 def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
-    """Return probabilities [N, V] of the top-k tokens, of these the fewest that hold top-p, normalised."""
+    """Return probabilities [N, V] of the top-k tokens, cut to the fewest that hold top-p, normalised."""
     probabilities = (logits.double() / way.temperature).softmax(-1)
     ordered, order = probabilities.sort(-1, descending=True)
     if way.top_k:
