@@ -228,9 +228,10 @@ class _Client:
             return False
         command = json.loads(line)
         if "start" in command:
-            call, arguments = _function(command["call"]), command["arguments"]
             child = self._processes.spawn(
-                command["start"], lambda: call(**arguments), Path(command["log_dir"])
+                command["start"],
+                lambda: _function(command["call"])(**command["arguments"]),  # imports in the child alone
+                Path(command["log_dir"]),
             )
             self._children[child.process.pid or 0] = child
             answer: dict[str, Any] = {"pid": child.process.pid, "log": str(child.log)}

@@ -1,4 +1,4 @@
-"""`python -m harness.chaos`: break a deployment under load by a seeded plan, and report the answers of its clients.
+"""`python -m harness.chaos`: break a deployment under load by a seeded plan, and judge the answers.
 
     python -m harness.chaos                                  all plans, half an hour of faults
     python -m harness.chaos --plan workers-2p2d --seed 7     one plan; --plan may be repeated

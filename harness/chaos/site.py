@@ -367,7 +367,7 @@ class Site:
         return list(await asyncio.gather(*map(_describe, self._stubs)))
 
     async def whole(self, within_s: float) -> None:
-        """Wait until each part serves and the store is in use. Raises AssertionError, which lists the missing parts."""
+        """Wait until each part serves and the store is in use. Raises AssertionError with the others."""
         deadline = time.monotonic() + within_s
         while missing := await self._missing():
             if time.monotonic() > deadline:

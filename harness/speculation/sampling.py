@@ -41,7 +41,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Sample:
-    """How often an engine gave each continuation, for each way to sample; and its drafts."""
+    """The counts of an engine's continuations, for each way to sample, and of its drafts."""
 
     answers: dict[Way, Counter[tuple[int, ...]]]
     drafted: int
