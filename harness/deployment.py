@@ -152,7 +152,7 @@ class Deployment:
 
     def status(self) -> dict[str, Any]:
         """Return the output of `baton status --json`."""
-        command = [BATON, "status", "--json", "--config", str(self.config_file)]
+        command = [str(BATON), "status", "--json", "--config", str(self.config_file)]
         command += ["--scheduler", self.scheduler_address]
         done = subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, cwd=ROOT)
         answer: dict[str, Any] = json.loads(done.stdout)

@@ -46,8 +46,9 @@ def _layer(weights: Weights, prefix: str, kind: str, gain: float, *, experts: bo
         _delta_rule(weights, f"{prefix}.linear_attn", gain, fused=experts)
     else:
         attention = f"{prefix}.self_attn"  # its query has a gate
-        size = {"heads": HEADS, "key_heads": 1, "head_dim": HEAD_DIM, "query_parts": 2}
-        weights.attention(attention, gain=4 * gain, **size)
+        weights.attention(
+            attention, heads=HEADS, key_heads=1, head_dim=HEAD_DIM, gain=4 * gain, query_parts=2
+        )
         weights.norm(f"{attention}.q_norm", HEAD_DIM, 0.0)
         weights.norm(f"{attention}.k_norm", HEAD_DIM, 0.0)
     if experts:
@@ -112,8 +113,8 @@ def granite4(folder: Path) -> None:
 
     def layer(weights: Weights, prefix: str, number: int) -> None:
         if number % 2:
-            size = {"heads": HEADS, "key_heads": 1, "head_dim": HIDDEN // HEADS}
-            weights.attention(f"{prefix}.self_attn", gain=2 * gain, **size)
+            attention, head_dim = f"{prefix}.self_attn", HIDDEN // HEADS
+            weights.attention(attention, heads=HEADS, key_heads=1, head_dim=head_dim, gain=2 * gain)
         else:
             _mamba(weights, f"{prefix}.mamba", gain)
         weights.add(f"{prefix}.shared_mlp.input_linear", 2 * INNER, HIDDEN, gain=1.5)
