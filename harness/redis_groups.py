@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,53 +16,6 @@ from harness.support import eventually, free_port, listening
 
 MASTER = "mymaster"
 DEAD_MS = 2_000  # a server silent for this long counts as dead; a busy machine stands still for less
-
-
-class Forwarder:
-    """A TCP address that forwards to another, like a load balancer."""
-
-    def __init__(self, port: int) -> None:
-        self.to = port  # target of new connections; open ones keep theirs
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._made: list[socket.socket] = []
-        self._start(self._accept)
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def close(self) -> None:
-        for one in (self._listener, *self._made):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            try:
-                server = socket.create_connection(("127.0.0.1", self.to))
-            except OSError:
-                client.close()
-                continue
-            self._made += (client, server)
-            self._start(lambda one=client, other=server: self._pump(one, other))
-            self._start(lambda one=client, other=server: self._pump(other, one))
-
-    @staticmethod
-    def _pump(one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(65_536):
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
-
-    @staticmethod
-    def _start(work: object) -> None:
-        threading.Thread(target=work, daemon=True).start()  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

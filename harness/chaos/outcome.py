@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import yaml
+
 from baton.protos import scheduler_pb2 as pb
 from baton.services.classes import ClassesSettings
 from harness.chaos.load import Answer, Fate, judge
@@ -171,28 +173,7 @@ class Outcome:
             self.messages.append(message)
 
     def __str__(self) -> str:
-        leaked = f"{self.leaks.blocks} blocks, {self.leaks.leases} leases"
-        leaked += f" ({self.leaks})" if self.leaks.any else ""
-        limit = f"limit {self.pause_limit_s:.1f} s ({self.over_limit} over it)"
-        poison = f"{counts(self.poison)}; {self.engines_failed} processes ended with their engine"
-        return "\n".join(
-            [
-                f"{self.plan}, {self.shape}, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
-                f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: "
-                f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused without a worker, "
-                f"{self.refused_needlessly} needlessly, {self.router_lost} of killed routers",
-                f"  longest pause {self.longest_pause_s:.2f} s ({self.longest_pause_of}); with a worker left "
-                f"{self.longest_covered_pause_s:.2f} s, {limit if self.pause_limit_s else 'no limit'}; "
-                f"p50 {self.p50_pause_s:.2f} s, p99 {self.p99_pause_s:.2f} s",
-                f"  left: {leaked}; clean {self.clean_after_s:.1f} s after the end; {self.restarts} restarts",
-                f"  faults: {counts(self.faults)}",
-                f"  requests hit: {counts(self.stages)}",
-                *([f"  poison: {poison}"] if self.poison else []),
-                f"  attempts that failed: {counts(self.retries)}; {self.recomputed} prompts recomputed; "
-                f"{self.most_booked} requests at one decode worker at most",
-                *problems(self),
-            ]
-        )
+        return told(self)
 
 
 def covered_s(pause: Span, uncovered: Sequence[Span]) -> float:
@@ -201,17 +182,13 @@ def covered_s(pause: Span, uncovered: Sequence[Span]) -> float:
     return (end - start) - sum(max(0.0, min(end, to) - max(start, since)) for since, to in uncovered)
 
 
-def counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
-
-
-def problems(outcome: Any) -> list[str]:
-    """Return the lines that tell of an outcome's problems."""
-    kinds = {"crash:": "crashes", "not mended:": "unhealed", "not met:": "unmet", "-": "messages"}
-    return [f"  {mark} {one}" for mark, name in kinds.items() for one in getattr(outcome, name, ())]
-
-
 def as_json(outcome: Any) -> dict[str, Any]:
     """Return an outcome's figures, rounded, and whether it is good."""
     figures = {**asdict(outcome), "good": outcome.good}
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()}
+
+
+def told(outcome: Any) -> str:
+    """Return an outcome's figures as YAML, without those that are 0 or empty."""
+    figures = {key: value for key, value in as_json(outcome).items() if value and key != "began_at"}
+    return yaml.safe_dump({"good" if outcome.good else "NOT GOOD": figures}, sort_keys=False, width=1000)

@@ -13,7 +13,7 @@ from baton.scheduler.servicer import SHOWN_ATTEMPTS
 from baton.scheduler.types import Booking, PlacementLimits, Reserved
 from baton.services.engine.errors import RequestRefused
 from baton.services.worker.admission import Admission, Share
-from harness.chaos.outcome import Span, counts, problems
+from harness.chaos.outcome import Span, told
 from harness.stats import percentile
 
 KEPT = 5  # messages kept of each kind
@@ -130,9 +130,6 @@ class Latency:
         figures = (percentile(seconds, 0.5), percentile(seconds, 0.99), max(seconds))
         return cls(len(seconds), *(round(1_000 * one, 2) for one in figures))
 
-    def __str__(self) -> str:
-        return f"p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.0f} ms, max {self.max_ms:.0f} ms"
-
 
 @dataclass
 class Left:
@@ -232,22 +229,4 @@ class Placed:
             self.messages.append(message)
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"{self.plan}, {self.rate} requests/s, {self.workers} workers, {self.routers} routers, "
-                f"{self.schedulers} schedulers, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
-                f"  {self.requests} requests in {self.seconds:.0f} s: {self.placed} attempts placed, "
-                f"{self.alone} by routers alone; {self.refused} refused as full, {self.failed} failed",
-                f"  {self.sent_back} sent back by a full worker, {self.sent_back_alone} placed by routers "
-                f"alone; the fullest had {self.fullest:.0%} of its bounds",
-                f"  {self.twice} placed twice ({self.late} epochs repeated); {self.unlike} of "
-                f"{self.compared} descriptions have impossible sums",
-                f"  failed: {counts(self.failures)}",
-                f"  between faults: {self.calm}",
-                f"  in faults: {self.disturbed}",
-                f"  left: {self.left}; clean {self.clean_after_s:.1f} s after the end; "
-                f"{self.dropped} reports dropped; {self.restarts} restarts",
-                f"  faults: {counts(self.faults)}",
-                *problems(self),
-            ]
-        )
+        return told(self)

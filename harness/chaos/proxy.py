@@ -1,4 +1,4 @@
-"""A network that delays and drops: a TCP proxy in front of one worker.
+"""A network that delays and drops: a TCP proxy in front of one server.
 
 Dropped bytes wait, as on a network that is mended before TCP gives up; no connection is closed. A connection
 made meanwhile is accepted and stays silent.
@@ -14,11 +14,11 @@ _PIECE = 1 << 16  # bytes read at once
 
 
 class Proxy:
-    """A proxy from loopback's `port` to `target`, which may change when the worker starts again."""
+    """A proxy from loopback's `port` to `target`, which may change."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", target: int = 0) -> None:
         self.host = host
-        self.target = 0  # the target's port; 0: none yet
+        self.target = target  # the target's port, for new connections; 0: none yet
         self.port = 0
         self.delay_s = 0.0  # each way
         self._open = asyncio.Event()
