@@ -1,4 +1,4 @@
-"""The wires of harness/links.py are what they say: measured by plain TCP and by pings."""
+"""The wires of harness/links.py are as late, lossy and narrow as asked, by plain TCP and pings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def mib_per_s(a: Host, b: Host, mib: int) -> float:
             one.sendall(bytes(mib << 20))
 
     sender = threading.Thread(target=send)
-    # From here: what comes while the reader stands still would seem quick.
+    # The clock starts before the sender: bytes that come while the reader stands still would seem quick.
     began, got = time.monotonic(), 0
     sender.start()
     with listener, listener.accept()[0] as one:
