@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -213,6 +213,11 @@ def in_checkout(given: Any) -> Any:
     """Return the arguments with paths of the image replaced by those of the checkout."""
     text = yaml.safe_dump(given)
     return yaml.safe_load(text.replace(f"{dockerfile.workdir()}/", f"{ROOT}/"))
+
+
+@cache
+def rendered(overlay: str) -> Manifests:
+    return (RayManifests if overlay == "ray" else Manifests)(render(overlay))
 
 
 def secrets() -> set[tuple[str, str]]:
