@@ -54,8 +54,6 @@ class Fault:
 
 @dataclass
 class Running:
-    """A request in the fake engine."""
-
     work: asyncio.Event  # its router's
     start: worker_pb2.Start
     prompt: list[int]

@@ -97,8 +97,6 @@ class User:
 
 @dataclass(eq=False)
 class Host:
-    """A host, made by `Network.host`."""
-
     name: str
     address: str
     address6: str
@@ -155,7 +153,6 @@ class Host:
             yield
 
     def terminate(self) -> None:
-        """Send SIGTERM to the first process."""
         if self.process.poll() is None and self.pid:
             os.kill(self.pid, signal.SIGTERM)
 
@@ -280,7 +277,6 @@ def move_to(pid: int) -> None:
 
 
 def _move(namespace: int) -> None:
-    """Move this thread to an open namespace."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, 0) != 0:
         raise OSError(ctypes.get_errno(), "setns failed")
 

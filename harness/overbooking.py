@@ -69,7 +69,6 @@ class _Router:
         self._outcome = outcome
 
     async def client_of(self, service: ServiceClass, seed: str) -> None:
-        """Send one request at a time."""
         draw = random.Random(seed)
         for number in range(1_000_000):
             state = request(f"{seed}-{number}", draw.randint(*PROMPT), ANSWER)

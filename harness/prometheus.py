@@ -33,8 +33,6 @@ def why_not(*programs: str) -> str:
 
 @dataclass
 class Firing:
-    """A firing alert."""
-
     name: str
     since: float  # when its expression was first true; time.time
 
@@ -64,7 +62,6 @@ class Prometheus:
         ]
 
     def targets(self) -> dict[str, str]:
-        """Return the health of each target, by instance."""
         return {one["labels"]["instance"]: one["health"] for one in self._get("targets")["activeTargets"]}
 
     def _get(self, what: str, **arguments: str) -> dict[str, Any]:
@@ -112,7 +109,6 @@ class Webhook:
     heard: list[dict[str, Any]] = field(default_factory=list)
 
     def names(self, status: str = "firing") -> set[str]:
-        """Return the names of the alerts with this status."""
         return {
             alert["labels"]["alertname"]
             for message in list(self.heard)

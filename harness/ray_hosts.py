@@ -38,8 +38,6 @@ QUICK = {
 
 @dataclass
 class RayHosts:
-    """The hosts, and `baton ray up` on the first."""
-
     network: Network
     first: Host
     second: Host

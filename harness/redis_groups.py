@@ -137,7 +137,6 @@ def _serves(server: RedisServer, nodes: int) -> bool:
 
 
 def owner(nodes: list[RedisServer], key: str) -> RedisServer:
-    """Return the cluster's node that has the key's slot."""
     for node in nodes:
         with admin(node) as client, contextlib.suppress(RedisError):
             client.exists(key)

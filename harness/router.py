@@ -41,8 +41,6 @@ from harness.fake_worker import HASHING, MODEL, FakeWorker, until
 
 @dataclass
 class Answer:
-    """The outputs of a request."""
-
     tokens: list[int] = field(default_factory=list)
     reason: str = ""
     error: Exception | None = None
@@ -63,7 +61,6 @@ class Members:
         self.workers: dict[str, FakeWorker] = {}
 
     async def add(self, worker: FakeWorker) -> FakeWorker:
-        """Start a worker and register it as ready."""
         await self._stack.enter_async_context(worker)
         client = await self._stack.enter_async_context(SchedulerClient(self._address))
         session = WorkerSession(client, worker.identity, pb.WorkerLoad)
@@ -179,7 +176,6 @@ class Cluster:
         return [await self.members.add(FakeWorker(name, role, **speed)) for name, role in named]
 
     async def send(self, request_id: str, prompt: list[int], max_tokens: int = 8, **params: Any) -> None:
-        """Start a request without waiting for it."""
         self.got[request_id] = Answer()
         await self.client.add_request_async(engine_request(request_id, prompt, max_tokens, **params))
 
@@ -190,12 +186,10 @@ class Cluster:
         assert isinstance(await connected, WorkerStream)
 
     async def answer(self, request_id: str, timeout_s: float = 15.0) -> Answer:
-        """Wait for a request's end."""
         await until(lambda: self.got[request_id].over, f"{request_id} is over", timeout_s)
         return self.got[request_id]
 
     async def ask(self, prompt: list[int], max_tokens: int = 8, **params: Any) -> Answer:
-        """Send a request and wait for its end."""
         request_id = f"q{len(self.got)}"
         await self.send(request_id, prompt, max_tokens, **params)
         return await self.answer(request_id)

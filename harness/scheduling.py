@@ -103,7 +103,6 @@ async def place(
     *exclude: str,
     **more: Any,
 ) -> Placement:
-    """Place an attempt as the client's router."""
     asked = need(request_id, epoch, prompt, new, *exclude, router_id=client.router_id, **more)
     return await client.place(asked)
 
@@ -201,7 +200,6 @@ class RedisServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Kill it."""
         if self._process:
             self._process.kill()
             self._process.wait(timeout=10)

@@ -35,7 +35,6 @@ def median(values: Sequence[float]) -> float:
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the medians of several runs' figures."""
     return {key: round(median([run[key] for run in runs]), 3) for key in runs[0]}
 
 

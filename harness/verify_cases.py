@@ -74,8 +74,6 @@ class Shape:
 
 
 def moved(job: Job, device: str) -> Job:
-    """Return the same job on another device."""
-
     def there(one: object) -> object:
         return one.to(device) if isinstance(one, torch.Tensor) else one
 

@@ -67,8 +67,6 @@ class Wired:
         return {one["identity"]["worker_id"] for one in workers if one["state"] == "WORKER_STATE_READY"}
 
     def wait_ready(self) -> None:
-        """Wait until the router answers, and the scheduler knows all workers as ready."""
-
         def look() -> bool:
             for name, process in self.processes.items():
                 assert process.poll() is None, f"{name} ended:\n{self.text(name)[-3000:]}"
@@ -80,7 +78,6 @@ class Wired:
         eventually(look, START_S, f"all parts are ready; logs in {self.folder}", every_s=1.0)
 
     def start(self, name: str, *command: str) -> None:
-        """Start `baton COMMAND` on the host of this name."""
         host = self.hosts[name]
         line = [*command, "--config", str(self.folder / "baton.yaml")]
         arguments = {"pid": host.pid, "arguments": line}

@@ -43,11 +43,9 @@ class Worker:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code, negative for a signal; None while it lives."""
         return self.process.poll()
 
     def ended(self, timeout_s: float = 20.0) -> int:
-        """Wait for its end, and return the exit code."""
         eventually(lambda: self.exitcode is not None, timeout_s, f"{self.name} ends")
         return self.process.returncode or 0
 
@@ -93,8 +91,6 @@ class Worker:
 
 
 class Fleet:
-    """Workers of one scheduler, made by `fleet`."""
-
     def __init__(self, scheduler: str, model: Path, log_dir: Path) -> None:
         self.scheduler = scheduler
         self.model = model
@@ -135,7 +131,6 @@ class Fleet:
         return worker
 
     def started(self, role: str, **changes: dict[str, Any]) -> Worker:
-        """Start a worker and wait until it serves."""
         worker = self.start(role, **changes)
         try:
             eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")

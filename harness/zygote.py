@@ -114,7 +114,6 @@ class Zygote:
         return self.start(name, "harness.zygote:run_baton", log_dir, **more)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
-        """Return the exit codes of the processes that have ended, negative for a signal."""
         return {int(pid): code for pid, code in self._ask({"ended": pids})["ended"].items()}
 
     def close(self) -> None:

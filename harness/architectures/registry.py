@@ -49,7 +49,6 @@ class Architecture:
         return folder / "target"
 
     def speculative(self, folder: Path) -> dict[str, Any]:
-        """Return the value of --speculative-config."""
         return self.spec | ({"model": str(folder / "drafter")} if self.drafter is not None else {})
 
     def prompts(self, count: int) -> list[list[int]]:

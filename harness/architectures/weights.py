@@ -108,7 +108,6 @@ def mixer(embedded: float, hidden: float, embedded_first: bool = True) -> torch.
 
 
 def common(architecture: str, model_type: str, layers: int, **more: Any) -> dict[str, Any]:
-    """Return a config.json."""
     return {
         "architectures": [architecture],
         "model_type": model_type,

@@ -61,7 +61,6 @@ class Heard:
 
     @property
     def good(self) -> bool:
-        """Whether the alert came in time."""
         if self.noticed_s is None or self.fired_s is None:
             return False
         return self.fired_s - self.noticed_s <= GOAL_S
@@ -69,8 +68,6 @@ class Heard:
 
 @dataclass
 class Quiet:
-    """A time without faults."""
-
     seconds: float = 0.0
     alerts: dict[str, int] = field(default_factory=dict)  # alert -> looks at which it fired
 
@@ -89,7 +86,6 @@ async def calm(prometheus: Prometheus, within_s: float = CALM_S) -> None:
 
 
 async def quiet(prometheus: Prometheus, seconds: float) -> Quiet:
-    """Watch a healthy deployment."""
     found, began = Quiet(), time.monotonic()
     while (now := time.monotonic()) < began + seconds:
         for one in await firing(prometheus):

@@ -50,8 +50,6 @@ class Case:
 
 
 class Questions:
-    """The prompts with their longest answers."""
-
     def __init__(self, known: dict[tuple[int, ...], list[int]]) -> None:
         self._prompts = list(known)
         self._known = known
@@ -100,7 +98,6 @@ def _digest(prompts: Sequence[tuple[int, ...]]) -> str:
 
 
 async def take(url: str, prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Request the longest answers at `url`."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def take(http: aiohttp.ClientSession, prompt: tuple[int, ...]) -> list[int]:

@@ -183,7 +183,6 @@ def covered_s(pause: Span, uncovered: Sequence[Span]) -> float:
 
 
 def as_json(outcome: Any) -> dict[str, Any]:
-    """Return an outcome's figures, rounded, and whether it is good."""
     figures = {**asdict(outcome), "good": outcome.good}
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()}
 

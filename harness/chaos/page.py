@@ -82,7 +82,6 @@ def _row(plan: dict[str, Any]) -> list[Any]:
 
 
 def _placements(one: dict[str, Any]) -> str:
-    """Return the table of a placing plan, with its title."""
     left = one["left"]
     rows = [
         ["requests, attempts placed", f"{one['requests']}, {one['placed']}"],

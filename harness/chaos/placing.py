@@ -59,7 +59,6 @@ END_S = 60.0  # until the last requests are over
 
 @contextlib.asynccontextmanager
 async def registered(site: Site) -> AsyncIterator[None]:
-    """Register workers at a site."""
     async with contextlib.AsyncExitStack() as stack:
         site.guests |= await register(stack, site.scheduler_address, WORKERS, CAPACITY)
         await site.whole(START_S)

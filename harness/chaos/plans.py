@@ -24,8 +24,6 @@ ROUTER = ("kill-router", "drain-router")
 
 @dataclass(frozen=True)
 class Event:
-    """A fault to come."""
-
     number: int
     fault: str
     stage: str

@@ -65,7 +65,6 @@ def _token_logprobs(draw: random.Random) -> list[Body]:
 
 
 def _grammar(draw: random.Random) -> list[Body]:
-    """Return grammars that nothing satisfies."""
     recursive = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
     grammars = ({"json": recursive}, {"grammar": "root ::= root"}, {"regex": r"[^\s\S]"})
     return [_body(draw, structured_outputs=draw.choice(grammars))]
@@ -151,7 +150,6 @@ class Poisoners:
 
 @asynccontextmanager
 async def poisoners(site: Site, clients: int, seed: str) -> AsyncIterator[Poisoners]:
-    """Let clients send poison during the block."""
     found = Poisoners(site, seed)
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:

@@ -155,7 +155,6 @@ class _Run:
         self.outcome.seconds, self.outcome.faults = time.monotonic() - began, dict(faults)
 
     async def _happen(self, event: Event, load: Load | Placing) -> Act:
-        """Do one fault, and wait until all is whole again."""
         answers = load if isinstance(load, Load) else None
         act = Act(self.site, answers, random.Random(event.draw), event.stage, event.hold_s)
         began = time.monotonic()

@@ -69,14 +69,11 @@ class Shape:
 
     @property
     def lease_limit_s(self) -> float:
-        """The longest lease, in seconds."""
         return max(self.lease_s, self.hold_lease_s)
 
 
 @dataclass(eq=False)
 class Part:
-    """A process, through all its restarts."""
-
     name: str
     kind: str
     settings: dict[str, Any]
@@ -154,7 +151,6 @@ class Part:
         return code
 
     async def restart(self) -> None:
-        """Start the process again after its end."""
         await self.ended()
         self.start()
         self.site.restarts[self.kind] += 1
@@ -281,7 +277,6 @@ class Site:
         await self._look_on()
 
     def _common(self) -> dict[str, Any]:
-        """Return the settings of all parts."""
         shape = self.shape
         return {
             "engine": {
@@ -367,7 +362,7 @@ class Site:
         return list(await asyncio.gather(*map(_describe, self._stubs)))
 
     async def whole(self, within_s: float) -> None:
-        """Wait until each part serves and the store is in use. Raises AssertionError with the others."""
+        """Wait until each part serves and the store is in use. Raises AssertionError that names the rest."""
         deadline = time.monotonic() + within_s
         while missing := await self._missing():
             if time.monotonic() > deadline:

@@ -36,8 +36,6 @@ class Supervised(Part):
             await site.until(lambda: site.told(name, "ready: ") > told, START_S, f"{name} is ready")
 
     async def found(self, other_than: int = 0) -> None:
-        """Wait for its process. Raises AssertionError if it does not come."""
-
         def look() -> bool:
             self.pid = self.site.child(self.name, other_than) or self.pid
             return self.pid not in (0, other_than)

@@ -35,7 +35,6 @@ def count(module: ModuleType) -> None:
 
 
 def read(file: Path) -> set[Entry]:
-    """Return the patches that were called."""
     lines = file.read_text().splitlines() if file.exists() else []
     return {(patch, attribute) for patch, _, attribute in (line.partition(" ") for line in lines)}
 

@@ -39,7 +39,6 @@ EXTENSIONS = ("torch/lib/*.so", "vllm/**/*.so", "nixl_cu13*/**/*.so*", ".nixl_cu
 
 
 def folder(packages: Path) -> Path:
-    """Return the folder of an environment's libraries."""
     return packages / "nvidia" / "cu13" / "lib"
 
 

@@ -26,7 +26,6 @@ def taken(place: int, drafts: int) -> int:
 
 
 def on_v2(module: ModuleType) -> None:
-    """Change vLLM's model runner V2."""
     runner, output = module.GPUModelRunner, module.AsyncOutput
     execute_model = runner.execute_model
     lengths: dict[str, int] = {}  # request -> tokens of its sequence so far
@@ -65,7 +64,6 @@ def on_v2(module: ModuleType) -> None:
 
 
 def on_v1(module: ModuleType) -> None:
-    """Change vLLM's model runner V1."""
     import torch
 
     runner = module.GPUModelRunner

@@ -36,7 +36,6 @@ Stream = Callable[[aiohttp.ClientSession, list[int], int], Coroutine[Any, Any, A
 
 
 async def drive(one: Deployment, trace: Trace, stream: Stream) -> dict[str, float]:
-    """Send all requests of `trace`. Return the figures."""
     before = await _computed(one)
     sent: list[Outcome] = []
     began = time.perf_counter()
@@ -56,7 +55,6 @@ def simulated(run: Run) -> dict[str, float]:
 
 
 def errors(real: dict[str, float], predicted: dict[str, float]) -> dict[str, float]:
-    """Return each figure's error, as a percentage of the real one."""
     return {key: round(100 * (predicted[key] / real[key] - 1), 1) for key in real}
 
 

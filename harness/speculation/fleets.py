@@ -72,7 +72,6 @@ class Deployment:
 def deployment(
     folder: Path, fleet: Fleet, engine: dict[str, Any], handoff: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[Deployment]:
-    """Start a deployment, and wait until it is ready."""
     port, scheduler = free_port(), free_port()
     settings = {
         "engine": {"served_model_name": MODEL_NAME, **engine},

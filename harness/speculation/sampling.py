@@ -32,8 +32,6 @@ LEAST = 0.0025  # less likely answers are counted together
 
 @dataclass(frozen=True)
 class Way:
-    """Sampling parameters."""
-
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
