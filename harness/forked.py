@@ -1,4 +1,4 @@
-"""Run a part of a deployment in a forked process; see harness/zygote.py."""
+"""Run a part of a deployment, or `baton up`, in a forked process; see harness/zygote.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -51,3 +51,35 @@ def run(
         if unique:
             loaded.worker.worker_id += f".{os.getpid()}"
         run_worker(loaded, kind)
+
+
+def up(fleet: dict[str, int], settings: dict[str, Any], logs: str) -> None:
+    """Run `baton up` with one core per worker, as two threads that wait for each other crawl."""
+    from baton.services.config import Settings
+    from baton.services.fleet import devices, supervisor
+
+    def one_core_each(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[devices.Devices]:
+        del named
+        return devices._cpus(max(len(gpus), 2))[: len(gpus)]
+
+    devices.assign = one_core_each
+    supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())
+
+
+class _Log:
+    """The supervisor's observer, which prints."""
+
+    def begun(self, log_dir: object) -> None:
+        del log_dir
+
+    def step(self, since_start_s: float, name: str, text: str) -> None:
+        print(f"[{since_start_s:5.1f} s] {name} {text}", flush=True)
+
+    def ready(self) -> None:
+        print("Ready.", flush=True)
+
+    def ending(self, drain_s: float) -> None:
+        del drain_s
+
+    def ended(self) -> None:
+        print("ended", flush=True)

@@ -83,7 +83,7 @@ def deployment(
     }
     folder.mkdir(parents=True, exist_ok=True)
     process = zygote.shared().start(
-        "up", "harness.speculation.forked:run", folder, fleet=vars(fleet), settings=settings, logs=str(folder)
+        "up", "harness.forked:up", folder, fleet=vars(fleet), settings=settings, logs=str(folder)
     )
     try:
         eventually(lambda: _ready(process.text), START_S, f"{folder.name} is ready", every_s=0.1)
