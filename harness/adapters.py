@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights, in PEFT's layout, for models in the form of Qwen2 and Llama."""
+"""LoRA adapters with random weights, in PEFT's layout, for models built like Qwen2 and Llama."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-
-def adapter(
-    folder: Path, model: Path, *, seed: int = 0, rank: int = 2, modules: tuple[str, ...] = MODULES
-) -> Path:
-    """Write an adapter for `model` into `folder`, which is created. With it the model's answers differ."""
+def adapter(folder: Path, model: Path, *, seed: int = 0, rank: int = 2) -> Path:
+    """Write an adapter for `model` into `folder`, which is created. It changes the model's answers."""
     import torch
     from safetensors.torch import save_file
 
@@ -34,8 +30,6 @@ def adapter(
     tensors: dict[str, Any] = {}
     for layer in range(config["num_hidden_layers"]):
         for name, (inputs, outputs) in sizes.items():
-            if name.partition(".")[2] not in modules:
-                continue
             module = f"base_model.model.model.layers.{layer}.{name}"
             down = torch.randn(rank, inputs, generator=generator) / inputs**0.5
             up = torch.randn(outputs, rank, generator=generator) * 0.3
@@ -48,7 +42,7 @@ def adapter(
         "base_model_name_or_path": model.name,
         "r": rank,
         "lora_alpha": 2 * rank,
-        "target_modules": list(modules),
+        "target_modules": [name.partition(".")[2] for name in sizes],
     }
     (folder / "adapter_config.json").write_text(json.dumps(described))
     return folder

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import openai
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
-from harness import zygote
+from harness import forked, zygote
 from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import MODEL, FakeWorker
 from harness.router import Members
@@ -33,14 +32,11 @@ SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
 
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
-    """Run a router in the forked process until it ends."""
-    os.environ.update(environment)
-    from baton.services.config import load
-    from baton.services.fleet.routers import run_routers
+    """Run a router, which looks at its workers often, in the forked process."""
     from baton.services.router import cluster
 
     cluster.FRESH_S = 0.05
-    run_routers(load(settings))
+    forked.run("router", settings, environment=environment)
 
 
 def thinking_model(folder: Path) -> Path:
@@ -66,7 +62,7 @@ def spelled(*parts: str) -> list[int]:
 
 
 class ApiSite:
-    """Runs a router, its scheduler and one worker. Enter it in the test's loop."""
+    """A router, its scheduler and one worker. Enter it in the test's event loop."""
 
     def __init__(
         self,
@@ -126,25 +122,22 @@ class ApiSite:
                 await asyncio.sleep(0.05)
 
     def says(self, *parts: str, per_step: int = 1) -> None:
-        """Let the worker answer all further requests with this text; without one, letters by its formula."""
+        """Let the worker answer with this text from now on; without one, with letters by its formula."""
         self.worker.script = spelled(*parts)
         self.worker.per_step = per_step
 
     @contextlib.asynccontextmanager
     async def openai(self, key: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
-        """Yield an OpenAI client."""
         async with openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0) as client:
             yield client
 
     @contextlib.asynccontextmanager
     async def anthropic(self, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
-        """Yield an Anthropic client."""
         import anthropic  # here: routers are forked with this module, and it takes a second
 
         async with anthropic.AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0) as client:
             yield client
 
     def http(self, key: str = "") -> httpx.AsyncClient:
-        """Return a plain HTTP client."""
         headers = {"x-api-key": key} if key else {}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30 * PATIENCE)

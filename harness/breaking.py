@@ -1,4 +1,4 @@
-"""A logits processor that raises in a step if a request asks for it, as an operator's own might."""
+"""A logits processor that raises in a step if a request asks for it."""
 
 from __future__ import annotations
 

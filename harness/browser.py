@@ -1,4 +1,4 @@
-"""A real Chromium for tests of pages, driven by playwright: Debian's, as nothing else is at hand offline."""
+"""Debian's Chromium, driven by playwright, for tests of pages."""
 
 from __future__ import annotations
 
@@ -11,38 +11,30 @@ if TYPE_CHECKING:
     from playwright.async_api import Page
 
 CHROMIUM = "chromium"
-_QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-precise-memory-info",
-    "--js-flags=--expose-gc",
-)
+_QUIET = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+    *("--enable-precise-memory-info", "--js-flags=--expose-gc"),
+]
 
 
 def why_not() -> str:
-    """Say why no browser can be started here; empty if one can."""
+    """Return why no browser can start here, "" if one can."""
     return "" if shutil.which(CHROMIUM) else f"{CHROMIUM} is not installed (Debian's package of that name)"
 
 
 @contextlib.asynccontextmanager
 async def browser_page(**options: Any) -> AsyncIterator[tuple[Page, list[str]]]:
-    """Yield an empty page and the list of its errors and warnings. `options` are those of new_page."""
+    """Yield an empty page, made with these options, and the list of its errors and warnings."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=list(_QUIET))
+        browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=_QUIET)
         try:
             page = await browser.new_page(**options)
             problems: list[str] = []
-            page.on(
-                "console",
-                lambda told: problems.append(told.text) if told.type in {"error", "warning"} else None,
-            )
+            kinds = {"error", "warning"}
+            page.on("console", lambda told: problems.append(told.text) if told.type in kinds else None)
             page.on("pageerror", lambda error: problems.append(str(error)))
             yield page, problems
         finally:

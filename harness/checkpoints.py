@@ -1,7 +1,7 @@
 """Checkpoints with random weights and a byte-level tokenizer, made in a second.
 
-tiny_qwen2(folder)   a model that loads at once and whose answers vary: for tests of behaviour
-qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for benches
+tiny_qwen2(folder)   a model that loads at once and whose answers vary: for tests
+qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for benchmarks
 qwen3_shape(folder)  a large model without weights, which vLLM makes up (`load_format: dummy`)
 """
 
@@ -13,11 +13,7 @@ from typing import Any
 
 HEAD_DIM = 64
 # Billions of parameters: width, inner width, layers, heads and key heads of Qwen3's models of these names.
-QWEN3 = {
-    "tiny": (256, 512, 2, 4, 2),
-    "1.7": (2048, 6144, 28, 16, 8),
-    "8": (4096, 12288, 36, 32, 8),
-}
+QWEN3 = {"tiny": (256, 512, 2, 4, 2), "1.7": (2048, 6144, 28, 16, 8), "8": (4096, 12288, 36, 32, 8)}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -29,28 +25,16 @@ def tiny_qwen2(
     folder: Path, *, layers: int = 2, hidden: int = 128, vocabulary: int = 512, seed: int = 0
 ) -> Path:
     """Write a Qwen2 model with float32 weights into `folder`, which is created. Return the folder."""
-    return _qwen2(
-        folder, layers=layers, hidden=hidden, intermediate=2 * hidden, vocabulary=vocabulary, seed=seed
-    )
+    return _qwen2(folder, layers, hidden, 2 * hidden, vocabulary, seed)
 
 
-def qwen2_80m(folder: Path, *, seed: int = 0) -> Path:
+def qwen2_80m(folder: Path) -> Path:
     """Write a Qwen2 model with 80 M bfloat16 weights into `folder`, which is created. Return the folder."""
-    return _qwen2(
-        folder,
-        layers=8,
-        hidden=768,
-        intermediate=2304,
-        vocabulary=16_000,
-        seed=seed,
-        dtype="bfloat16",
-        scale=0.5,
-    )
+    return _qwen2(folder, 8, 768, 2304, 16_000, 0, dtype="bfloat16", scale=0.5)
 
 
 def _qwen2(
     folder: Path,
-    *,
     layers: int,
     hidden: int,
     intermediate: int,
@@ -65,91 +49,88 @@ def _qwen2(
     heads = hidden // HEAD_DIM
     key_heads = max(1, heads // 2)
     generator = torch.Generator().manual_seed(seed)
+    kind = getattr(torch, dtype)
 
     def weight(*shape: int) -> Any:
         # Wider than a trained model's: with small weights every prompt gets the same answer.
-        spread = scale / shape[-1] ** 0.5
-        return (torch.randn(*shape, generator=generator) * spread).to(getattr(torch, dtype))
-
-    def ones(size: int) -> Any:
-        return torch.ones(size, dtype=getattr(torch, dtype))
+        return (torch.randn(*shape, generator=generator) * (scale / shape[-1] ** 0.5)).to(kind)
 
     tensors = {
         "model.embed_tokens.weight": weight(vocabulary, hidden) * hidden**0.5 / scale,
-        "model.norm.weight": ones(hidden),
+        "model.norm.weight": torch.ones(hidden, dtype=kind),
         "lm_head.weight": weight(vocabulary, hidden),
     }
-    sizes = {"q_proj": heads, "k_proj": key_heads, "v_proj": key_heads}
     for number in range(layers):
         layer = f"model.layers.{number}"
-        for name, count in sizes.items():
+        for name, count in {"q_proj": heads, "k_proj": key_heads, "v_proj": key_heads}.items():
             tensors[f"{layer}.self_attn.{name}.weight"] = weight(count * HEAD_DIM, hidden)
             tensors[f"{layer}.self_attn.{name}.bias"] = weight(count * HEAD_DIM)
         tensors[f"{layer}.self_attn.o_proj.weight"] = weight(hidden, heads * HEAD_DIM)
         tensors[f"{layer}.mlp.gate_proj.weight"] = weight(intermediate, hidden)
         tensors[f"{layer}.mlp.up_proj.weight"] = weight(intermediate, hidden)
         tensors[f"{layer}.mlp.down_proj.weight"] = weight(hidden, intermediate)
-        tensors[f"{layer}.input_layernorm.weight"] = ones(hidden)
-        tensors[f"{layer}.post_attention_layernorm.weight"] = ones(hidden)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}.{name}.weight"] = torch.ones(hidden, dtype=kind)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "head_dim": HEAD_DIM,
-        "vocab_size": vocabulary,
         "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-6,
+        "head_dim": HEAD_DIM,
         "rope_theta": 10_000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
         "dtype": dtype,
-        "eos_token_id": 256,
-        "pad_token_id": 256,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    byte_tokenizer(folder, vocabulary)
-    return folder
+    return _describe(folder, config, hidden, intermediate, layers, heads, key_heads, vocabulary)
 
 
 def qwen3_shape(folder: Path, size: str, length: int) -> Path:
     """Write a Qwen3 model of a size (see QWEN3) without weights, for prompts of `length` tokens."""
-    hidden, inner, layers, heads, key_heads = QWEN3[size]
-    vocabulary = 32_000
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
+        "max_position_embeddings": length,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        "bos_token_id": 256,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    return _describe(folder, config, *QWEN3[size], 32_000)
+
+
+def _describe(
+    folder: Path,
+    config: dict[str, Any],
+    hidden: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    key_heads: int,
+    vocabulary: int,
+) -> Path:
+    """Write config.json and the tokenizer. Return the folder."""
+    config |= {
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": key_heads,
-        "head_dim": 128,
         "vocab_size": vocabulary,
-        "max_position_embeddings": length,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
         "hidden_act": "silu",
-        "attention_bias": False,
         "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-        "bos_token_id": 256,
         "eos_token_id": 256,
         "pad_token_id": 256,
     }
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     byte_tokenizer(folder, vocabulary)
     return folder
 
 
 def byte_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Write a tokenizer: token n is byte n for n < 256; then special tokens, then words no text becomes."""
+    """Write a tokenizer: token n is byte n for n < 256; then special tokens and words that match no text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
@@ -173,10 +154,5 @@ def byte_tokenizer(folder: Path, vocabulary: int) -> None:
 
 def _byte_of(letter: str) -> int:
     """Return the byte shown as `letter`: printable ones as themselves, others from U+0100 on, in order."""
-    code = ord(letter)
-    if code < 256:
-        return code
-    hidden = [
-        byte for byte in range(256) if not (33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255)
-    ]
-    return hidden[code - 256]
+    code, shown = ord(letter), (*range(33, 127), *range(161, 173), *range(174, 256))
+    return code if code < 256 else [byte for byte in range(256) if byte not in shown][code - 256]

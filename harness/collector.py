@@ -1,4 +1,4 @@
-"""A collector of traces for tests and benchmarks: OTLP over gRPC in, spans as plain values out."""
+"""A collector of traces: receives OTLP over gRPC, and has the spans as plain values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-# Of a process whose traces are waited for: by default it sends what there is every five seconds.
+# For processes whose traces a test waits for: by default they export every five seconds.
 SENT_SOON = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms
 
 
 @dataclass(frozen=True)
 class Span:
-    """One span, its ids in hex and its times in seconds since 1970."""
+    """A span, with ids in hex and times in seconds since 1970."""
 
     trace_id: str
     span_id: str
@@ -34,23 +34,21 @@ class Span:
 
 @dataclass
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """All spans that came, in order."""
+    """A collector, and the spans that it received."""
 
     port: int = 0
     spans: list[Span] = field(default_factory=list)
-    headers: dict[str, str] = field(default_factory=dict)  # of the last export
+    headers: dict[str, str] = field(default_factory=dict)  # metadata of the last export
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The section `tracing` that writes here errors, retried requests, and what clients sample."""
+        """Settings of `tracing` that export errors, retried requests and what clients sample."""
         return {"endpoint": f"http://127.0.0.1:{self.port}", "sample_ratio": 0.0, "slow_ms": 1e6}
 
     def trace(self, trace_id: str) -> list[Span]:
-        """Return the spans of one trace."""
         return [span for span in self.spans if span.trace_id == trace_id]
 
     def Export(self, request: Any, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:
-        """Take a batch of spans."""
         self.headers = {name: str(value) for name, value in context.invocation_metadata()}
         for group in request.resource_spans:
             of = _plain(group.resource.attributes)
@@ -81,7 +79,7 @@ def _plain(attributes: Any) -> dict[str, Any]:
 
 @contextmanager
 def collecting(port: int = 0) -> Iterator[Collector]:
-    """Serve a collector on loopback, on a free port or this one."""
+    """Serve a collector on loopback, at this port or a free one."""
     server = grpc.server(ThreadPoolExecutor(2))
     collector = Collector()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]

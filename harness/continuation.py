@@ -1,14 +1,15 @@
-"""Failures at every token position of every answer: its worker fails there, and the client sees nothing.
+"""Fail the worker of an answer at each of its tokens, and compare the answers that clients get.
 
-In real processes: a router, a prefill and two decode workers with the demo model and its MTP drafts, each
-behind a cutter (harness/cutting.py). Each answer is requested once whole, then once for each position, and
-compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, reasons and usage.
+A router, a prefill and two decode workers with the demo model and its MTP drafts run in processes of their
+own, each worker behind a cutter (harness/cutting.py). Each answer is requested once whole, then once for each
+position, and compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, finish
+reasons and usage.
 
     python -m harness.continuation [--answers 20] [--feature NAME]... [--plain]
     python -m harness.continuation --architecture eagle3-gpt-oss
 
-prints how many answers were equal, feature by feature; `make test` runs a part of it. With an architecture
-its tiny model takes the demo model's place.
+prints how many answers were equal, by feature; `make test` runs a part of it. With --architecture a tiny
+model takes the demo model's place.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
 from harness import zygote
 from harness.architectures.registry import ARCHITECTURES, Architecture
@@ -37,7 +37,7 @@ from harness.features import ANSWERS, FEATURES, Body, Feature, difference, of_pr
 from harness.support import CALL_S, eventually, free_port
 from harness.workers import fleet
 
-THINK_END = "."  # this token of the demo model's becomes `</think>`: it ends the first sentence
+THINK_END = "."  # the demo model's token that becomes `</think>`: it ends the first sentence
 ROLES = ("prefill", "decode", "decode")
 START_S = 240.0
 AT_ONCE = 10  # requests; each engine takes 16
@@ -46,21 +46,18 @@ MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 @dataclass
 class Score:
-    """The number of equal answers of one feature."""
-
     feature: str
     equal: int = 0
     tried: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.feature:32} {self.equal:5} of {self.tried:5} equal" + "".join(
-            f"\n    {line[:400]}" for line in self.wrong[:3]
-        )
+        wrong = "".join(f"\n    {line[:400]}" for line in self.wrong[:3])
+        return f"{self.feature:32} {self.equal:5} of {self.tried:5} equal{wrong}"
 
 
 def thinking_model(folder: Path) -> Path:
-    """Write the demo model with tokens for thoughts: a full stop ends them, the template can skip them."""
+    """Write the demo model with thought tokens: a full stop ends thoughts, and the template can skip them."""
     folder.mkdir(parents=True)
     source = Path(ENGINE["model"])
     for file in source.iterdir():
@@ -84,8 +81,6 @@ def thinking_model(folder: Path) -> Path:
 
 @dataclass
 class Site:
-    """The deployment, as a client sees it."""
-
     url: str
     cutters: list[Cutter]
 
@@ -109,12 +104,7 @@ def site(
         own |= {"tool_call_parser": None, **architecture.engine}
     # No process dies here, but the machine may be busy; all prompts go to the prefill worker.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
-    engine = {
-        **ENGINE,
-        "model": str(model),
-        "max_num_batched_tokens": 128,
-        **own,
-    }
+    engine = {**ENGINE, "model": str(model), "max_num_batched_tokens": 128, **own}
     with ExitStack() as stack:
         workers = stack.enter_context(fleet(model, folder, scheduler))
         url = stack.enter_context(router(folder, engine, {**scheduler, "address": workers.scheduler}))
@@ -139,12 +129,10 @@ def site(
 
 @contextmanager
 def router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> Iterator[str]:
-    """Start a router, and return its URL before it is ready."""
+    """Start a router, and yield its URL before it is ready."""
     port = free_port()
-    file = folder / "router.yaml"
     settings = {"engine": engine, "scheduler": scheduler, "router": {"port": port}}
-    file.write_text(yaml.safe_dump(settings))
-    process = zygote.shared().baton("router", ["router", "--config", str(file)], folder)
+    process = zygote.shared().start("router", "harness.forked:run", folder, kind="router", settings=settings)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -158,9 +146,9 @@ class Comparison:
     def __init__(
         self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Body | None = None
     ) -> None:
-        """Try one of `every` positions of an answer, different ones for each feature.
+        """Try one in `every` positions of an answer, different ones for each feature.
 
-        plain: a completion from whose text stop strings are taken; of each answer's own prompt by default.
+        Stop strings are taken from the text of the completion `plain`, by default one of the answer's prompt.
         """
         self._every = every
         self._plain_body = plain
@@ -168,10 +156,9 @@ class Comparison:
         self._client = client
         self._room = asyncio.Semaphore(AT_ONCE)
         self._plain: dict[int, str] = {}
-        self._asking_plain = asyncio.Lock()  # features that are compared side by side share these texts
+        self._asking_plain = asyncio.Lock()  # features share these texts
 
     async def score(self, feature: Feature, numbers: Iterable[int]) -> Score:
-        """Compare all positions of these answers."""
         score = Score(feature.name)
         await asyncio.gather(*(self._positions(feature, number, score) for number in numbers))
         return score
@@ -183,8 +170,8 @@ class Comparison:
             score.wrong.append(f"answer {number} has no log-probabilities")
         tokens = max(len(choice.get("token_ids") or []) for choice in expected["choices"])
         first = 1 + len(feature.name) % self._every
-        wishes = ["0", *(["1p"] if tokens > 1 else [])]
-        wishes += [f"{at}{'r' if at % 3 == 0 else ''}" for at in range(first, tokens, self._every)]
+        wishes = ["0", "1p"] if tokens > 1 else ["0"]
+        wishes += [f"{at}{'' if at % 3 else 'r'}" for at in range(first, tokens, self._every)]
         await asyncio.gather(*(self._cut(feature, number, wish, body, expected, score) for wish in wishes))
 
     async def _cut(
@@ -221,7 +208,7 @@ class Comparison:
 async def scores(
     where: Site, features: Iterable[Feature], numbers: range, plain: Body | None = None
 ) -> list[Score]:
-    """Compare the answers feature by feature, and print each score as it comes."""
+    """Compare the answers by feature, and print each score."""
     done = []
     async with httpx.AsyncClient(base_url=where.url, timeout=300) as client:
         comparison = Comparison(where, client, plain=plain)
@@ -233,7 +220,6 @@ async def scores(
 
 
 def main() -> int:
-    """Print the table. Return 0 when all are equal."""
     parser = argparse.ArgumentParser(prog="python -m harness.continuation")
     parser.add_argument("--answers", type=int, default=ANSWERS, help="of each feature")
     parser.add_argument("--feature", action="append", help="by its name; all if none is given")

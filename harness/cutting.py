@@ -1,12 +1,12 @@
 """A proxy of a worker whose attempts fail at a token of the test's choice.
 
-A cutter stands between the router and one worker and passes everything on, in both directions. Where a
-request's id says so, it ends the request's first attempt with `Failed`, as a worker's death would, but after
-exactly so many output tokens, if need be in the middle of a step. The id comes from the client
-(X-Request-Id), so neither router nor worker knows that they are tested.
+A cutter stands between the router and one worker and passes everything on, in both directions. If a request's
+id says so, it ends the request's first attempt with `Failed`, as a worker's death would, but after an exact
+number of output tokens, if need be in the middle of a step. The id comes from the client (X-Request-Id), so
+neither router nor worker knows of the test.
 
     cut-7-NAME.   the decode worker fails when the answer has 7 tokens; cut-0: the prefill worker, before any
-    cut-7r-NAME.  and no prefill worker is left afterwards: a decode worker has to prefill it itself
+    cut-7r-NAME.  the same, and no prefill worker is left afterwards: a decode worker has to prefill
     cut-1p-NAME.  the prefill worker fails between its token and its manifest
 """
 
@@ -30,19 +30,19 @@ from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS, SERVER_OPTIONS
 
-with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
+with warnings.catch_warnings():  # torch raises deprecation warnings on import
     warnings.simplefilter("ignore")
     from baton.services.engine import wire
 
 _WISH = re.compile(r"cut-(\d+)([rp]?)-[a-z0-9-]*(?=\.)")
-_STREAMS = 64  # of routers, and of workers that follow an attempt
+_STREAMS = 64  # from routers, and from workers that follow an attempt
 
 
 @dataclass
 class _Cut:
     """An attempt that is to end early."""
 
-    at: int  # tokens of the answer
+    at: int  # after so many tokens of the answer
     request_id: str
     epoch: int
     generated: int  # so far
@@ -50,16 +50,16 @@ class _Cut:
 
 
 class Cutter(rpc.WorkerServicer):
-    """A service in a worker's place; `cuts` counts what it did, by the name that the client gave."""
+    """A service in a worker's place; `cuts` counts its cuts, by the name that the client gave."""
 
     def __init__(self) -> None:
         self.address = ""
         self._lock = threading.Lock()
-        self._pending: dict[str, _Cut] = {}  # by attempt_id
+        self._pending: dict[str, _Cut] = {}  # attempt id -> cut
         self.cuts: Counter[str] = Counter()
 
     def stand_before(self, worker: str) -> None:
-        """Set the worker to pass calls on to, as host:port, before the first call."""
+        """Pass calls on to the worker at host:port; to be set before the first call."""
         self._channel = grpc.insecure_channel(worker, options=CHANNEL_OPTIONS)
         self._stub = rpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -114,7 +114,7 @@ class Cutter(rpc.WorkerServicer):
         yield from iter(down.get, None)
 
     def _refused(self, start: pb.Start) -> pb.Failed | None:
-        """Return the failure of an attempt that is to fail at once; note those that are to fail later."""
+        """Return the failure of an attempt that is to fail at once; remember one that is to fail later."""
         wish = _WISH.search(start.request_id)
         if wish is None:
             return None
@@ -125,7 +125,7 @@ class Cutter(rpc.WorkerServicer):
         if follows and not prefilling:
             if not at or how == "p":
                 return None  # it begins before the prefill that is to fail
-            generated += 1  # by its source
+            generated += 1  # its source generates one
         elif generated >= at and not (prefilling and at):
             return self._failed(start.request_id, start.epoch)
         if not prefilling or how == "p":
@@ -167,11 +167,10 @@ class Cutter(rpc.WorkerServicer):
         ended = []
         for saved in list(reply.saved):
             key = attempt_id(saved.request_id, saved.epoch)
-            cut = self._pending.get(key)
-            if cut is not None and cut.at_manifest:
+            if key in self._pending and self._pending[key].at_manifest:
                 del self._pending[key]
                 reply.saved.remove(saved)
-                reply.failed.append(self._failed(saved.request_id, cut.epoch))
+                reply.failed.append(self._failed(saved.request_id, saved.epoch))
                 ended.append(saved.request_id)
         return ended
 
@@ -181,13 +180,13 @@ class Cutter(rpc.WorkerServicer):
         return pb.Failed(
             request_id=request_id,
             epoch=epoch,
-            code=pb.Failed.CODE_STALE,  # has it placed again at once, as after a death
+            code=pb.Failed.CODE_STALE,  # the router places it again at once, as after a death
             message="the test ends this attempt",
         )
 
 
 def _trim(output: Any, keep: int) -> None:
-    """Cut the output to what a client gets when the worker dies after `keep` of these tokens."""
+    """Cut the output to the tokens that a client gets if the worker dies after `keep` of them."""
     del output.new_token_ids[keep:]
     output.finish_reason = output.stop_reason = None
     lists = output.new_logprobs

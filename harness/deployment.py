@@ -27,19 +27,19 @@ from google.protobuf.json_format import MessageToDict
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
 from baton.security.authority import Authority
 from baton.security.names import Name, Role, host_of
-from harness import stock, zygote
+from harness import zygote
 from harness.ranks import fork_ranks
 from harness.support import BATON, CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, eventually, free_port
 from harness.zygote import Forked
 
 START_S = 120.0
-OPERATOR_S = 7200.0  # the life of a certificate that nobody renews
-# For a channel to a scheduler that tests kill: connect again at once.
+OPERATOR_S = 7200.0  # the life of a certificate, which is not renewed
+# Options of a channel to a scheduler that tests kill: connect again at once.
 AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initial", "min", "max")]
 STOCK = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve`, by its module
 MODEL = ROOT / "deploy" / "demo-model" / "weights"  # as stock vLLM serves it
 MODEL_NAME = "baton-demo"
-# Baton serves the same trunk with drafts, so that tests compare answers with speculation.
+# Baton serves the same model with drafts, so that tests compare answers with speculation.
 ENGINE: dict[str, Any] = {
     "model": str(MODEL.parent / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4},
@@ -54,8 +54,6 @@ ENGINE: dict[str, Any] = {
 
 @dataclass
 class Process:
-    """A process of a deployment, and everything that it printed."""
-
     name: str
     popen: subprocess.Popen[bytes] | Forked
     log: Path
@@ -69,7 +67,7 @@ class Process:
         self.popen.wait(CALL_S)
 
     def end(self, timeout_s: float = 30.0) -> int:
-        """Terminate it and return its exit status. Kill it and raise AssertionError when it does not end."""
+        """Terminate it and return its exit status. Kill it and raise AssertionError if it does not end."""
         self.popen.terminate()
         return self.wait(timeout_s)
 
@@ -79,27 +77,24 @@ class Process:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait(CALL_S)
-            raise AssertionError(
-                f"{self.name} did not end within {timeout_s * PATIENCE:g} s:\n{self.text[-2000:]}"
-            ) from None
+            late = f"{self.name} did not end within {timeout_s * PATIENCE:g} s"
+            raise AssertionError(f"{late}:\n{self.text[-2000:]}") from None
 
 
 @dataclass
 class Deployment:
-    """Processes on loopback ports of their own, with one configuration file in common."""
+    """Processes on loopback ports of their own, which share a configuration file."""
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
-    cold: bool = False  # start commands as a person does; else fork them, as each import takes six seconds
-    path: str = ""  # a folder of further packages for its processes
-    environment: Mapping[str, str] = field(default_factory=dict)  # further variables of its processes
+    cold: bool = False  # start commands as a person does; else fork them, which saves six seconds each
+    path: str = ""  # a folder of further packages
+    environment: Mapping[str, str] = field(default_factory=dict)  # further variables
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
-    _scheduler: Any = field(
-        default=None, repr=False
-    )  # its stub: called too often for a new channel each time
+    _scheduler: Any = field(default=None, repr=False)  # its stub
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +103,7 @@ class Deployment:
             "scheduler": {"address": self.scheduler_address},
             "router": {"port": self.port},
             "handoff": {"staging_mib": 128},
-            "ops": {"listen": ""},  # no live page, on a port that another test may have been given
+            "ops": {"listen": ""},  # no live page: another test may have been given its port
         }
         for section, values in self.config.items():
             config.setdefault(section, {}).update(values)
@@ -141,10 +136,10 @@ class Deployment:
         return process
 
     def up(self, prefill: int = 1, decode: int = 1, mixed: int = 0, *flags: str) -> Deployment:
-        """Start `baton up` with this fleet, and wait until it says that it is ready."""
+        """Start `baton up` with this fleet, and wait until it is ready."""
         fleet = ["--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
-        if "models" in self.config:
-            fleet = []  # each model's is in the configuration
+        if "models" in self.config:  # which names the fleet of each model
+            fleet = []
         process = self.start("up", "up", *flags, *fleet, "--log-dir", str(self.folder / "logs"))
 
         def ready() -> bool:
@@ -156,22 +151,15 @@ class Deployment:
         return self
 
     def status(self) -> dict[str, Any]:
-        """Return what `baton status --json` prints."""
-        done = subprocess.run(
-            [
-                *(BATON, "status", "--json", "--config", str(self.config_file)),
-                *("--scheduler", self.scheduler_address),
-            ],
-            capture_output=True,
-            check=True,
-            timeout=CALL_S,
-            cwd=ROOT,
-        )
+        """Return the output of `baton status --json`."""
+        command = [str(BATON), "status", "--json", "--config", str(self.config_file)]
+        command += ["--scheduler", self.scheduler_address]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, cwd=ROOT)
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
     def describe(self, wait: bool = True) -> scheduler_pb2.Description:
-        """Return the same by a call, which is quick; `wait` for a scheduler that does not answer yet."""
+        """Ask the scheduler, which is quicker than `status`; `wait` for one that does not answer yet."""
         if self._scheduler is None:
             channel = self._clients.enter_context(self._operator_channel())
             self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
@@ -182,7 +170,7 @@ class Deployment:
         return description
 
     def _operator_channel(self) -> grpc.Channel:
-        """Return a channel to the scheduler: of an operator, where the parts have certificates."""
+        """Return a channel to the scheduler, with an operator's certificate if the parts use TLS."""
         security = self.config.get("security", {})
         if not security.get("tls"):
             return grpc.insecure_channel(self.scheduler_address, AT_ONCE_AGAIN)
@@ -197,15 +185,14 @@ class Deployment:
     def workers(self, role: str) -> list[dict[str, Any]]:
         """Return the status of the ready workers of a role; none while no scheduler answers."""
         try:
-            description = self.describe(wait=False)  # `baton status` imports for a second
+            description = self.describe(wait=False)
         except grpc.RpcError:
             return []
-        workers = [MessageToDict(one, preserving_proto_field_name=True) for one in description.workers]
+        wanted = scheduler_pb2.Role.Value(f"ROLE_{role.upper()}"), scheduler_pb2.WORKER_STATE_READY
         return [
-            worker
-            for worker in workers
-            if worker["identity"]["role"] == f"ROLE_{role.upper()}"
-            and worker["state"] == "WORKER_STATE_READY"
+            MessageToDict(one, preserving_proto_field_name=True)
+            for one in description.workers
+            if (one.identity.role, one.state) == wanted
         ]
 
     def worker(self, role: str) -> dict[str, Any]:
@@ -213,7 +200,7 @@ class Deployment:
         return eventually(lambda: self.workers(role), CALL_S, f"there is a {role} worker")[0]
 
     def worker_process(self, worker_id: str) -> psutil.Process:
-        """Return the process of a worker that `baton up` started: the worker's id ends with its number."""
+        """Return the process of a worker that `baton up` started: its id ends with the process id."""
         return psutil.Process(int(worker_id.rpartition(".")[2]))
 
     def scheduler_process(self) -> psutil.Process:
@@ -224,22 +211,22 @@ class Deployment:
         raise AssertionError("no scheduler listens")
 
     def client(self, **options: Any) -> openai.OpenAI:
-        """Return a client, which is closed together with the deployment."""
-        options = {"timeout": CALL_S, "max_retries": 0, **options}
-        return self._clients.enter_context(
-            openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
-        )
+        """Return a client that is closed with the deployment."""
+        return self._clients.enter_context(openai.OpenAI(**self._for_client(options)))
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        """Return a client, to be closed by the test in its own event loop."""
-        options = {"timeout": CALL_S, "max_retries": 0, **options}
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+        """Return a client that the test closes in its own event loop."""
+        return openai.AsyncOpenAI(**self._for_client(options))
+
+    def _for_client(self, options: dict[str, Any]) -> dict[str, Any]:
+        defaults = {"base_url": f"{self.url}/v1", "api_key": "none", "timeout": CALL_S, "max_retries": 0}
+        return {**defaults, **options}
 
     def healthy(self) -> bool:
         return status_of(f"{self.url}/health") == 200
 
     def close(self) -> None:
-        """End all processes, the newest first; one that does not end in time is killed with its session."""
+        """End all processes, the newest first; kill one that does not end in time, with its session."""
         self._clients.close()
         for process in reversed(self.processes.values()):
             if process.popen.poll() is None:
@@ -254,14 +241,10 @@ class Deployment:
 
 
 def _popen(line: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    env = {**os.environ, **environment}
     with log.open("wb") as out:
         return subprocess.Popen(
-            line,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            start_new_session=True,
+            line, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=env, start_new_session=True
         )
 
 
@@ -274,7 +257,7 @@ def deployment(
     environment: Mapping[str, str] = MappingProxyType({}),
     **config: Any,
 ) -> Iterator[Deployment]:
-    """Make a deployment whose processes end with the block."""
+    """Yield a deployment, whose processes end with the block."""
     one = Deployment(folder, config=config, cold=cold, path=str(path or ""), environment=environment)
     try:
         yield one
@@ -291,10 +274,10 @@ def stock_vllm(
     flags: Sequence[str] = (),
     **engine: Any,
 ) -> Iterator[tuple[str, Process]]:
-    """Start vLLM's own API server, without Baton, as the reference. Yields its URL and process.
+    """Start vLLM's own API server, without Baton, as the reference. Yield its URL and process.
 
-    It is forked unless `cold`: its API server and its engine would each import vLLM anew. flags: further ones
-    of its command line.
+    It is forked unless `cold`, as its API server and its engine would each import vLLM anew. `flags` are
+    added to its command line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -305,11 +288,11 @@ def stock_vllm(
         *("--dtype", options["dtype"], "--max-model-len", options["max_model_len"]),
         *("--max-num-seqs", options["max_num_seqs"], "--gpu-memory-utilization", 0.2),
         *("--enable-auto-tool-choice", "--tool-call-parser", options["tool_call_parser"]),
-        *stock.FLAGS,
+        *("--block-size", 32, "--enforce-eager", "--no-async-scheduling"),
         *flags,
     ]
     line = [str(part) for part in arguments]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": f"{stock.KV_GIB}", **(env or {})}
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **(env or {})}
     log = folder / "vllm.log"
     popen: subprocess.Popen[bytes] | Forked
     if cold:
@@ -332,7 +315,7 @@ def stock_vllm(
         popen.terminate()
         with suppress(subprocess.TimeoutExpired):
             popen.wait(20)
-        # its engine processes outlive it at times
+        # Its engine processes outlive it at times.
         with suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
         popen.wait(10)
@@ -347,7 +330,7 @@ def run_stock(arguments: list[str], environment: dict[str, str]) -> None:
 
 
 def status_of(url: str) -> int:
-    """Return the HTTP status of a GET, 0 when nobody answers."""
+    """Return the HTTP status of a GET, 0 if nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return int(answer.status)
@@ -358,7 +341,7 @@ def status_of(url: str) -> int:
 
 
 def free_blocks(one: Deployment) -> dict[str, int]:
-    """Return each worker's free KV blocks, as it last said."""
+    """Return each worker's free KV blocks."""
     return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
 
 

@@ -1,35 +1,32 @@
-"""deploy/Dockerfile as it is written: its instructions, and what they mean for every container."""
+"""The instructions of deploy/Dockerfile."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.support import ROOT
-
-DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction like `RUN pip install x`: its name and its text, lines joined."""
-
     name: str
-    text: str
+    text: str  # its lines, joined
 
 
-def instructions(path: Path = DOCKERFILE) -> list[Instruction]:
-    """Return the instructions in order; a line that ends in a backslash continues in the next one."""
-    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+def instructions() -> list[Instruction]:
+    lines = [
+        line
+        for line in (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
+        if not line.lstrip().startswith("#")
+    ]
     joined = re.sub(r"\\\n", " ", "\n".join(lines))
     parts = [line.strip().partition(" ") for line in joined.splitlines() if line.strip()]
     return [Instruction(name.upper(), " ".join(rest.split())) for name, _, rest in parts]
 
 
 def texts(name: str) -> list[str]:
-    """Return the texts of all instructions of one name."""
     return [one.text for one in instructions() if one.name == name]
 
 

@@ -1,4 +1,4 @@
-"""A ten-line application behind the router's own connections, for tests with raw sockets."""
+"""A small application behind the router's own connections, for tests with raw sockets."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LARGE = 1 << 20  # more than kernel and client buffer
 
 @dataclass
 class Seen:
-    """The application's view of its requests."""
+    """The requests, as the application sees them."""
 
     bodies: list[int] = field(default_factory=list)  # sizes in bytes
     left: int = 0  # clients that left before their response was complete
     sent: int = 0  # bytes of responses
     refused: list[str] = field(default_factory=list)  # reasons
     headers: list[list[bytes]] = field(default_factory=list)  # header names, once a request is complete
-    gate: asyncio.Event = field(default_factory=asyncio.Event)  # lets responses on /gate end
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # responses on /gate wait for it
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Server:
 
     @property
     def held(self) -> int:
-        """Return the bytes of bodies that are counted now."""
+        """The bytes of request bodies that count now."""
         return self.protocol.intake.held
 
 

@@ -1,7 +1,7 @@
 """vLLM engines in processes of their own, which a test drives step by step.
 
 `with EngineProcess(options) as engine: engine.call(function, *arguments)` runs `function(Engine, *arguments)`
-in the child; the function must be importable, its arguments and result picklable.
+in the child. The function must be importable, its arguments and result picklable.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from harness.ranks import fork_ranks
 P = ParamSpec("P")
 T = TypeVar("T")
 BLOCK_SIZE = 32
-# Of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64.
+# A lead in log-probability: three steps of bfloat16 at 32 to 64, where the checkpoints' best logits are.
 CLEAR = 0.75
-QUIET_S = 0.3  # without a byte: no more come now
+QUIET_S = 0.3  # without a byte, after which no more are expected
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: the machine may be busy with other engines
 _numbers = itertools.count()
 
@@ -48,7 +48,7 @@ class Options:
     drafter: Path | None = None
     handoff: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
-    prepare: Callable[[], None] | None = None  # run in the child before anything of vLLM's
+    prepare: Callable[[], None] | None = None  # called in the child before vLLM starts
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Answer:
     saved: Saved | None = None
     saved_with_first_token: bool = False
     loaded: Loaded | None = None
-    gaps: list[float] = field(default_factory=list)  # by token, from the best to the second; where requested
+    gaps: list[float] = field(default_factory=list)  # each token's lead over the second best, if requested
 
 
 class Engine:
@@ -112,10 +112,9 @@ class Engine:
         logprobs: int | None = None,
         written: Sequence[int] = (),
     ) -> Answer:
-        """Queue a greedy request. written: tokens of its output that another engine has made."""
-        made = self.made(request_id, prompt, max_tokens, params, logprobs, written)
+        """Queue a greedy request; another engine has generated the output tokens `written`."""
         answer = self.answers[request_id] = Answer()
-        self.core.add_request(made)
+        self.core.add_request(self.made(request_id, prompt, max_tokens, params, logprobs, written))
         return answer
 
     def made(
@@ -127,7 +126,7 @@ class Engine:
         logprobs: int | None = None,
         written: Sequence[int] = (),
     ) -> Any:
-        """Return such a request."""
+        """Return a request as `add` queues it."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -156,14 +155,14 @@ class Engine:
         return made
 
     def step(self) -> bool:
-        """Run a step and add its outputs and reports to the answers. False when the engine is idle."""
+        """Run a step and add its outputs and reports to the answers. Return False if the engine is idle."""
         if not self.core.scheduler.has_requests() and not self.core.batch_queue:
             return False
         self.connector.promote(self.core.scheduler)
         outputs, executed = self.core.step_fn()
         self.core.post_step(executed)  # takes the drafts
         if not executed:
-            time.sleep(0.0005)  # as the worker's host waits: the pulling threads need the interpreter
+            time.sleep(0.0005)  # the pulling threads need the interpreter
         first = set()
         for group in (outputs or {}).values():
             for output in group.outputs:
@@ -171,7 +170,7 @@ class Engine:
                 if output.new_token_ids and not answer.tokens:
                     first.add(output.request_id)
                 answer.tokens += output.new_token_ids
-                if output.new_logprobs is not None:  # of each token: the sampled one, the best, the second
+                if output.new_logprobs is not None:  # each token's row: the sampled one, the best, the second
                     answer.gaps += [float(best - second) for _, best, second in output.new_logprobs.logprobs]
                 if output.finish_reason is not None:
                     answer.finish_reason = str(output.finish_reason)
@@ -186,19 +185,19 @@ class Engine:
         return True
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Step until idle, or until `until` holds."""
+        """Step until the engine is idle, or `until` holds."""
         deadline = time.monotonic() + CALL_S / 2
         while not (until is not None and until()) and self.step():
             if time.monotonic() > deadline:
                 raise TimeoutError("the engine did not come to an end")
 
     def resume(self, request_id: str, tokens: Sequence[int], manifest: Manifest) -> None:
-        """Give a request that waits for them its first tokens, as the worker's host does."""
+        """Give a waiting request its first tokens and its KV, as the worker's host does."""
         self.give(request_id, tokens)
         self.connector.complete_load(request_id, manifest.epoch, manifest)
 
     def give(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Give a request tokens that another engine has made."""
+        """Give a request tokens that another engine has generated."""
         request = self.core.scheduler.requests[request_id]
         request.sampling_params.extra_args = {GENERATED_KEY: len(tokens)}
         request.append_output_token_ids(list(tokens))
@@ -210,9 +209,9 @@ class Engine:
 
 
 def queue_batches(engine: Engine, depth: int) -> None:
-    """Have so many steps in flight from now on, as vLLM does with asynchronous scheduling; 1: as on a CPU.
+    """Have `depth` steps in flight from now on, as vLLM with asynchronous scheduling; 1: as on a CPU.
 
-    The scheduler is the same, so that it is not told of drafts: it would mix up the steps.
+    The scheduler stays the same, so it must not be told of drafts: it would mix up the steps.
     """
     core = engine.core
     core.async_scheduling = depth > 1
@@ -221,7 +220,7 @@ def queue_batches(engine: Engine, depth: int) -> None:
 
 
 def prefer(engine: Engine, name: str) -> None:
-    """Pull by this transport from now on (works where scheduler's and rank's side are one process)."""
+    """Pull by this transport from now on; scheduler and rank must share the process."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     transports = get_kv_transfer_group()._worker.loader.transports
@@ -236,7 +235,7 @@ def generate(engine: Engine, request_id: str, prompt: list[int], max_tokens: int
 
 
 def least_gaps(engine: Engine, prompts: dict[str, list[int]], max_tokens: int) -> dict[str, float]:
-    """Return each answer's least lead of the best token over the second, in log-probability."""
+    """Return for each answer the least lead of the best token over the second, in log-probability."""
     answers = {name: engine.add(name, prompt, max_tokens, logprobs=2) for name, prompt in prompts.items()}
     engine.run()
     assert all(len(answer.gaps) == max_tokens for answer in answers.values())
@@ -250,16 +249,16 @@ def prefill(engine: Engine, request_id: str, prompt: list[int], epoch: int = 1) 
 
 
 def begin_prefill(engine: Engine, request_id: str, prompt: list[int]) -> Manifest | None:
-    """Prefill until the first KV can be pulled; None where the prompt is complete before."""
+    """Prefill until the first KV can be pulled; return None if the prompt is complete before."""
     answer = engine.add(request_id, prompt, 1, save_params(1))
     engine.run(lambda: answer.begun is not None)
     return answer.begun.manifest if answer.begun is not None else None
 
 
 def begin_decode(engine: Engine, request_id: str, prompt: list[int], max_tokens: int, early: Manifest) -> int:
-    """Begin to pull from a prompt that is still prefilled; return how many bytes are there when no more come.
+    """Begin to pull from a prompt that is still being prefilled. Return the bytes pulled until no more come.
 
-    The engine steps on its own between the calls, as a worker does.
+    The engine steps by itself between the calls, as a worker does.
     """
     engine.add(request_id, prompt, max_tokens, load_params(early.epoch, early.num_tokens))
     engine.connector.begin_load(request_id, early.epoch, early)
@@ -267,7 +266,7 @@ def begin_decode(engine: Engine, request_id: str, prompt: list[int], max_tokens:
 
 
 def pulled(engine: Engine, request_id: str, epoch: int) -> int:
-    """Step until an early load has brought nothing for a while; return its bytes so far."""
+    """Step until an early load has pulled nothing for a while. Return its bytes so far."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine.step()
@@ -302,7 +301,7 @@ def decode(
     epoch: int = 1,
     written: Sequence[int] = (),
 ) -> Answer:
-    """Go on where the manifest's KV ends; without `written` tokens one position before it, as vLLM alone."""
+    """Decode from the manifest's KV on; without `written` tokens from one position before its end."""
     answer = engine.add(
         request_id, prompt, max_tokens, load_params(epoch, manifest.num_tokens, manifest), written=written
     )
@@ -317,7 +316,7 @@ def serve(connection: Connection) -> None:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": options.cores,
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # keeps the one rank in this process, on a CPU
     }
     try:
         if options.prepare is not None:
@@ -335,12 +334,12 @@ def serve(connection: Connection) -> None:
             connection.send((True, function(engine, *arguments)))
         except Exception:  # noqa: BLE001 (shown in the test)
             connection.send((False, traceback.format_exc()))
-    # Not EngineCore.shutdown: it also collects a gigabyte of garbage, for 1.4 s, in a process that ends.
+    # EngineCore.shutdown would also collect a gigabyte of garbage, for 1.4 s, in a process that ends.
     engine.core.model_executor.shutdown()
     engine.core.scheduler.shutdown()
     if engine.core.vllm_config.parallel_config.world_size > 1:
         del engine
-        gc.collect()  # vLLM's queues between ranks remove their shared memory when they are collected
+        gc.collect()  # removes the shared memory of vLLM's queues between ranks
     connection.send((True, None))
 
 
@@ -348,7 +347,7 @@ def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_token
     """Draw prompts until one has an answer without near-ties, and return it.
 
     On some CPUs (AMX) the rest of the batch decides the order of a step's sums, and with it the last bit in
-    bfloat16. At half of all prompts the two best tokens of a model of random weights are no further apart.
+    bfloat16. With random weights the two best tokens are that close for half of all prompts.
     """
     for _ in range(10):
         prompts = {f"drawn-{next(_numbers)}": draw() for _ in range(8)}
@@ -360,7 +359,7 @@ def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_token
 
 
 class EngineProcess:
-    """A process with one engine, forked from the zygote; a context that ends it."""
+    """A process with one engine, forked from the zygote; it ends with the context."""
 
     def __init__(self, options: Options) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-engine-")
@@ -384,7 +383,7 @@ class EngineProcess:
             self._folder.cleanup()
 
     def kill(self) -> None:
-        """Kill it, as a machine that is lost, and wait until it is gone."""
+        """Kill it, as a lost machine would be, and wait until it is gone."""
         self._process.kill()
         self._process.wait(END_S)
 

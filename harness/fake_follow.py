@@ -1,4 +1,4 @@
-"""The handoff between two fake workers: what an attempt's follower is told, and the one that follows."""
+"""The handoff between two fake workers: both ends of a Follow call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from baton.rpc import aio_channel
 from baton.security.names import Role
 
 KEPT = 1000  # attempts that can be followed
-COMES_S = 10.0  # until an attempt that is followed is here
+COMES_S = 10.0  # until an attempt that is followed has begun
 
 
 class Told:
-    """The replies to one attempt's follower, in order. It may be here before the attempt."""
+    """The replies to an attempt's follower, which may come before the attempt."""
 
     def __init__(self) -> None:
         self.key: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -25,19 +25,18 @@ class Told:
         self._more = asyncio.Event()
 
     def began(self, manifest: handoff_pb2.Manifest) -> None:
-        """Tell that the prompt takes more steps."""
+        """Say that the prompt takes more steps."""
         self._tell(worker_pb2.FollowReply(begun=manifest))
 
     def completed(self, manifest: handoff_pb2.Manifest, tokens: list[int]) -> None:
-        """Tell that the prompt is complete."""
+        """Say that the prompt is complete."""
         self._tell(worker_pb2.FollowReply(complete=worker_pb2.Complete(manifest=manifest, token_ids=tokens)))
 
     def failed(self, text: str) -> None:
-        """Tell that there is nothing to pull. Harmless after the end."""
+        """Say that there is nothing to pull. Harmless after the end."""
         self._tell(worker_pb2.FollowReply(problem=worker_pb2.Problem(name="Gone", text=text)))
 
     async def replies(self) -> AsyncIterator[worker_pb2.FollowReply]:
-        """Yield all replies, until the end."""
         at = 0
         while True:
             while at == len(self._replies):
@@ -54,26 +53,24 @@ class Told:
 
 
 class Followed:
-    """The attempts of one fake worker that others may follow."""
+    """The attempts of a fake worker that others may follow."""
 
     def __init__(self) -> None:
         self._told: dict[str, Told] = {}
 
     def of(self, request_id: str, epoch: int) -> Told:
-        """Return what is told of an attempt."""
         while len(self._told) > KEPT:
             del self._told[next(iter(self._told))]
         return self._told.setdefault(attempt_id(request_id, epoch), Told())
 
     def begin(self, start: worker_pb2.Start) -> None:
-        """Let whoever shows the attempt's key follow it."""
+        """Let callers with the attempt's key follow it."""
         if start.key:
             self.of(start.request_id, start.epoch).key.set_result(start.key)
 
     async def follow(
         self, request: worker_pb2.FollowRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncIterator[worker_pb2.FollowReply]:
-        """Serve one Follow call."""
         told = self.of(request.request_id, request.epoch)
         try:
             key = await asyncio.wait_for(asyncio.shield(told.key), COMES_S)
@@ -86,13 +83,13 @@ class Followed:
 
 
 class Follower:
-    """The calls of one fake worker to others, over one channel to each."""
+    """A fake worker's calls to others, over one channel to each."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def complete(self, start: worker_pb2.Start) -> worker_pb2.Complete | worker_pb2.Problem:
-        """Follow an attempt's source to its end. Raises grpc.aio.AioRpcError where that is not reached."""
+        """Follow an attempt's source to its end. Raises grpc.aio.AioRpcError if that does not come."""
         source = start.source
         channel = self._channels.get(source.address)
         if channel is None:
@@ -107,6 +104,5 @@ class Follower:
         return worker_pb2.Problem(name="Gone", text="it said nothing")
 
     async def close(self) -> None:
-        """Close all channels."""
         for channel in self._channels.values():
             await channel.close(None)

@@ -1,7 +1,7 @@
-"""A worker without an engine: the real gRPC service and the real wire structs, tokens by a formula.
+"""A worker without an engine: the real gRPC service and wire structs, with tokens by a formula.
 
-It fails on demand, as a real one cannot: see `Fault`. The formula gives the i-th output token from the
-prompt alone, so the output of a request that was resumed elsewhere is right exactly if it is `answer(...)`.
+It fails on demand: see `Fault`. The formula makes the i-th output token from the prompt alone, so the output
+of a request that was resumed elsewhere has to be `answer(...)`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,15 @@ HASHING = scheduler_pb2.BlockHashing(tokens=BLOCK_SIZE, every=1, algorithm="sha2
 
 @dataclass
 class Seen:
-    """The messages that a worker received."""
-
     starts: list[worker_pb2.Start] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     extra_args: list[Any] = field(default_factory=list)
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """Serves while entered. `step_s` is the time of an engine step: each running request gets a token.
+    """A worker, which serves while it is entered.
 
-    Each router has steps of its own.
+    In an engine step, which takes `step_s`, each running request of one router gets a token.
     """
 
     def __init__(
@@ -57,8 +55,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.role = role
         self.model = MODEL
         self.step_s = step_s
-        self.late_s = 0.0  # so old are its outputs when they are sent
-        self.wire_s = 0.0  # so long takes the way of what it sends
+        self.late_s = 0.0  # age of its outputs when they are sent
+        self.wire_s = 0.0  # delay of its messages
         self.max_num_seqs = max_num_seqs
         self.max_model_len = 2048
         self.refusal = ""
@@ -71,25 +69,24 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.adapters: dict[str, str] = {}
         self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, sent with each output
         self.eos_at: int | None = None  # position of an end-of-sequence token in the output
-        self.script: list[int] = []  # output tokens, ending with an end of sequence; empty: use the formula
+        self.script: list[int] = []  # output tokens before an end of sequence; empty: use the formula
         self.per_step = 1  # output tokens per request and decode step
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
-        self._on_the_way: list[Running] = []  # replaced, with a token that is still to come out
-        self.most: int | None = None  # requests that it takes at a time: one more is refused as full
-        self.fullest = 0  # requests that it had at a time
+        self._on_the_way: list[Running] = []  # replaced requests with a token still to come out
+        self.most: int | None = None  # requests that it takes at a time: others are refused as full
+        self.fullest = 0  # the most requests that it had at a time
         self.hangs = False
         self.protocol = wire.PROTOCOL
-        self.shares = 0  # KV blocks of each request that others hold as well
-        self.steps = 1  # of a prefill; of several, the first one's KV can be pulled after it
-        self.patience_s = 1.0  # of a prefill, for the prompt's beginning
+        self.shares = 0  # KV blocks that each request shares with others
+        self.steps = 1  # per prefill; if several, KV can be pulled after the first
+        self.patience_s = 1.0  # how long a prefill waits for the prompt's beginning
         self._followed = Followed()
         self._follower = Follower()
 
     @property
     def identity(self) -> scheduler_pb2.WorkerIdentity:
-        """The worker's identity as it registers."""
         return scheduler_pb2.WorkerIdentity(
             worker_id=self.worker_id,
             role=self.role,
@@ -103,7 +100,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     @property
     def capacity(self) -> scheduler_pb2.Capacity:
-        """The capacity of its engine."""
         return scheduler_pb2.Capacity(
             compatibility_hash="c1",
             block_size=BLOCK_SIZE,
@@ -118,14 +114,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
 
     def go_on(self, fault: Fault | None = None) -> None:
-        """Let silent requests continue, to another fault or to their end."""
+        """Let silent requests continue, to `fault` or to their end."""
         for one in self._running.values():
             one.silent, one.fault = False, fault
             one.work.set()
 
     @property
     def running(self) -> list[str]:
-        """The ids of the requests in its engine."""
         return list(self._running)
 
     async def __aenter__(self) -> FakeWorker:
@@ -139,7 +134,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self.die()
 
     async def die(self) -> None:
-        """End all connections at once, as when the process is killed."""
+        """End all connections at once, as if the process were killed."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -148,14 +143,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     # -- the service
 
     async def Hello(self, request: Any, context: Any) -> worker_pb2.HelloReply:
-        """Reply with the identity, or with the refusal that is set."""
         del request, context
         if self.hangs:
             await asyncio.Event().wait()  # until the call's deadline
         return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity, protocol=self.protocol)
 
     async def Run(self, requests: Any, context: Any) -> None:
-        """Serve one router's stream."""
         work = asyncio.Event()
         engine = asyncio.create_task(self._engine(context, work))
         try:
@@ -173,14 +166,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 await engine
 
     async def Follow(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.FollowReply]:
-        """Tell another worker how far an attempt is."""
         async for reply in self._followed.follow(request, context):
             if self.hangs:
                 await asyncio.Event().wait()  # until the call ends
             yield reply
 
     def _of(self, work: asyncio.Event) -> dict[str, Running]:
-        """Return the requests of one router."""
         return {request_id: one for request_id, one in self._running.items() if one.work is work}
 
     def _abort(self, request_ids: Iterable[str]) -> None:
@@ -191,7 +182,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 self._drop(aborted)
 
     def _drop(self, one: Running) -> None:
-        """Let a request go that is aborted or replaced."""
+        """Drop a request that is aborted or replaced."""
         one.leave()
         self._followed.of(one.start.request_id, one.start.epoch).failed("it was aborted")
         if one.fault is not None and one.fault.crosses:
@@ -226,7 +217,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         work.set()
 
     async def _follow(self, one: Running) -> None:
-        """Wait until a request's source is complete; for the beginning of a prompt not for long."""
+        """Wait until a request's source is complete, at most patience_s if it is a prompt's beginning."""
         patience_s = self.patience_s if one.start.phase == worker_pb2.PHASE_PREFILL else None
         try:
             async with asyncio.timeout(patience_s):
@@ -311,7 +302,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         ends = tokens[-1] == EOS
         one.generated += len(tokens)
         one.generated_here += len(tokens)
-        reason = None  # also of a prefill that was cut after its token: the request goes on elsewhere
+        reason = None  # also if a prefill was cut after its token: the request goes on elsewhere
         if ends:
             reason = FinishReason.STOP
         elif one.generated >= one.max_tokens or one.generated_here == start.alone_tokens > 0:
@@ -321,7 +312,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 request_id=attempt_id(request_id, start.epoch),
                 new_token_ids=tokens,
                 finish_reason=reason,
-                spec_decode_metrics=self.drafts,  # as real ones do: with every output
+                spec_decode_metrics=self.drafts,
                 events=one.events(self.step_s) if first else None,
             )
         )
@@ -331,7 +322,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._save(one, tokens, reply, over=ends or one.generated >= one.max_tokens)
 
     def _save(self, one: Running, tokens: list[int], reply: worker_pb2.RunReply, *, over: bool) -> None:
-        """Keep the KV of a prompt, and tell those who wait for it. over: it was the request's last token."""
+        """Keep a prompt's KV, unless the request is `over`, and tell its followers."""
         start = one.start
         told = self._followed.of(start.request_id, start.epoch)
         saved = reply.saved.add(request_id=start.request_id, epoch=start.epoch)
@@ -361,11 +352,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
 
     def _refuse(
-        self,
-        one: Running,
-        code: worker_pb2.Failed.Code,
-        message: str,
-        reply: worker_pb2.RunReply,
+        self, one: Running, code: worker_pb2.Failed.Code, message: str, reply: worker_pb2.RunReply
     ) -> None:
         start = one.start
         self._followed.of(start.request_id, start.epoch).failed(message)
@@ -381,7 +368,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def _fail(
         self, request_id: str, one: Running, fault: Fault, outputs: list[Any], reply: worker_pb2.RunReply
     ) -> bool:
-        """Let the fault happen. Return whether the worker dies of it."""
+        """Do the fault. Return whether the worker dies of it."""
         if fault.not_kept:
             self._generate(request_id, one, outputs, reply)
             return False
@@ -403,7 +390,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
 
 async def until(look: Callable[[], Any], what: str, timeout_s: float = 5.0) -> None:
-    """Poll until `look()` is true. Raises AssertionError with `what` at the deadline; see PATIENCE."""
+    """Poll until `look()` is true. Raises AssertionError, which names `what`; see PATIENCE."""
     deadline = time.monotonic() + timeout_s * PATIENCE
     while not look():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Features that a client may use, with 20 answers each: they must continue unchanged when a worker dies."""
+"""Features that a client may use, with 20 answers each, which must not change when a worker dies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.prompts import prompts
 
-TOKENS = 24  # of an answer that nothing ends earlier
-ANSWERS = 20  # of each feature
+TOKENS = 24  # in an answer that does not end earlier
+ANSWERS = 20  # per feature
 _SUBJECTS = (
     "rain", "Paris", "bread", "the moon", "Python", "a river", "music", "whales", "gravity", "salt",
     "Rome", "bicycles", "tea", "the sun", "clocks", "glass", "ants", "snow", "paper", "iron",
@@ -44,12 +44,12 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature. `body` gets the answer's number and the text of the plain answer to the same prompt."""
+    """A feature; `body` makes a request from the answer's number and the plain answer to the same prompt."""
 
     name: str
     path: str
     body: Callable[[int, str], Body]
-    logprobs: bool = False  # the answer must have some: without this, losing them would compare equal
+    logprobs: bool = False  # the answer must have some: else losing them would compare equal
 
 
 def _complete(**options: Any) -> Callable[[int, str], Body]:
@@ -71,12 +71,11 @@ def _chat(**options: Any) -> Callable[[int, str], Body]:
 
 
 def _calling(*, stream: bool) -> Callable[[int, str], Body]:
-    """Make requests in which the model calls the tool by itself."""
+    """Make requests in which the model itself decides to call the tool."""
 
     def body(number: int, plain: str) -> Body:
-        question = (
-            f"What is the weather in {('Paris', 'Rome', 'Oslo')[number % 3]}? I want {number % 7 + 2} days."
-        )
+        city = ("Paris", "Rome", "Oslo")[number % 3]
+        question = f"What is the weather in {city}? I want {number % 7 + 2} days."
         messages = [{"role": "user", "content": question}]
         return _chat(messages=messages, tools=[_WEATHER], max_tokens=40, stream=stream)(number, plain)
 
@@ -93,10 +92,8 @@ def _stopping(*, stream: bool, keep: bool) -> Callable[[int, str], Body]:
     """Make requests with a stop string from the middle of the plain answer, across tokens' borders."""
 
     def body(number: int, plain: str) -> Body:
-        middle = len(plain) * 2 // 3
-        return _complete(
-            stop=[plain[middle : middle + 4], "\x00"], stream=stream, include_stop_str_in_output=keep
-        )(number, plain)
+        stop = [plain[len(plain) * 2 // 3 :][:4], "\x00"]
+        return _complete(stop=stop, stream=stream, include_stop_str_in_output=keep)(number, plain)
 
     return body
 
@@ -149,7 +146,7 @@ FEATURES = [
 
 
 def of_prompts(prompts: Sequence[list[int]]) -> list[Feature]:
-    """Return features of completions of these prompts, for a model of any vocabulary and no chat template."""
+    """Return features for completions of these prompts, by a model without a chat template."""
 
     def complete(**options: Any) -> Callable[[int, str], Body]:
         def body(number: int, plain: str) -> Body:
@@ -165,12 +162,12 @@ def of_prompts(prompts: Sequence[list[int]]) -> list[Feature]:
 
 
 def plain_body(number: int) -> Body:
-    """Return the body of the completion from whose text the stop strings are taken."""
+    """Return the body of the completion whose text gives the stop strings."""
     return _complete()(number, "")
 
 
 def whole(status: int, text: str, streamed: bool) -> Any:
-    """Return an answer as data, without what differs between calls. Raises AssertionError for an error."""
+    """Return an answer as data, without ids and times. Raises AssertionError for an error."""
     assert status == 200, f"{status}: {text}"
     if not streamed:
         return _without(json.loads(text), ("id", "created", "system_fingerprint"))
@@ -187,7 +184,7 @@ def whole(status: int, text: str, streamed: bool) -> Any:
 
 
 def _gather(into: dict[str, Any], piece: dict[str, Any]) -> None:
-    """Merge a chunk's choice, or a part of it, into what came before: text and lists grow."""
+    """Merge a chunk's choice, or a part of it, into the earlier ones: text and lists grow."""
     for key, value in piece.items():
         if value is None or (key in {"id", "created"} and not isinstance(value, dict)):
             continue
@@ -199,7 +196,7 @@ def _gather(into: dict[str, Any], piece: dict[str, Any]) -> None:
         elif isinstance(value, list):
             into.setdefault(key, []).extend(_without(value, ("id",)))
         elif isinstance(value, str) and key not in {"role", "finish_reason", "type", "name"}:
-            # A second end of thoughts: vLLM's parser drops it or not, depending on a stream's chunks.
+            # vLLM's parser drops a second end of thoughts or not, depending on a stream's chunks.
             into[key] = into.get(key, "") + value.replace("</think>", "")
         else:
             into[key] = value
@@ -217,9 +214,7 @@ def difference(ours: Any, theirs: Any, where: str = "") -> str:
         found = (difference(ours[key], theirs[key], f"{where}.{key}") for key in ours)
         return next(filter(None, found), "")
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        found = (
-            difference(a, b, f"{where}[{at}]") for at, (a, b) in enumerate(zip(ours, theirs, strict=True))
-        )
+        found = (difference(one, theirs[at], f"{where}[{at}]") for at, one in enumerate(ours))
         return next(filter(None, found), "")
     if isinstance(ours, float) and isinstance(theirs, float) and abs(ours - theirs) < 1e-3:
         return ""

@@ -1,16 +1,16 @@
-"""Wires between hosts of harness/netns.py that are not ideal: late, lossy, narrow, or cut between two.
+"""Wires between hosts of harness/netns.py that are late, lossy, narrow, or cut between two hosts.
 
-    with Network(tmp_path) as network, Links(network) as links:
+    with Network(tmp_path) as network, Links() as links:
         a, b = (links.join(network.host(name)) for name in ("a", "b"))  # their addresses on the wires
         links.be(Wire(delay_ms=10, loss=0.01, rate_mbit=100))
-        with links.cut(("a", "b")):  # nothing passes, and nobody is told
+        with links.cut(("a", "b")):  # nothing passes
             ...
 
-Each host that joins has a second device, `wire`, with an address of its own. All frames between them
-pass one process (harness/links_relay.py), which delays and drops them, as not every kernel has netem; the
-bridge stays an ideal network beside it, for clients and for looking on. The rate is a token bucket's (tbf) on
-each device. A cut is silent, as where a router on the way fails: hosts know their neighbours' hardware
-addresses, so that nothing tells a sender that they are gone.
+Each host that joins has a second device, `wire`, with an address of its own. All frames between these devices
+pass one process (harness/links_relay.py), which delays and drops them, as not every kernel has netem. The
+bridge stays an ideal network for clients and observers. A token bucket (tbf) on each device limits the rate.
+A cut is silent, as if a router on the way failed: hosts know their neighbours' hardware addresses, so nothing
+tells a sender that they are gone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Any, Self
 
 from harness import netns
 from harness.links_relay import DEVICE
-from harness.netns import DIE_WITH_PARENT, END_S, Host, Network
+from harness.netns import DIE_WITH_PARENT, END_S, Host
 
 MTU = 1500
-QUEUE_MS = 50  # in a device of a limited rate
+QUEUE_MS = 50  # the queue of a device with a limited rate
 
 
 def why_not() -> str:
@@ -42,20 +42,17 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class Wire:
-    """The way between each two hosts; ideal by default."""
+    """The path between any two hosts; ideal by default."""
 
     delay_ms: float = 0.0  # each way
     loss: float = 0.0  # share of the frames, each way
-    rate_mbit: float = 0.0  # that a host sends at most; 0: no limit
+    rate_mbit: float = 0.0  # each host's limit for sending; 0: none
 
 
 class Links:
     """The wires of a network's hosts; they end with the block."""
 
-    def __init__(self, network: Network, seed: int = 1) -> None:
-        """Draw the frames that are lost by `seed`."""
-        self._network = network
-        self._seed = seed
+    def __init__(self) -> None:
         self._relay: subprocess.Popen[bytes] | None = None
         self._members: dict[str, Host] = {}
         self._wire = Wire()
@@ -75,7 +72,7 @@ class Links:
             self._relay.communicate(timeout=END_S)
 
     def join(self, host: Host) -> str:
-        """Connect a host to the others; return its address on the wires."""
+        """Connect a host to the others. Return its address on the wires."""
         self._ask(join=host.name, pid=host.pid, mac=_mac(host))
         self._members[host.name] = host
         self._on(
@@ -91,13 +88,13 @@ class Links:
     def be(self, wire: Wire) -> None:
         """Make all wires like this from now on."""
         self._wire = wire
-        self._ask(delay_s=wire.delay_ms / 1e3, loss=wire.loss, seed=self._seed)
+        self._ask(delay_s=wire.delay_ms / 1e3, loss=wire.loss, seed=1)
         for host in self._members.values():
             self._limit(host)
 
     @contextmanager
     def cut(self, *pairs: tuple[str, str]) -> Iterator[None]:
-        """Let nothing pass between the two hosts of each pair, in either direction, inside the block."""
+        """Let nothing pass between the two hosts of each pair, in either direction."""
         before = self._cut
         self._be_cut([*before, *pairs])
         try:
@@ -106,7 +103,7 @@ class Links:
             self._be_cut(before)
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of frames so far: passed, lost, cut, full (there was no room for them)."""
+        """Return the numbers of frames so far: passed, lost, cut, full (dropped for want of room)."""
         return self._ask(count=True)
 
     def _be_cut(self, pairs: list[tuple[str, str]]) -> None:

@@ -1,14 +1,14 @@
-"""The process between hosts of harness/links.py: it passes Ethernet frames on, late, or not at all.
+"""The process between hosts of harness/links.py: it passes Ethernet frames on late, or drops them.
 
-It reads commands as JSON lines and answers each with one:
+It reads commands as JSON lines and answers each with a line, {"passed": n, "lost": n, "cut": n, "full": n}:
     {"join": name, "pid": n, "mac": address}   make the device `wire` in the network of that process
-    {"delay_s": s, "loss": share, "seed": n}   what every frame meets from now on
-    {"cut": [[a, b], ...]}                     the pairs between which nothing passes, instead of those before
-    {"count": true}                            -> {"passed": n, "lost": n, "cut": n, "full": n}, frames so far
+    {"delay_s": s, "loss": share, "seed": n}   treat every frame like this from now on
+    {"cut": [[a, b], ...]}                     let nothing pass between these pairs, and only these
+    {"count": true}
 It ends with its standard input, and the devices with it.
 
-Frames that wait are in one queue, as all wait equally long: their order never changes. A host that sends
-another more than fits into their part of the queue loses frames, as at a full switch.
+All frames wait equally long, in one queue, so their order never changes. A pair of hosts whose part of the
+queue is full loses frames, as at a full switch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import Any
 
 DEVICE = "wire"
-FRAME = 2048  # bytes that a read takes at most; the devices' frames are smaller
-BURST = 64  # frames of one device, until the others' turn
-QUEUED_BYTES = 4 << 20  # of one direction of one pair: 50 ms at 640 Mbit/s
+FRAME = 2048  # bytes per read, more than a frame has
+BURST = 64  # frames of a device before the others' turn
+QUEUED_BYTES = 4 << 20  # limit for one direction between two hosts: 50 ms at 640 Mbit/s
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
@@ -45,11 +45,9 @@ class _Waiting:
 
 
 class Relay:
-    """The devices, and the frames between them."""
-
     def __init__(self) -> None:
-        self._devices: dict[str, int] = {}  # by host, an open file
-        self._hosts: dict[int, str] = {}  # and the other way round
+        self._devices: dict[str, int] = {}  # host -> an open file
+        self._hosts: dict[int, str] = {}  # the reverse
         self._by_mac: dict[bytes, str] = {}
         self._cut: set[frozenset[str]] = set()
         self._delay_s = self._loss = 0.0
@@ -60,7 +58,7 @@ class Relay:
         self._poll = select.epoll()
 
     def serve(self, commands: int) -> None:
-        """Pass frames on until there are no more commands."""
+        """Pass frames on until standard input ends."""
         self._poll.register(commands, select.EPOLLIN)
         text = b""
         while True:
@@ -112,7 +110,7 @@ class Relay:
             except OSError:  # its host is gone
                 self._poll.unregister(file)
                 return
-            if to := self._by_mac.get(frame[:6]):  # neighbours are known: nobody asks for them
+            if to := self._by_mac.get(frame[:6]):
                 self._take(source, to, frame)
 
     def _take(self, source: str, to: str, frame: bytes) -> None:
@@ -136,7 +134,7 @@ class Relay:
             self._send(one.to, one.frame)
 
     def _send(self, to: str, frame: bytes) -> None:
-        with suppress(OSError):  # its host is gone, or takes nothing now
+        with suppress(OSError):  # its host is gone, or its queue is full
             os.write(self._devices[to], frame)
             self._counts["passed"] += 1
 

@@ -1,4 +1,4 @@
-"""A live page over a real scheduler and any number of registered workers, without engines and router."""
+"""A live page over a real scheduler and registered workers, without engines or a router."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFRESH_S = 0.2
 
 @dataclass
 class LivePage:
-    """A page that is served, and what feeds it."""
+    """A page, and its sources."""
 
     url: str
     feed: Feed
@@ -36,12 +36,11 @@ class LivePage:
     scheduler: SchedulerClient
 
     async def register(self, *workers: tuple[str, pb.Role]) -> None:
-        """Register ready workers."""
         for name, role in workers:
             await self.scheduler.register(identity(name, role), pb.WORKER_STATE_READY)
 
     async def beat(self, *names: str, draw: random.Random) -> None:
-        """Send a heartbeat of each worker, with a load drawn at random."""
+        """Send a heartbeat of each worker, with a random load."""
         for name in names:
             load = pb.WorkerLoad(
                 running=draw.randrange(5),
@@ -53,7 +52,7 @@ class LivePage:
 
 @contextlib.asynccontextmanager
 async def live_page(key: str = "", forbidden: str = "", tick_s: float = 0.1) -> AsyncIterator[LivePage]:
-    """Serve a page on a free port inside the block; a message every `tick_s` seconds."""
+    """Serve a page on a free port, with a message every `tick_s` seconds."""
     about = {"model": "m", "topic": "test", "router": "router-1", "version": "Baton", "forbidden": forbidden}
     counts, recent = RouterCounts(), Recent()
     async with (

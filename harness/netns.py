@@ -1,19 +1,19 @@
-"""Hosts on one network, on one machine: Linux namespaces stand in for containers or machines.
+"""Hosts on a network, all on this machine: Linux namespaces stand in for containers or machines.
 
     with Network(tmp_path) as network:
         a = network.host("a")
         b = network.host("b", ["redis-server"])      # lives as long as its first process
         a.run(["ping", "-c1", "b"])
-        with a.inside():                             # sockets that this thread makes are made on a
+        with a.inside():                             # this thread makes its sockets on a
             urllib.request.urlopen(f"http://{b.address}:6379")
 
-Each host has its own addresses (IPv4 and IPv6, every host's name in /etc/hosts), process ids, host name,
-System V IPC and /dev/shm; the file system is the machine's. The network has no way to the machine or out.
+Each host has its own addresses (IPv4 and IPv6, with every host's name in /etc/hosts), process ids, host name,
+System V IPC and /dev/shm; it shares the machine's file system. The network leads nowhere else.
 
-Nothing is left behind, however the test ends. The bridge lies in a network namespace of its own, so that no
-interface, address or name can meet those of the machine or of another run; a namespace has no name and lives
-as long as its first process; and each first process is killed by the kernel when the test's process ends, and
-with it all that runs on that host. Needs root, and iproute2 and util-linux (ip, unshare, nsenter, setpriv).
+Nothing is left behind, however the test ends. The bridge is in a network namespace of its own, so no
+interface, address or name can clash with the machine's or another run's. A namespace lives as long as its
+first process, which the kernel kills when the test's process ends, with all that runs on that host. Needs
+root, iproute2 and util-linux (ip, unshare, nsenter, setpriv).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from typing import IO, Self
 from harness.support import eventually
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
-# A first process that only waits. It need not wait for the processes that it adopts.
+# A first process that only waits, also for no process that it adopts.
 IDLE = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 END_S = 10.0
 _CLONE_NEWNS = 0x20000
-# With an address of its own, a bridge keeps it. Else it has the lowest of its ports', which changes when that
-# host goes, and the others send to nobody until they ask for it again.
+# A bridge without an address of its own takes the lowest of its ports' addresses. When that host goes, the
+# others send to nobody until they ask for the new one.
 _BRIDGE = """
 ip link set lo up
 ip link add bridge address 02:00:00:00:00:01 type bridge
@@ -80,35 +80,23 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class User:
-    """The user of a host's processes: root by default, else an unnamed one who may read everything."""
+    """The user of a host's processes: root by default, else a user who may read everything."""
 
     number: int = 0
 
     @property
     def prefix(self) -> list[str]:
-        """The command line's beginning that makes a command run as this user."""
+        """The words before a command that make it run as this user."""
         if not self.number:
             return list(DIE_WITH_PARENT)
-        # To read a checkout that lies in root's home, this one capability; none of the others.
-        one = "-all,+dac_read_search"
+        one = "-all,+dac_read_search"  # enough to read a checkout in root's home
         ids = [f"--reuid={self.number}", f"--regid={self.number}", "--clear-groups"]
-        return [
-            "setpriv",
-            *ids,
-            "--inh-caps",
-            one,
-            "--ambient-caps",
-            one,
-            "--bounding-set",
-            one,
-            *DIE_WITH_PARENT[1:],
-        ]
+        sets = ["--inh-caps", one, "--ambient-caps", one, "--bounding-set", one]
+        return ["setpriv", *ids, *sets, *DIE_WITH_PARENT[1:]]
 
 
 @dataclass(eq=False)
 class Host:
-    """A host, made by `Network.host`."""
-
     name: str
     address: str
     address6: str
@@ -119,9 +107,9 @@ class Host:
 
     @property
     def pid(self) -> int:
-        """The machine's number of the host's first process; 0 before there is one."""
+        """The machine's process id of the host's first process; 0 before there is one."""
         outer = self.process.pid
-        with suppress(FileNotFoundError, ProcessLookupError):  # it ended before, or while, it is read
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
             # Before the set-up is done, the only child is one of its commands.
             if children and _is_first(int(children[0])):
@@ -130,7 +118,6 @@ class Host:
 
     @property
     def text(self) -> str:
-        """Everything that its first process printed."""
         return self.log.read_text(errors="replace")
 
     def start(
@@ -141,7 +128,7 @@ class Host:
         cwd: Path | None = None,
         out: IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on the host; it ends with the host at the latest."""
+        """Start a command on the host, which ends with the host at the latest."""
         popen = subprocess.Popen(self._enter(command, cwd), env=env, stdout=out, stderr=subprocess.STDOUT)
         self._started.append(popen)
         return popen
@@ -161,12 +148,11 @@ class Host:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Make the sockets that this thread opens in the block belong to this host."""
+        """Let this thread open its sockets on this host."""
         with _network_of(self.pid):
             yield
 
     def terminate(self) -> None:
-        """Send SIGTERM to the first process."""
         if self.process.poll() is None and self.pid:
             os.kill(self.pid, signal.SIGTERM)
 
@@ -210,7 +196,7 @@ class Network:
             host.kill()
         if self._bridge:
             self._bridge.kill()
-            self._bridge.communicate(timeout=END_S)  # which closes the pipe, too
+            self._bridge.communicate(timeout=END_S)
 
     def host(
         self,
@@ -226,8 +212,8 @@ class Network:
     ) -> Host:
         """Start a host whose first process is `command`, without waiting for it.
 
-        `service` is a second name for it, which several hosts may share. `setup` is run by a shell, as root,
-        in its mount namespace, before the first process.
+        Several hosts may share `service`, a second name. A shell runs `setup` as root in the host's mount
+        namespace, before the first process.
         """
         if self._bridge is None:
             raise RuntimeError("the network is not entered")
@@ -245,7 +231,7 @@ class Network:
             "HOSTS": str(self._hosts_file),
             "SHM_MIB": str(shm_mib),
         }
-        # The set-up needs its own environment; the command gets `env` and nothing else.
+        # The set-up needs its own environment; the command gets only `env`.
         own = [f"{key}={value}" for key, value in (os.environ if env is None else env).items()]
         then = 'exec unshare --pid --fork --kill-child --mount-proc "$@"'
         script = f"{_HOST}\n{setup}\n{then}"
@@ -268,7 +254,7 @@ class Network:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Do as `Host.inside`, on the machine that has the bridge: 10.77.0.1."""
+        """Let this thread open its sockets at the bridge: 10.77.0.1."""
         if self._bridge is None:
             raise RuntimeError("the network is not entered")
         with _network_of(self._bridge.pid):
@@ -276,9 +262,9 @@ class Network:
 
 
 def move_to(pid: int) -> None:
-    """Move this process, which has one thread, to a host, given its first process.
+    """Move this process, which has one thread, to the host with this first process.
 
-    It keeps its process id, and so the machine's /proc; its /dev/shm is its own.
+    It keeps its process id and the machine's /proc, and gets a /dev/shm of its own.
     """
     for kind in ("net", "uts", "ipc"):
         namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
@@ -291,7 +277,6 @@ def move_to(pid: int) -> None:
 
 
 def _move(namespace: int) -> None:
-    """Move this thread to an open namespace."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, 0) != 0:
         raise OSError(ctypes.get_errno(), "setns failed")
 
@@ -312,7 +297,7 @@ def _network_of(pid: int) -> Iterator[None]:
 
 
 def _is_first(pid: int) -> bool:
-    """Tell whether a process is number 1 of its pid namespace."""
+    """Tell whether a process has number 1 in its pid namespace."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return len(line.split()) > 2 and line.split()[-1] == "1"

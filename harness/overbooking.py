@@ -26,11 +26,8 @@ from prometheus_client import CollectorRegistry
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import Booking
 from baton.services.classes import Classes, ServiceClass
 from baton.services.config import SchedulerSettings
-from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.recovery import backoff_s
@@ -38,120 +35,93 @@ from baton.services.router.state import Party, RequestState
 from baton.services.router.waiting import WaitingRoom
 from baton.tasks import spawn, stop
 from harness.chaos.placed import Workers
-from harness.scheduling import Options, RedisServer, capacity, identity
+from harness.chaos.placing import PROMPT, booking_of, register, request
+from harness.scheduling import Options, RedisServer, capacity
 from harness.stats import percentile
 
 PAIRS = 8  # prefill workers, and as many decode workers
 CAPACITY = capacity(max_num_seqs=8, num_blocks=2_001, max_model_len=4_096)
-PROMPT = (100, 900)  # tokens
+ANSWER = 64  # tokens
 READ_S = (0.01, 0.05)
 LIFE_S = (0.5, 1.5)
-WAIT_S = 120.0  # nobody is sent away for waiting
-OLDER_S = 2.0  # a request that is so much older, and of the same class or one before it, goes first
-
-Waiting = dict[str, tuple[str, float]]  # request -> its class, and when it arrived
+WAIT_S = 120.0  # long enough that no request is refused for waiting
+OLDER_S = 2.0  # a request of the same class that is older by this goes first
 
 
 @dataclass
 class Outcome:
-    """The fate of the requests."""
-
+    workers: Workers
+    waiting: dict[str, tuple[str, float]] = field(default_factory=dict)  # request -> class, arrival
     waits: dict[str, list[float]] = field(default_factory=dict)  # by class, seconds
-    refused: Counter[str] = field(default_factory=Counter)  # times that workers refused a request
+    refused: Counter[int] = field(default_factory=Counter)  # requests by how often a worker refused them
     overtaken: int = 0  # requests placed while an older one of the class waited
     placed: int = 0
-    longest: dict[str, float] = field(default_factory=dict)  # wait of those that still wait at the end
 
 
 class _Router:
-    def __init__(self, name: str, addresses: str, workers: Workers, outcome: Outcome) -> None:
+    def __init__(self, name: str, addresses: str, outcome: Outcome) -> None:
         self.name = name
         self.client = SchedulerClient(addresses, router_id=name)
         metrics = RouterMetrics(CollectorRegistry())
-        self.placements = Placements(self.client, metrics)
-        self.room = WaitingRoom(10_000, WAIT_S, metrics, classes=Classes())
-        self.client.reporter.on_released = self.room.freed
-        self._workers = workers
+        self._placements = Placements(self.client, metrics)
+        self._room = WaitingRoom(10_000, WAIT_S, metrics, classes=Classes())
+        self.client.reporter.on_released = self._room.freed
         self._outcome = outcome
 
-    async def client_of(
-        self, service: ServiceClass, waiting: dict[str, tuple[str, float]], seed: str
-    ) -> None:
-        """Send one request after the other."""
+    async def client_of(self, service: ServiceClass, seed: str) -> None:
         draw = random.Random(seed)
         for number in range(1_000_000):
-            state = RequestState(
-                f"{seed}-{number}",
-                "",
-                b"",
-                prompt_tokens=draw.randint(*PROMPT),
-                max_tokens=64,
-                max_model_len=CAPACITY.max_model_len,
-                deadline=float("inf"),
-            )
+            state = request(f"{seed}-{number}", draw.randint(*PROMPT), ANSWER)
             state.arrived = time.monotonic()
-            waiting[state.request_id] = service.name, state.arrived
-            await self._serve(state, service, waiting, draw)
+            self._outcome.waiting[state.request_id] = service.name, state.arrived
+            await self._serve(state, service, draw)
 
-    async def _serve(
-        self,
-        state: RequestState,
-        service: ServiceClass,
-        waiting: Waiting,
-        draw: random.Random,
-    ) -> None:
+    async def _serve(self, state: RequestState, service: ServiceClass, draw: random.Random) -> None:
         got: list[Any] = []
-
-        async def place(as_class: ServiceClass) -> None:
-            got[:] = [await self.placements.place(state, self.placements.avoidable(full, ()), as_class)]
-
         full: set[str] = set()  # workers that refused it
         refused = 0
-        await self.room.admit(Party(client=state.request_id), float("inf"), place, service)
+
+        async def place(as_class: ServiceClass) -> None:
+            got[:] = [await self._placements.place(state, self._placements.avoidable(full, ()), as_class)]
+
+        await self._room.admit(Party(client=state.request_id), float("inf"), place, service)
         while True:
-            placement = got[0]
-            prefill = placement.prefill.worker_id if placement.prefill else ""
-            booking = Booking(
-                placement.attempt,
-                self.name,
-                prefill,
-                placement.decode.worker_id,
-                placement.prompt_tokens,
-                placement.blocks,
-            )
-            stay, refusal = self._workers.take(booking, time.monotonic())
+            (placement,) = got
+            booking = booking_of(self.name, state, placement, CAPACITY)
+            stay, refusal = self._outcome.workers.take(booking, time.monotonic())
             if not refusal:
                 break
             refused += 1
             full.add(refusal)
-            self.placements.finished(state, placement.attempt, "retried")
+            self._placements.finished(state, placement.attempt, "retried")
             await asyncio.sleep(backoff_s(refused))
-
-            await self.room.resume(WAIT_S, place)
-        now = time.monotonic()
-        del waiting[state.request_id]
-        outcome = self._outcome
-        outcome.placed += 1
-        outcome.refused[str(refused)] += 1
-        outcome.waits.setdefault(service.name, []).append(now - state.arrived)
-        outcome.overtaken += any(
-            name == service.name and since < state.arrived - OLDER_S for name, since in waiting.values()
-        )
+            await self._room.resume(WAIT_S, place)
+        self._admitted(state, service, refused)
         read_s = draw.uniform(*READ_S)
         await asyncio.sleep(read_s)
-        self._workers.read(stay, time.monotonic())
-        self.placements.prefilled(placement.attempt)
+        self._outcome.workers.prefilled(stay, time.monotonic())
+        self._placements.prefilled(placement.attempt)
         await asyncio.sleep(draw.uniform(*LIFE_S) - read_s)
-        self._workers.end(stay, time.monotonic())
-        self.placements.finished(state, placement.attempt, "stop")
-        self.room.left(service)
+        self._outcome.workers.end(stay, time.monotonic())
+        self._placements.finished(state, placement.attempt, "stop")
+        self._room.left(service)
+
+    def _admitted(self, state: RequestState, service: ServiceClass, refused: int) -> None:
+        outcome = self._outcome
+        del outcome.waiting[state.request_id]
+        outcome.placed += 1
+        outcome.refused[refused] += 1
+        outcome.waits.setdefault(service.name, []).append(time.monotonic() - state.arrived)
+        outcome.overtaken += any(
+            name == service.name and since < state.arrived - OLDER_S
+            for name, since in outcome.waiting.values()
+        )
 
 
 async def overbook(seconds: float, routers: int, times: float, schedulers: int = 2) -> dict[str, Any]:
-    """Return the figures of so many seconds with `times` as many requests as the workers can hold."""
-    outcome, limits = Outcome(), SchedulerSettings()
-    workers = Workers(CAPACITY, limits)
-    waiting: Waiting = {}
+    """Return the figures of a run with `times` as many requests as the workers can hold."""
+    limits = SchedulerSettings()
+    outcome = Outcome(Workers(CAPACITY, limits))
     async with AsyncExitStack() as stack:
         redis = RedisServer(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         redis.start()
@@ -167,15 +137,8 @@ async def overbook(seconds: float, routers: int, times: float, schedulers: int =
         for server in servers:
             server.members.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="-"))
         addresses = ",".join(server.address for server in servers)
-        for number in range(2 * PAIRS):
-            role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
-            client = await stack.enter_async_context(SchedulerClient(addresses))
-            who = identity(f"worker-{number}", role, vllm=VLLM_VERSION)
-            session = WorkerSession(client, who, pb.WorkerLoad)
-            stack.push_async_callback(session.close)
-            await session.start(10.0)
-            await session.ready(CAPACITY)
-        made = [_Router(f"router-{number}", addresses, workers, outcome) for number in range(routers)]
+        await register(stack, addresses, 2 * PAIRS, CAPACITY)
+        made = [_Router(f"router-{number}", addresses, outcome) for number in range(routers)]
         for router in made:
             await router.client.refresh()
         held = int(PAIRS * CAPACITY.max_num_seqs * limits.max_queue_factor)
@@ -183,12 +146,11 @@ async def overbook(seconds: float, routers: int, times: float, schedulers: int =
         tasks = []
         for number in range(int(times * held)):
             router, service = made[number % routers], services[number // routers % len(services)]
-            work = router.client_of(service, waiting, f"{router.name}-{number}")
-            tasks.append(spawn(work, f"client {number}"))
+            tasks.append(spawn(router.client_of(service, f"{router.name}-{number}"), f"client {number}"))
         await asyncio.sleep(seconds)
-        now = time.monotonic()
-        for name, since in waiting.values():
-            outcome.longest[name] = max(outcome.longest.get(name, 0.0), now - since)
+        longest: dict[str, float] = {}
+        for name, since in outcome.waiting.values():
+            longest[name] = max(longest.get(name, 0.0), time.monotonic() - since)
         failed = sum(task.done() for task in tasks)
         for task in tasks:
             await stop(task)
@@ -198,11 +160,11 @@ async def overbook(seconds: float, routers: int, times: float, schedulers: int =
         "routers": routers,
         "schedulers": schedulers,
         "held": held,
-        "clients": int(times * held),
+        "clients": len(tasks),
         "placed": outcome.placed,
         "failed": failed,
-        "fullest": round(workers.fullest, 3),
-        "refused by workers, times": dict(sorted(outcome.refused.items())),
+        "fullest": round(outcome.workers.fullest, 3),
+        "refused by workers, times": {str(times): count for times, count in sorted(outcome.refused.items())},
         "overtaken": outcome.overtaken,
         "waits_s": {
             name: {
@@ -210,7 +172,7 @@ async def overbook(seconds: float, routers: int, times: float, schedulers: int =
                 "p50": round(percentile(waits, 0.5), 2),
                 "p99": round(percentile(waits, 0.99), 2),
                 "max": round(max(waits), 2),
-                "still waiting, longest": round(outcome.longest.get(name, 0.0), 2),
+                "still waiting, longest": round(longest.get(name, 0.0), 2),
             }
             for name, waits in outcome.waits.items()
         },
@@ -218,7 +180,6 @@ async def overbook(seconds: float, routers: int, times: float, schedulers: int =
 
 
 def main() -> None:
-    """Run one, and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--routers", type=int, default=100)

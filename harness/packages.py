@@ -1,4 +1,4 @@
-"""Packages of other authors, as users install them: pip, into a folder of a test's own."""
+"""Packages of other authors, installed by pip into a test's folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.support import CALL_S, PYTHON
 
 
 def install(package: Path, folder: Path) -> Path:
-    """Install the package, entry points included, into `folder`/site; returns that, for a PYTHONPATH."""
+    """Install the package, with its entry points, into `folder`/site. Return that, for a PYTHONPATH."""
     source, site = folder / "source", folder / "site"
     shutil.copytree(package, source)  # setuptools builds where the source lies
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]

@@ -1,24 +1,24 @@
-"""Debian's Prometheus and Alertmanager beside a deployment, with the files of deploy/prometheus."""
+"""Debian's Prometheus and Alertmanager, with the files of deploy/prometheus."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-import subprocess
 import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from harness.support import ROOT, eventually, free_port
+from harness.support import ROOT, free_port, running
 
 FILES = ROOT / "deploy" / "prometheus"
 START_S = 20.0
@@ -26,44 +26,35 @@ ASK_S = 10.0
 
 
 def why_not(*programs: str) -> str:
-    """Say why these cannot be run here; empty if they can."""
+    """Return why these programs cannot run here, "" if they can."""
     missing = [one for one in programs or ("prometheus", "promtool") if not shutil.which(one)]
     return f"Debian's packages are missing that have {' and '.join(missing)}" if missing else ""
 
 
 @dataclass
 class Firing:
-    """An alert that fires."""
-
     name: str
-    labels: dict[str, str]
     since: float  # when its expression was first true; time.time
 
 
 @dataclass
 class Prometheus:
-    """A running Prometheus."""
-
     url: str
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Return the samples of an instant query."""
         result: list[dict[str, Any]] = self._get("query", query=expr)["result"]
         return result
 
     def range(self, expr: str, begin: float, end: float, step_s: float = 5.0) -> list[dict[str, Any]]:
-        """Return the series of a query over a time (time.time)."""
-        result: list[dict[str, Any]] = self._get(
-            "query_range", query=expr, start=str(begin), end=str(end), step=str(step_s)
-        )["result"]
+        """Return the series of a query between two times of time.time."""
+        span = {"start": str(begin), "end": str(end), "step": str(step_s)}
+        result: list[dict[str, Any]] = self._get("query_range", query=expr, **span)["result"]
         return result
 
     def firing(self) -> list[Firing]:
-        """Return the alerts that fire now."""
         return [
             Firing(
                 one["labels"]["alertname"],
-                one["labels"],
                 datetime.fromisoformat(one["activeAt"].replace("Z", "+00:00")).timestamp(),
             )
             for one in self._get("alerts")["alerts"]
@@ -71,7 +62,6 @@ class Prometheus:
         ]
 
     def targets(self) -> dict[str, str]:
-        """Return the health of each target, by instance."""
         return {one["labels"]["instance"]: one["health"] for one in self._get("targets")["activeTargets"]}
 
     def _get(self, what: str, **arguments: str) -> dict[str, Any]:
@@ -85,9 +75,9 @@ class Prometheus:
 def prometheus(
     folder: Path, targets: Iterable[str], alertmanager: str = "", scrape_s: int = 0
 ) -> Iterator[Prometheus]:
-    """Run Prometheus with our files but for the addresses: the http_sd URLs and Alertmanager's host:port.
+    """Run Prometheus with our files, but these http_sd URLs and this Alertmanager at host:port.
 
-    scrape_s: between two scrapes, where not as in our files.
+    `scrape_s` is the time between two scrapes, if not 0.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = yaml.safe_load((FILES / "prometheus.yaml").read_text())
@@ -106,19 +96,19 @@ def prometheus(
         *("prometheus", "--config.file", folder / "prometheus.yaml"),
         *("--storage.tsdb.path", folder / "tsdb", "--web.listen-address", f"127.0.0.1:{port}"),
     ]
-    with _running(command, folder / "prometheus.log", f"http://127.0.0.1:{port}/-/ready"):
-        yield Prometheus(f"http://127.0.0.1:{port}")
+    one = Prometheus(f"http://127.0.0.1:{port}")
+    with running(command, lambda: _ready(one.url), START_S, folder / "prometheus.log"):
+        yield one
 
 
 @dataclass
 class Webhook:
-    """A receiver of Alertmanager's."""
+    """A receiver of Alertmanager's messages."""
 
     url: str
     heard: list[dict[str, Any]] = field(default_factory=list)
 
     def names(self, status: str = "firing") -> set[str]:
-        """Return the names of the alerts that were sent with a status."""
         return {
             alert["labels"]["alertname"]
             for message in list(self.heard)
@@ -129,7 +119,6 @@ class Webhook:
 
 @contextlib.contextmanager
 def webhook() -> Iterator[Webhook]:
-    """Listen for Alertmanager's messages."""
     heard: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -153,7 +142,7 @@ def webhook() -> Iterator[Webhook]:
 
 @contextlib.contextmanager
 def alertmanager(folder: Path, receiver: str) -> Iterator[str]:
-    """Run Alertmanager with our file, but one receiver: a webhook's URL. Yields host:port."""
+    """Run Alertmanager with our file, but a webhook's URL as the receiver. Yield its host:port."""
     folder.mkdir(parents=True, exist_ok=True)
     config = yaml.safe_load((FILES / "alertmanager.yaml").read_text())
     (only,) = config["receivers"]
@@ -165,28 +154,12 @@ def alertmanager(folder: Path, receiver: str) -> Iterator[str]:
         *("--storage.path", folder / "alertmanager", "--cluster.listen-address", ""),
         *("--web.listen-address", f"127.0.0.1:{port}"),
     ]
-    with _running(command, folder / "alertmanager.log", f"http://127.0.0.1:{port}/-/ready"):
+    ready = partial(_ready, f"http://127.0.0.1:{port}")
+    with running(command, ready, START_S, folder / "alertmanager.log"):
         yield f"127.0.0.1:{port}"
 
 
-@contextlib.contextmanager
-def _running(command: list[Any], log: Path, ready: str) -> Iterator[None]:
-    with log.open("wb") as out:
-        process = subprocess.Popen([str(one) for one in command], stdout=out, stderr=subprocess.STDOUT)
-    try:
-
-        def answers() -> bool:
-            assert process.poll() is None, log.read_text()
-            with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=1) as answer:
-                return bool(answer.status == 200)
-            return False
-
-        eventually(answers, START_S, f"{command[0]} is ready")
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+def _ready(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=1) as answer:
+        return bool(answer.status == 200)
+    return False

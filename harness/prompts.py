@@ -1,4 +1,4 @@
-"""Prompts of every interesting length, as token ids of real text."""
+"""Prompts of many lengths, as token ids of real text."""
 
 from __future__ import annotations
 
@@ -12,65 +12,15 @@ from transformers import AutoTokenizer
 
 from harness.deployment import MODEL
 
-# Around the block size of 32 tokens, its multiples, and up to the longest.
+# Around the block size of 32 tokens and its multiples, up to the longest.
+# fmt: off
 LENGTHS = [
-    *(
-        1,
-        2,
-        3,
-        4,
-        5,
-        7,
-        8,
-        11,
-        15,
-        16,
-        17,
-        20,
-        23,
-        27,
-        30,
-        31,
-        32,
-        33,
-        34,
-        40,
-        47,
-        48,
-        55,
-        62,
-        63,
-        64,
-        65,
-        66,
-        72,
-    ),
-    *(
-        80,
-        90,
-        95,
-        96,
-        97,
-        110,
-        127,
-        128,
-        129,
-        140,
-        159,
-        160,
-        161,
-        180,
-        200,
-        223,
-        224,
-        225,
-        255,
-        256,
-        257,
-        300,
-    ),
-    *(320, 350, 383, 384, 385, 420, 480, 511, 512, 513, 600, 640, 700, 767, 768, 769, 850, 899, 900),
+    1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 20, 23, 27, 30, 31, 32, 33, 34, 40, 47, 48, 55, 62, 63, 64, 65,
+    66, 72, 80, 90, 95, 96, 97, 110, 127, 128, 129, 140, 159, 160, 161, 180, 200, 223, 224, 225, 255,
+    256, 257, 300, 320, 350, 383, 384, 385, 420, 480, 511, 512, 513, 600, 640, 700, 767, 768, 769, 850,
+    899, 900,
 ]
+# fmt: on
 
 
 @cache

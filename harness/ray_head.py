@@ -1,39 +1,57 @@
-"""A Ray cluster of one node on this machine, apart from any other that runs here."""
+"""Ray clusters of this machine, separate from any other that runs here: a node, or one with an autoscaler.
+
+    with ray_autoscaler(tmp_path, nodes=2) as cluster:
+        ...  # `baton ray up --address` cluster.address
+
+The autoscaler is Ray's fake multi-node provider: each node is a raylet with its own resources, and all share
+the machine. It replaces `AutoscalingCluster` of Ray 2.60, which reads a file that Ray's wheel lacks, ends
+every Ray of the machine, and fixes its port.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from harness.support import PYTHON, ROOT, eventually
+import psutil
 
-# Of the tests' own: without RAY_AUTH_MODE Ray would write a token into the home folder.
+from harness.support import CALL_S, PYTHON, ROOT, free_port, listening, running
+
+# Without RAY_AUTH_MODE Ray would write a token into the home folder.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
-STORE = "--object-store-memory=80000000"  # about the least
-# What nothing here needs: each is a process of Python.
+STORE_BYTES = 80_000_000  # about the least
+STORE = f"--object-store-memory={STORE_BYTES}"
+# Without these processes, which no test needs.
 LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
-END_S = 30.0
+_COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+IDLE_S = 3.0  # after which an unused node goes
+ENVIRONMENT = {
+    **RAY,
+    "RAY_worker_niceness": "0",
+    "RAY_FAKE_CLUSTER": "1",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+}
 
 
 @dataclass(frozen=True)
 class RayHead:
-    """The node, and what commands that use it need."""
-
     process: subprocess.Popen[bytes]
     address: str  # host:port
-    environment: dict[str, str]
+    environment: dict[str, str]  # for commands that use it
 
 
 @contextmanager
 def ray_folder() -> Iterator[Path]:
     """Yield a folder for Ray's files with a short name: sockets lie in it."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     try:
         yield folder
     finally:
@@ -41,27 +59,90 @@ def ray_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def ray_head(*options: str, environment: Mapping[str, str] = RAY) -> Iterator[RayHead]:
+def ray_head(*options: str) -> Iterator[RayHead]:
     """Run `ray start --head` with further options until the end of the block."""
     with ray_folder() as folder:
         command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0", STORE, *LESS]
         command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
-        whole = {**os.environ, **environment, "RAY_TMPDIR": str(folder)}
-        with (folder / "start.log").open("wb") as out:
-            process = subprocess.Popen(command, env=whole, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            address = folder / "ray_current_cluster"
+        whole = {**os.environ, **RAY, "RAY_TMPDIR": str(folder)}
+        address = folder / "ray_current_cluster"
 
-            def started() -> bool:
-                assert process.poll() is None, (folder / "start.log").read_text()
-                return address.is_file() and ":" in address.read_text()
+        def started() -> bool:
+            return address.is_file() and ":" in address.read_text()
 
-            eventually(started, 30, "Ray has started")
+        with running(command, started, 30, folder / "start.log", env=whole, cwd=ROOT) as process:
             yield RayHead(process, address.read_text().strip(), whole)
-        finally:
-            process.terminate()
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    address: str
+    folder: Path  # Ray's own, with its logs
+    environment: dict[str, str]  # for processes that connect to it
+
+
+@contextmanager
+def ray_autoscaler(folder: Path, *, nodes: int, head_cpus: int = 0) -> Iterator[RayCluster]:
+    """Run a head, to which Ray adds up to `nodes` nodes of one CPU as it needs them."""
+    port = free_port()
+    config = folder / "autoscaler.json"
+    config.write_text(json.dumps(_config(f"127.0.0.1:{port}", nodes, head_cpus)))
+    command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", f"--port={port}"]
+    command += [f"--autoscaling-config={config}", f"--num-cpus={head_cpus}"]
+    command += ["--include-dashboard=false", STORE]
+    # Any port for the rest: the default range of workers might contain ours.
+    command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+    command += [f"--ray-client-server-port={free_port()}", "--disable-usage-stats"]
+    with ray_folder() as own:
+        cluster = RayCluster(f"127.0.0.1:{port}", own, {**os.environ, **ENVIRONMENT})
+        command.append(f"--temp-dir={own}")
+        options: dict[str, Any] = {"env": cluster.environment, "cwd": ROOT}
+        with running(command, lambda: listening(port), 60, folder / "ray.log", **options) as process:
             try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(END_S)
+                yield cluster
+            finally:
+                _end(process.pid, own)
+
+
+def _config(address: str, nodes: int, head_cpus: int) -> dict[str, object]:
+    """Return the autoscaler's configuration, with the keys of Ray's example for its fake provider."""
+    worker = {"CPU": 1, "object_store_memory": STORE_BYTES}
+    return {
+        "cluster_name": "fake",
+        "max_workers": nodes,
+        "upscaling_speed": 100,
+        "idle_timeout_minutes": IDLE_S / 60,
+        "docker": {},
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": address,
+            "launch_multiple": True,
+            "use_node_id_as_ip": True,  # all nodes have one address
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": head_cpus}, "node_config": {}, "max_workers": 0},
+            "worker": {"resources": worker, "node_config": {}, "min_workers": 0, "max_workers": nodes},
+        },
+        "head_node_type": "ray.head.default",
+        "file_mounts_sync_continuously": False,
+        **{key: {} for key in ("auth", "file_mounts")},
+        **{key: [] for key in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
+        **{f"{key}_commands": [] for key in _COMMANDS},
+    }
+
+
+def _end(pid: int, ray_folder: Path) -> None:
+    """Kill the head, its descendants, and nodes that outlived it, whose commands name its folder."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        head = psutil.Process(pid)
+        found = [head, *head.children(recursive=True)]
+    for one in psutil.process_iter(["cmdline"]):
+        if any(str(ray_folder) in word for word in one.info["cmdline"] or ()):
+            found.append(one)
+    for one in found:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(found, CALL_S)

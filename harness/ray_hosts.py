@@ -1,7 +1,6 @@
-"""`baton ray up` on hosts of a network: Ray on each, prefill on the first, decode on one of the others.
+"""`baton ray up` on hosts of harness/netns.py: Ray on each, prefill on the first, decode on another.
 
-The hosts are those of harness/netns.py, each with an address, process ids, a host name, a /dev/shm and, here,
-a core of its own. More may join, and any may die with all that runs on it.
+Each host has a core. More hosts may join, and any may die with all that runs on it.
 """
 
 from __future__ import annotations
@@ -28,13 +27,8 @@ from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
 
 GCS_PORT, ROUTER_PORT = 6379, 8000
 START_S = 200.0
-COMMON = (
-    "--block",
-    "--num-cpus=1",
-    STORE,
-    "--disable-usage-stats",
-)
-# By default Ray needs half a minute to find a host dead that falls silent.
+COMMON = ("--block", "--num-cpus=1", STORE, "--disable-usage-stats")
+# By default Ray takes half a minute to give up a silent host.
 QUICK = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -44,8 +38,6 @@ QUICK = {
 
 @dataclass
 class RayHosts:
-    """The hosts, and `baton ray up` on the first."""
-
     network: Network
     first: Host
     second: Host
@@ -55,7 +47,7 @@ class RayHosts:
 
     @property
     def url(self) -> str:
-        """The first router's, inside the network."""
+        """The first router's URL, inside the network."""
         return f"http://{self.first.address}:{ROUTER_PORT}"
 
     @property
@@ -64,7 +56,6 @@ class RayHosts:
 
     @property
     def text(self) -> str:
-        """The output of `baton ray up` so far."""
         return self.output.read_text()
 
     def baton(self, *command: str) -> str:
@@ -74,26 +65,25 @@ class RayHosts:
         return done.stdout
 
     def status(self) -> dict[str, Any]:
-        """Return what `baton ray status` says."""
         told: dict[str, Any] = json.loads(
             self.baton("ray", "status", "--json", "--address", self.ray_address)
         )
         return told
 
     def join(self, name: str) -> Host:
-        """Start Ray on another host, which has room for one worker; returns at once."""
+        """Start Ray on another host, with room for one worker, without waiting for it."""
         core = sorted(os.sched_getaffinity(0))[-1]
         return _ray(self.network, self.environment, name, core, f"--address={self.ray_address}")
 
     @contextmanager
     def forwarded(self, to: Host | None = None) -> Iterator[str]:
-        """Yield a URL on this machine's loopback that leads to a host's router, by default the first's."""
+        """Yield a loopback URL of this machine that leads to a host's router, by default the first's."""
         listener = socket.create_server(("127.0.0.1", 0))
         proxy, loop = Proxy((to or self.first).address), asyncio.new_event_loop()
         proxy.target = ROUTER_PORT
 
         def serve() -> None:
-            with self.network.inside():  # this thread's connections, while the listener is the machine's
+            with self.network.inside():  # the listener stays the machine's
                 loop.run_until_complete(proxy.start(listener))
                 loop.run_forever()
                 loop.run_until_complete(proxy.close())
@@ -111,7 +101,7 @@ class RayHosts:
 def _ray(network: Network, environment: Mapping[str, str], name: str, core: int, *options: str) -> Host:
     pinned = ["taskset", "--cpu-list", str(core), str(PYTHON.with_name("ray")), "start"]
     command = [*pinned, *COMMON, f"--labels=host={name}", *options]
-    # Sockets in Ray's folder must have short names, and their host's alone.
+    # Sockets in Ray's folder need short names, and must be the host's own.
     setup = "mount -t tmpfs tmpfs /run; mkdir /run/ray"
     return network.host(name, command, env=environment, cwd=ROOT, shm_mib=512, setup=setup)
 
@@ -138,9 +128,9 @@ def _cluster_file(folder: Path, routers: int) -> Path:
 
 
 @contextmanager
-def ray_hosts(folder: Path, ray: Mapping[str, str] = QUICK, routers: int = 1) -> Iterator[RayHosts]:
-    """Run a deployment on two hosts, which is ready; everything ends with the block. `ray`: its settings."""
-    environment = {**os.environ, **RAY, **ray, "BATON_SECURITY__CA": str(folder / "ca")}
+def ray_hosts(folder: Path, routers: int = 1) -> Iterator[RayHosts]:
+    """Run a deployment on two hosts until the end of the block. Yield it when it is ready."""
+    environment = {**os.environ, **RAY, **QUICK, "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
         head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", "--include-dashboard=false")
         cores = sorted(os.sched_getaffinity(0))

@@ -1,11 +1,9 @@
-"""Real redis-servers that replace each other: behind one address, under Sentinels, or in a cluster."""
+"""Groups of redis-servers that replace each other: behind one address, by Sentinels, or in a cluster."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,61 +15,14 @@ from harness.scheduling import RedisServer
 from harness.support import eventually, free_port, listening
 
 MASTER = "mymaster"
-DEAD_MS = 2_000  # a server that is silent for so long counts as dead; a busy machine stands still for less
-
-
-class Forwarder:
-    """A TCP address that forwards to another, like a load balancer; open connections keep their target."""
-
-    def __init__(self, port: int) -> None:
-        self.to = port  # target of new connections
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._made: list[socket.socket] = []
-        self._start(self._accept)
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def close(self) -> None:
-        for one in (self._listener, *self._made):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            try:
-                server = socket.create_connection(("127.0.0.1", self.to))
-            except OSError:
-                client.close()
-                continue
-            self._made += (client, server)
-            self._start(lambda one=client, other=server: self._pump(one, other))
-            self._start(lambda one=client, other=server: self._pump(other, one))
-
-    @staticmethod
-    def _pump(one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(65_536):
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
-
-    @staticmethod
-    def _start(work: object) -> None:
-        threading.Thread(target=work, daemon=True).start()  # type: ignore[arg-type]
+DEAD_MS = 2_000  # a server silent for this long counts as dead; a busy machine stands still for less
 
 
 @contextlib.contextmanager
 def servers(
     folder: Path, count: int, extra: tuple[str, ...] = (), password: str = ""
 ) -> Iterator[list[RedisServer]]:
-    """Run this many redis-servers that know nothing of each other."""
+    """Run independent redis-servers."""
     made = []
     with contextlib.ExitStack() as stack:
         for number in range(count):
@@ -86,7 +37,6 @@ def servers(
 
 
 def admin(server: RedisServer) -> Redis:
-    """Return a client of this server for the test itself."""
     return Redis(host="127.0.0.1", port=server.port, password=server.password or None)
 
 
@@ -121,7 +71,7 @@ def _synced(client: Redis) -> bool:
 def sentinels(
     folder: Path, master: RedisServer, count: int, password: str = "", replicas: int = 1
 ) -> Iterator[list[int]]:
-    """Run Sentinels that watch `master`; yield their ports. password: the Sentinels' own."""
+    """Run Sentinels, with a `password` of their own, that watch `master`. Yield their ports."""
     ports, processes = [free_port() for _ in range(count)], []
     for port in ports:
         lines = [
@@ -160,7 +110,7 @@ def _wait_for_sentinel(port: int, password: str, count: int, replicas: int) -> N
 
 @contextlib.contextmanager
 def cluster(folder: Path, masters: int = 3, replicas: int = 0) -> Iterator[list[RedisServer]]:
-    """Run a Redis Cluster with this many replicas for each master."""
+    """Run a Redis Cluster with `replicas` for each master."""
     with contextlib.ExitStack() as stack:
         made: list[RedisServer] = []
         for number in range(masters * (1 + replicas)):
@@ -187,7 +137,6 @@ def _serves(server: RedisServer, nodes: int) -> bool:
 
 
 def owner(nodes: list[RedisServer], key: str) -> RedisServer:
-    """Return the cluster node that has the key's slot."""
     for node in nodes:
         with admin(node) as client, contextlib.suppress(RedisError):
             client.exists(key)

@@ -1,4 +1,4 @@
-"""A real scheduler, fake workers registered with it, and the router's engine client, in one event loop."""
+"""A real scheduler, fake workers and a router's engine client, in one event loop."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ from harness.fake_worker import HASHING, MODEL, FakeWorker, until
 
 @dataclass
 class Answer:
-    """The outputs that the front end got for one request."""
-
     tokens: list[int] = field(default_factory=list)
     reason: str = ""
     error: Exception | None = None
@@ -50,12 +48,11 @@ class Answer:
 
     @property
     def over(self) -> bool:
-        """Whether the request has ended."""
         return bool(self.reason) or self.error is not None
 
 
 class Members:
-    """Fake workers, entered and registered; `leave` deregisters one."""
+    """Fake workers that serve and are registered."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -64,7 +61,6 @@ class Members:
         self.workers: dict[str, FakeWorker] = {}
 
     async def add(self, worker: FakeWorker) -> FakeWorker:
-        """Start a worker and register it as ready."""
         await self._stack.enter_async_context(worker)
         client = await self._stack.enter_async_context(SchedulerClient(self._address))
         session = WorkerSession(client, worker.identity, pb.WorkerLoad)
@@ -80,29 +76,25 @@ class Members:
         await self._sessions[worker.worker_id].close()
 
     async def lose(self, worker: FakeWorker) -> None:
-        """Send no more heartbeats of a worker, which goes on serving."""
+        """Stop the heartbeats of a worker, which goes on serving."""
         session = self._sessions[worker.worker_id]
         for task in session._tasks:
             await stop(task)
         session._tasks = []
 
     async def close(self) -> None:
-        """Deregister and stop all workers."""
         await self._stack.aclose()
 
 
 class Cluster:
-    """A scheduler, workers and a router's engine client, whose outputs it collects by request id."""
+    """A scheduler, workers, and a router's engine client whose outputs it collects by request id."""
 
     def __init__(self, worker_lease_s: float = 5.0, **limits: Any) -> None:
         self.registry = CollectorRegistry()
         self.failures: dict[str, Exception] = {}
-        # Pairs stay pairs: no idle decode worker prefills.
+        # No idle decode worker prefills.
         self._settings = SchedulerSettings(
-            address="127.0.0.1:0",
-            placement_lease_s=2.0,
-            idle_decode_tokens=0,
-            worker_lease_s=worker_lease_s,
+            address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0, worker_lease_s=worker_lease_s
         )
         self._limits = {
             "request_timeout_s": 20.0,
@@ -143,7 +135,7 @@ class Cluster:
         pairs_clock: Callable[[], float] = time.monotonic,
         **limits: Any,
     ) -> None:
-        """Make the router's parts anew, before the first request."""
+        """Replace the router's parts, before the first request."""
         hello = worker_pb2.HelloRequest(
             router_id="r1", vllm_version=VLLM_VERSION, model=MODEL, protocol=wire.PROTOCOL
         )
@@ -178,33 +170,26 @@ class Cluster:
         self, prefill: int = 1, decode: int = 1, step_s: float = 0.0, max_num_seqs: int = 256
     ) -> list[FakeWorker]:
         """Add this many workers: p0, p1, ..., d0, d1, ..."""
-        roles = [("p", pb.ROLE_PREFILL, prefill), ("d", pb.ROLE_DECODE, decode)]
-        return [
-            await self.members.add(
-                FakeWorker(f"{letter}{number}", role, step_s=step_s, max_num_seqs=max_num_seqs)
-            )
-            for letter, role, count in roles
-            for number in range(count)
-        ]
+        named = [(f"p{number}", pb.ROLE_PREFILL) for number in range(prefill)]
+        named += [(f"d{number}", pb.ROLE_DECODE) for number in range(decode)]
+        speed: dict[str, Any] = {"step_s": step_s, "max_num_seqs": max_num_seqs}
+        return [await self.members.add(FakeWorker(name, role, **speed)) for name, role in named]
 
     async def send(self, request_id: str, prompt: list[int], max_tokens: int = 8, **params: Any) -> None:
-        """Start a request; do not wait for it."""
         self.got[request_id] = Answer()
         await self.client.add_request_async(engine_request(request_id, prompt, max_tokens, **params))
 
     async def connect(self, worker: FakeWorker) -> None:
-        """Have the router connected to a worker."""
+        """Connect the router to a worker."""
         connected = asyncio.get_running_loop().create_future()
         self.pool.reach(pb.Worker(worker_id=worker.worker_id, address=worker.address), connected.set_result)
         assert isinstance(await connected, WorkerStream)
 
     async def answer(self, request_id: str, timeout_s: float = 15.0) -> Answer:
-        """Wait for a request's end."""
         await until(lambda: self.got[request_id].over, f"{request_id} is over", timeout_s)
         return self.got[request_id]
 
     async def ask(self, prompt: list[int], max_tokens: int = 8, **params: Any) -> Answer:
-        """Send a request and wait for its end."""
         request_id = f"q{len(self.got)}"
         await self.send(request_id, prompt, max_tokens, **params)
         return await self.answer(request_id)
@@ -221,7 +206,7 @@ class Cluster:
         raise AssertionError(f"the scheduler still holds: {description.attempts}")
 
     def count(self, name: str, **labels: str) -> float:
-        """Return one of the router's metrics, 0 where it has no such series."""
+        """Return one of the router's metrics, 0 if it has no such series."""
         return self.registry.get_sample_value(f"baton_router_{name}", labels) or 0.0
 
     def _failed(self, request_id: str, error: Exception) -> None:
@@ -240,7 +225,7 @@ class Cluster:
 
 
 def engine_request(request_id: str, prompt: list[int], max_tokens: int, **params: Any) -> Any:
-    """Return a request as vLLM's front end would make it."""
+    """Return a request as vLLM's front end makes it."""
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt,

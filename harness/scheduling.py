@@ -1,10 +1,9 @@
-"""Tools of the scheduler's tests: workers and needs of known size, a real Redis, polling."""
+"""Tools for tests of the scheduler: workers and needs of known size, a real Redis, polling."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -21,14 +20,14 @@ from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
 from baton.scheduler.types import Booking, Known, Reserved, RouterReport, shares
 from baton.services.config import PolicySettings
-from harness.support import PATIENCE, free_port
+from harness.support import PATIENCE, free_port, listening
 
-LEASE_S = 30.0  # nothing runs out while a test is on
+LEASE_S = 30.0  # longer than a test
 
 
 @dataclass
 class Options:
-    """Scheduler settings as the configuration tree has them, quicker."""
+    """Scheduler settings, with short times."""
 
     address: str = "127.0.0.1:0"
     store: str = "memory"
@@ -50,7 +49,7 @@ LIMITS = Options()
 
 
 def capacity(**changes: object) -> pb.Capacity:
-    """16 tokens a block, 99 usable blocks, 4 requests in a batch, 1024 tokens a request."""
+    """Return 16 tokens a block, 99 usable blocks, 4 requests in a batch, 1024 tokens a request."""
     values: dict[str, object] = {
         "compatibility_hash": "c0ffee",
         "block_size": 16,
@@ -104,7 +103,6 @@ async def place(
     *exclude: str,
     **more: Any,
 ) -> Placement:
-    """Place an attempt as the client's router."""
     asked = need(request_id, epoch, prompt, new, *exclude, router_id=client.router_id, **more)
     return await client.place(asked)
 
@@ -123,7 +121,7 @@ def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str =
 
 
 def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
-    """Return what these attempts hold in all, by worker id."""
+    """Return the sum of these attempts' shares, by worker id."""
     total: dict[str, Reserved] = {}
     for known in attempts:
         for worker_id, share in shares(known):
@@ -153,7 +151,7 @@ def report(
 
 
 async def until(condition: Callable[[], Awaitable[object]], within_s: float = 5.0) -> None:
-    """Ask again and again until `condition` holds; fails after `within_s` (of a free machine)."""
+    """Poll until `condition` holds. Fails after `within_s`, which is that of a free machine."""
     deadline = time.monotonic() + within_s * PATIENCE
     while not await condition():
         assert time.monotonic() < deadline, "it did not become true in time"
@@ -161,7 +159,7 @@ async def until(condition: Callable[[], Awaitable[object]], within_s: float = 5.
 
 
 class Clock:
-    """A clock that the test turns, in seconds."""
+    """A clock that the test sets, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -171,10 +169,7 @@ class Clock:
 
 
 class RedisServer:
-    """A redis-server of our own on loopback.
-
-    Without persistence: started again, it is empty unless `extra` says otherwise.
-    """
+    """A redis-server on loopback, without persistence unless `extra` asks for it."""
 
     def __init__(
         self, folder: Path, *, password: str = "", extra: tuple[str, ...] = (), tls: bool = False
@@ -199,20 +194,19 @@ class RedisServer:
             command += ["--requirepass", self.password]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10 * PATIENCE
-        while not self._listens():
+        while not listening(self.port):
             assert self._process.poll() is None, f"redis-server ended with {self._process.returncode}"
             assert time.monotonic() < deadline, "redis-server does not listen"
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Kill it, as a crash would."""
         if self._process:
             self._process.kill()
             self._process.wait(timeout=10)
             self._process = None
 
     def hang(self) -> None:
-        """Answer nothing any more, with all connections open, until `wake`."""
+        """Answer nothing, with all connections open, until `wake`."""
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -221,7 +215,3 @@ class RedisServer:
     def _signal(self, number: int) -> None:
         assert self._process, "it does not run"
         self._process.send_signal(number)
-
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0

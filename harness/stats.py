@@ -1,4 +1,4 @@
-"""Medians and percentiles, and results in files, with the machine and the tree on which they were taken."""
+"""Medians and percentiles, and result files, which name their machine and commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench" / "results"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` (0 to 1) of the values lie; nan when there are none."""
+    """Return the value below which `share` (0 to 1) of the values lie; nan if there are none."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -30,17 +30,16 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median; nan when there are no values."""
+    """Return the median; nan if there are no values."""
     return statistics.median(values) if values else float("nan")
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the medians of several runs, key by key."""
     return {key: round(median([run[key] for run in runs]), 3) for key in runs[0]}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the quartiles. Raises ValueError without at least two values."""
+    """Return the median and the quartiles. Raises ValueError for fewer than two values."""
     p25, p50, p75 = statistics.quantiles(values, n=4, method="inclusive")
     return {"p25": _short(p25), "p50": _short(p50), "p75": _short(p75)}
 
@@ -50,10 +49,10 @@ def _short(value: float) -> float:
 
 
 def compared(arms: dict[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Return the spreads of two that were measured in turns, and that of the second one against the first.
+    """Return the spreads of two arms that were measured in turns, and of the second's ratio to the first.
 
-    `ratio` is taken pair by pair, so that what slowed both of a pair does not count. Raises ValueError
-    where a pair is not whole.
+    Ratios are taken pair by pair, so that a slow moment of the machine does not count. Raises ValueError if a
+    pair is incomplete.
     """
     first, second = arms.values()
     ratio = spread([after / before for before, after in zip(first, second, strict=True)])
@@ -61,10 +60,7 @@ def compared(arms: dict[str, Sequence[float]]) -> dict[str, dict[str, float]]:
 
 
 def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
-    """Write a result, its machine, tree and command into NAME.json. Return the file.
-
-    folder: bench/results by default.
-    """
+    """Write a result with its machine, commit and command to NAME.json, by default in bench/results."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -81,10 +77,7 @@ def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
 
 
 def command() -> str:
-    """Return the command that this process runs; empty unless it is a module of this checkout.
-
-    A file elsewhere on this machine is FILE.
-    """
+    """Return this process's command, "" unless it is a module of this checkout. Other files are FILE."""
     main = Path(sys.argv[0])
     if main.suffix != ".py" or not main.is_relative_to(ROOT) or main.relative_to(ROOT).parts[0][0] == ".":
         return ""
@@ -94,10 +87,7 @@ def command() -> str:
 
 
 def tree(folder: Path = ROOT) -> dict[str, Any]:
-    """Return the commit of a checkout, and whether its files differ from that; results do not count.
-
-    Without git, as in an unpacked archive, the commit is empty.
-    """
+    """Return a checkout's commit, "" without git, and whether files other than results differ from it."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--", ".", ":(exclude)bench/results")

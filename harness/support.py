@@ -9,34 +9,35 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON = Path(sys.executable)  # of the virtual environment that runs the tests, wherever it lies
+PYTHON = Path(sys.executable)
 BATON = PYTHON.with_name("baton")
-# The command, also where the package is on Python's path and not installed.
+# The command, also if the package is only on Python's path.
 COMMAND = (
     [str(BATON)]
     if BATON.exists()
     else [str(PYTHON), "-c", "from baton.services.cli.entry import main; main()"]
 )
-# A prefix of a command that starts it with SIGINT ignored, as a script's `command &` does.
+# Prefixes that start a command with SIGINT ignored, as a script's `command &` does,
 IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
-# And one that starts it with SIGINT as it is in a terminal, wherever the tests themselves were started.
+# and with SIGINT as in a terminal, however the tests were started.
 INTERRUPTIBLE = ["env", "--default-signal=INT"]
-# Tests give the seconds that something may take on a free machine; all waits are this many times as long.
-# Only a failing test waits to the end, and a busy machine stands still for seconds at times.
+# Tests give the seconds that an event may take on a free machine; waits are this many times as long. Only a
+# failing test waits to the end, and a busy machine stands still for seconds at times.
 PATIENCE = 4
-CALL_S = 30.0 * PATIENCE  # for a request or command that takes a second or two on a free machine
+END_S = 30.0
+CALL_S = 30.0 * PATIENCE  # timeout of a request or command that takes a second or two on a free machine
 
 
 def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_s: float = 0.05) -> T:
     """Call `look` until it returns something true, and return that.
 
-    `timeout_s` is that of a free machine: see PATIENCE. Raises AssertionError, which names `what`.
+    `timeout_s` is for a free machine: see PATIENCE. Raises AssertionError, which names `what`.
     """
     deadline = time.monotonic() + timeout_s * PATIENCE
     while True:
@@ -48,14 +49,14 @@ def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_
         time.sleep(every_s)
 
 
-# Each process of pytest has its own ports, below those that the kernel gives out by itself.
+# Each process of pytest has its own ports, below those that the kernel chooses.
 _PORTS_EACH = 4_000
 _first_port = 10_000 + _PORTS_EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5)
 _ports = (_first_port + number % _PORTS_EACH for number in itertools.count(os.getpid()))
 
 
 def free_port() -> int:
-    """Return a loopback TCP port that is free, and that no other process of pytest is given."""
+    """Return a free loopback TCP port that no other process of pytest gets."""
     for port in itertools.islice(_ports, _PORTS_EACH):
         with socket.socket() as one, contextlib.suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -65,7 +66,7 @@ def free_port() -> int:
 
 
 def free_ports() -> int:
-    """Return the first of two neighbours that are."""
+    """Return the first of two free neighbouring ports."""
     port = free_port()
     while (after := free_port()) != port + 1:
         port = after
@@ -73,22 +74,48 @@ def free_ports() -> int:
 
 
 def listening(port: int) -> bool:
-    """Tell whether somebody accepts connections on this loopback port."""
+    """Tell whether a process accepts connections on this loopback port."""
     with socket.socket() as client:
         client.settimeout(0.5)
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextlib.contextmanager
-def redis_server(port: int, password: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """Run a real redis-server on loopback, without persistence, until the end of the block."""
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    process = subprocess.Popen(
-        command + (["--requirepass", password] if password else []), stdout=subprocess.DEVNULL
-    )
+def running(
+    command: Sequence[object],
+    ready: Callable[[], object],
+    start_s: float,
+    log: Path = Path(os.devnull),
+    **options: Any,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command, whose output goes to `log`, until the end of the block. Yield it once it is ready."""
+    words = [str(word) for word in command]
+    with log.open("wb") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, **options)
+
+    def look() -> object:
+        assert process.poll() is None, log.read_text()
+        return ready()
+
     try:
-        eventually(lambda: listening(port), 10, f"redis-server listens on {port}")
+        eventually(look, start_s, f"{words[0]} is ready")
         yield process
     finally:
-        process.kill()
-        process.wait(10)
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(END_S)
+
+
+@contextlib.contextmanager
+def redis_server(port: int, password: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Run a real redis-server on loopback, without persistence, until the end of the block."""
+    command = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    command += ["--requirepass", password] if password else []
+    with running(command, lambda: listening(port), 10) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # a test may have stopped it

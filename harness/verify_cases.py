@@ -12,7 +12,7 @@ from baton.kernels.verify import DraftedTokens, Job, Method, Sampling
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a job. `filters`: letters of k (top-k), p (top-p), m (min-p)."""
+    """The shape of a job. `filters` has a letter for each filter: k (top-k), p (top-p), m (min-p)."""
 
     requests: int = 3
     most: int = 3
@@ -26,7 +26,7 @@ class Shape:
     greedy: float = 0.2  # share of the requests
 
     def job(self, seed: int, device: str = "cpu") -> Job:
-        """Make the job anew from the seed; most drafts are likely ones, a few are placeholders."""
+        """Make the job from the seed; most drafts are likely ones, a few are placeholders."""
         make = torch.Generator().manual_seed(seed)
 
         def uniform(*shape: int) -> torch.Tensor:
@@ -74,8 +74,6 @@ class Shape:
 
 
 def moved(job: Job, device: str) -> Job:
-    """Return the same job on another device."""
-
     def there(one: object) -> object:
         return one.to(device) if isinstance(one, torch.Tensor) else one
 

@@ -1,24 +1,22 @@
-"""A deployment whose parts each have a host of their own, joined by wires that are not ideal.
+"""A deployment with a host for each part, joined by wires that are late, lossy or narrow.
 
-    with wired(tmp_path, prefill=2, decode=2) as one:
+    with wired(tmp_path, config) as one:
         one.links.be(Wire(delay_ms=50))
-        with one.links.cut(("prefill-0", "decode-1")):
+        with one.links.cut(("prefill-0", "decode-0")):
             ...                                       # requests to one.url, from one.network.inside()
 
-Hosts are named as their parts: scheduler, router, prefill-0, decode-0 and so on. gRPC goes over the wires,
-with mutual TLS; clients come over the network's bridge, which is ideal, to the router alone.
+Hosts have the names of their parts: scheduler, router, prefill-0, decode-0. gRPC goes over the wires, with
+mutual TLS; clients reach the router over the network's bridge, which is ideal.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -37,18 +35,15 @@ END_S = 20.0
 
 @dataclass
 class Wired:
-    """The hosts, the wires between them, and the deployment."""
-
     network: Network
     links: Links
     folder: Path
-    cold: bool  # start commands as a person does; else fork them
     hosts: dict[str, Host] = field(default_factory=dict)
-    processes: dict[str, Forked | subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, Forked] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
-        """The router's, inside the network."""
+        """The router's URL, inside the network."""
         return f"http://{self.hosts['router'].address}:{ROUTER_PORT}"
 
     @property
@@ -56,11 +51,10 @@ class Wired:
         return [name for name in self.hosts if name not in ("scheduler", "router")]
 
     def text(self, name: str) -> str:
-        """Return everything that a part printed."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def status(self) -> dict[str, Any]:
-        """Return what `baton status --json` says on the scheduler's host."""
+        """Return the output of `baton status --json` on the scheduler's host."""
         command = [str(BATON), "status", "--json", "--config", str(self.folder / "baton.yaml")]
         done = self.hosts["scheduler"].run(command, CALL_S, cwd=ROOT)
         assert done.returncode == 0, done.stderr
@@ -68,13 +62,11 @@ class Wired:
         return told
 
     def ready(self) -> set[str]:
-        """Return the names of the workers that are ready, as the scheduler knows them."""
+        """Return the names of the workers that the scheduler knows as ready."""
         workers = self.status().get("workers", [])
         return {one["identity"]["worker_id"] for one in workers if one["state"] == "WORKER_STATE_READY"}
 
     def wait_ready(self) -> None:
-        """Wait until the router answers, and the scheduler knows all workers as ready."""
-
         def look() -> bool:
             for name, process in self.processes.items():
                 assert process.poll() is None, f"{name} ended:\n{self.text(name)[-3000:]}"
@@ -86,18 +78,10 @@ class Wired:
         eventually(look, START_S, f"all parts are ready; logs in {self.folder}", every_s=1.0)
 
     def start(self, name: str, *command: str) -> None:
-        """Start `baton COMMAND` on the host of that name."""
         host = self.hosts[name]
         line = [*command, "--config", str(self.folder / "baton.yaml")]
-        if self.cold:
-            with (self.folder / f"{name}.log").open("wb") as out:
-                environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as the forked ones have it
-                self.processes[name] = host.start([str(BATON), *line], env=environment, cwd=ROOT, out=out)
-            return
         arguments = {"pid": host.pid, "arguments": line}
-        self.processes[name] = zygote.shared().start(
-            name, "harness.wired:run_inside", self.folder, **arguments
-        )
+        self.processes[name] = zygote.shared().start(name, f"{__name__}:run_inside", self.folder, **arguments)
 
     def close(self) -> None:
         """End all parts, the workers first."""
@@ -112,25 +96,13 @@ class Wired:
 
 
 @contextmanager
-def wired(
-    folder: Path,
-    *,
-    prefill: int = 1,
-    decode: int = 1,
-    cold: bool = False,
-    config: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> Iterator[Wired]:
-    """Run a deployment, which is ready; everything ends with the block. `config`: settings by section."""
+def wired(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> Iterator[Wired]:
+    """Run 1P1D, with these settings by section, until the end of the block. Yield it when it is ready."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Network(folder / "hosts") as network, Links(network) as wires:
-        one = Wired(network, wires, folder, cold)
-        names = [
-            *("scheduler", "router"),
-            *(f"prefill-{number}" for number in range(prefill)),
-            *(f"decode-{number}" for number in range(decode)),
-        ]
+    with Network(folder / "hosts") as network, Links() as wires:
+        one = Wired(network, wires, folder)
         addresses = {}
-        for name in names:
+        for name in ("scheduler", "router", "prefill-0", "decode-0"):
             one.hosts[name] = network.host(name, shm_mib=512)
             addresses[name] = wires.join(one.hosts[name])
         _write(folder, addresses["scheduler"], config)
@@ -148,7 +120,7 @@ def wired(
 
 
 def run_inside(pid: int, arguments: list[str]) -> None:
-    """Run Baton's command line in this forked process on the host whose first process is `pid`."""
+    """Move this forked process to the host whose first process is `pid`, and run Baton's command line."""
     netns.move_to(pid)
     zygote.run_baton(arguments)
 

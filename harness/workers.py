@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import itertools
 import os
 import signal
@@ -20,12 +19,11 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness import zygote
-from harness.ranks import fork_ranks
 from harness.support import BATON, eventually, free_port
 from harness.zygote import Forked, end_all
 
 START_TIMEOUT_S = 60.0
-QUICK = {"heartbeat_s": 0.2}  # what is waited for is soon heard
+QUICK = {"heartbeat_s": 0.2}  # so that tests wait less
 END_S = 3.0
 _names = itertools.count()
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -33,8 +31,6 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(eq=False)
 class Worker:
-    """A worker's process."""
-
     name: str
     process: Forked
     address: str
@@ -47,12 +43,11 @@ class Worker:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code, negative for a signal; None while it lives."""
         return self.process.poll()
 
     def ended(self, timeout_s: float = 20.0) -> int:
-        """Wait for its end, and return the exit code."""
-        return eventually(lambda: _some(self.exitcode), timeout_s, f"{self.name} ends")[0]
+        eventually(lambda: self.exitcode is not None, timeout_s, f"{self.name} ends")
+        return self.process.returncode or 0
 
     @property
     def text(self) -> str:
@@ -60,13 +55,12 @@ class Worker:
 
     @property
     def error(self) -> str:
-        """The error line that it ended with."""
         lines = [line for line in self.text.splitlines() if line.startswith("baton: error: ")]
         assert len(lines) == 1, self.text
         return lines[0].removeprefix("baton: error: ")
 
     def stacks(self) -> str:
-        """Return its log, after each of its processes has written there what its threads do."""
+        """Return its log, to which each of its processes has added the stacks of its threads."""
         worker = psutil.Process(self.pid)
         processes = [worker, *worker.children(recursive=True)]
         forked = [one for one in processes if "resource_tracker" not in " ".join(one.cmdline())]
@@ -91,19 +85,12 @@ class Worker:
         """Return the sum over labels of one of its metrics."""
         with urllib.request.urlopen(self.metrics, timeout=5) as reply:
             lines = reply.read().decode().splitlines()
-        found = [
+        return sum(
             float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].split(" ")[0] == name
-        ]
-        return sum(found)
-
-
-def _some(code: int | None) -> list[int]:
-    return [] if code is None else [code]
+        )
 
 
 class Fleet:
-    """Workers of one scheduler, made by `fleet`."""
-
     def __init__(self, scheduler: str, model: Path, log_dir: Path) -> None:
         self.scheduler = scheduler
         self.model = model
@@ -135,14 +122,15 @@ class Fleet:
         }
         for section, values in changes.items():
             settings.setdefault(section, {}).update(values)
-        process = zygote.shared().start(name, f"{__name__}:run", self._log_dir, role=role, settings=settings)
+        process = zygote.shared().start(
+            name, "harness.forked:run", self._log_dir, kind=role, settings=settings, unique=False
+        )
         metrics = f"http://127.0.0.1:{metrics_port}/metrics"
         worker = Worker(name, process, settings["worker"]["listen"], metrics, self.scheduler)
         self.workers.append(worker)
         return worker
 
     def started(self, role: str, **changes: dict[str, Any]) -> Worker:
-        """Start a worker and wait until it serves."""
         worker = self.start(role, **changes)
         try:
             eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
@@ -153,7 +141,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
-    """Start a scheduler, for workers that end with the block, as it does."""
+    """Run a scheduler, and workers that a test starts, until the end of the block."""
     address, settings = f"127.0.0.1:{free_port()}", {**QUICK, **scheduler_settings}
     chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in settings.items()}
     with (
@@ -171,15 +159,3 @@ def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _N
         finally:
             end_all([worker.process for worker in one.workers], END_S)
             scheduler.kill()
-
-
-def run(role: str, settings: dict[str, Any]) -> None:
-    """Run a worker in the forked process until its end."""
-    from baton.services.config import Settings
-    from baton.services.worker.lifecycle import run_worker
-
-    chosen = Settings(**settings)
-    faulthandler.register(signal.SIGUSR1)  # ranks inherit it
-    if chosen.engine.tensor_parallel_size > 1:
-        fork_ranks()
-    run_worker(chosen, role)

@@ -1,11 +1,11 @@
-"""A process that imports vLLM once and forks what tests start, which saves seconds in each start.
+"""A process that imports vLLM once and forks the processes that tests start, which saves seconds each.
 
-All processes of one run of pytest share it. `python -m harness.zygote FOLDER` listens on a socket there,
-reads commands as JSON lines and answers each with one line.
+All processes of a run of pytest share it. `python -m harness.zygote FOLDER` listens on a socket there, reads
+commands as JSON lines and answers each with a line:
     {"start": name, "call": "module:function", "arguments": {...}, "log_dir": folder}
         ->  {"pid": n, "log": path}
     {"ended": [pid, ...]}  ->  {"ended": {pid: exit code}}
-The processes forked for a connection end with it, and the zygote ends with its last connection.
+Processes end with the connection that started them, and the zygote ends with its last connection.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from typing import Any
 
 from harness.support import PYTHON, ROOT, eventually
 
-ANSWER_S = 300.0  # of the first one, which waits for the imports, on a busy machine
+ANSWER_S = 300.0  # the first answer waits for the imports, on a busy machine
 STOP_S = 20.0
 
 
 @dataclass
 class Forked:
-    """A forked process, in the terms of subprocess.Popen."""
+    """A forked process, with the methods of subprocess.Popen."""
 
     zygote: Zygote
     pid: int
@@ -52,17 +52,15 @@ class Forked:
 
     @property
     def text(self) -> str:
-        """Everything that it printed."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def poll(self) -> int | None:
-        """Return its exit code, negative for a signal; None while it lives."""
         if self.returncode is None:
             self.returncode = self.zygote.ended([self.pid]).get(self.pid)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for its exit code. Raises subprocess.TimeoutExpired."""
+        """Return its exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -82,10 +80,10 @@ class Forked:
 
 
 class Zygote:
-    """The zygote, as tests see it. Its methods block for milliseconds; any thread may call them."""
+    """A connection to the zygote. Its methods block for milliseconds; any thread may call them."""
 
     def __init__(self, folder: Path) -> None:
-        """Connect to the zygote that listens in the folder; start it if there is none."""
+        """Connect to the zygote that listens in the folder; start one if there is none."""
         folder.mkdir(exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,9 +97,8 @@ class Zygote:
         self._lock = threading.Lock()
 
     def start(self, name: str, call: str, log_dir: Path, /, **arguments: Any) -> Forked:
-        """Fork a process that calls `module:function`. All processes of a name append to NAME.log."""
-        command = {"start": name, "call": call, "arguments": arguments, "log_dir": str(log_dir)}
-        answer = self._ask(command)
+        """Fork a process that calls `module:function`. Processes of one name append to NAME.log."""
+        answer = self._ask({"start": name, "call": call, "arguments": arguments, "log_dir": str(log_dir)})
         return Forked(self, answer["pid"], Path(answer["log"]))
 
     def baton(
@@ -112,19 +109,18 @@ class Zygote:
         path: str = "",
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Forked:
-        """Fork a process that runs `baton ARGUMENT ...`. `path`: a folder of further packages."""
-        call, variables = "harness.zygote:run_baton", dict(environment)
-        return self.start(name, call, log_dir, arguments=arguments, path=path, environment=variables)
+        """Fork a process that runs `baton ARGUMENT ...`; `path` is a folder of further packages."""
+        more = {"arguments": arguments, "path": path, "environment": dict(environment)}
+        return self.start(name, "harness.zygote:run_baton", log_dir, **more)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
-        """Return the exit codes of those that have ended, negative for a signal."""
         return {int(pid): code for pid, code in self._ask({"ended": pids})["ended"].items()}
 
     def close(self) -> None:
-        """End everything that was forked for this connection."""
+        """End all processes that this connection started."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-            self._stream.read()  # until it has ended them all
+            self._stream.read()  # until they have ended
         self._socket.close()
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +135,7 @@ class Zygote:
 
 @functools.cache
 def shared() -> Zygote:
-    """Return the zygote of this run of pytest, or of this process. The first call starts it."""
+    """Return the zygote of this run of pytest, or of this process, starting it if need be."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
     made = Zygote(Path(tempfile.gettempdir()) / f"baton-zygote-{run}")
     atexit.register(made.close)
@@ -157,21 +153,21 @@ def _connected(folder: Path) -> socket.socket | None:
 
 
 def _launch(folder: Path) -> None:
-    """Start it as nobody's child, in its own session: it ends by itself, and Ctrl-C reaches only pytest."""
+    """Start a zygote in its own session, as nobody's child: Ctrl-C reaches only pytest."""
     subprocess.run(
         ["setsid", "--fork", PYTHON, "-m", "harness.zygote", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd=ROOT,
-        # Workers that are given cores use them all; others would wait for each other on a busy machine.
-        # torch reads its level when it is loaded; a cold start has set it by then (services/logs.py).
+        # More threads would wait for each other on a busy machine. torch reads its log level when it is
+        # loaded; a cold start has set it by then (services/logs.py).
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
         check=True,
     )
 
 
 def connected(name: str, call: str, folder: Path) -> tuple[Forked, Connection]:
-    """Fork a process that calls `module:function` with a connection. Return it and our end of that."""
+    """Fork a process that calls `module:function` with a connection. Return it and our end."""
     address = str(folder / "connection")
     process = shared().start(name, "harness.zygote:run_connected", folder, call=call, address=address)
 
@@ -185,13 +181,13 @@ def connected(name: str, call: str, folder: Path) -> tuple[Forked, Connection]:
 
 
 def run_connected(call: str, address: str) -> None:
-    """Accept a connection in the forked process, and pass it to `module:function`."""
+    """Accept a connection in the forked process and pass it to `module:function`."""
     with Listener(address) as listener, listener.accept() as connection:
         _function(call)(connection)
 
 
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
-    """Send SIGTERM to all, and SIGKILL to those that are still there at the deadline."""
+    """Send SIGTERM to all processes, and SIGKILL to those that are left at the deadline."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + timeout_s
@@ -214,7 +210,7 @@ def run_baton(arguments: list[str], path: str = "", environment: Mapping[str, st
 
 
 class _Client:
-    """A connection, and the processes forked for it."""
+    """A client's connection, and the processes forked for it."""
 
     def __init__(self, connection: socket.socket) -> None:
         from baton.services.fleet import processes
@@ -225,13 +221,17 @@ class _Client:
         self._children: dict[int, processes.Child] = {}
 
     def answer(self) -> bool:
-        """Carry out one command. False: it was the last."""
-        line = self._stream.readline()  # a client sends a line whole and waits for its answer
+        """Carry out a command. Return False if the client has closed the connection."""
+        line = self._stream.readline()
         if not line:
             return False
         command = json.loads(line)
         if "start" in command:
-            child = self._processes.spawn(command["start"], _call(command), Path(command["log_dir"]))
+            child = self._processes.spawn(
+                command["start"],
+                lambda: _function(command["call"])(**command["arguments"]),  # imports in the child alone
+                Path(command["log_dir"]),
+            )
             self._children[child.process.pid or 0] = child
             answer: dict[str, Any] = {"pid": child.process.pid, "log": str(child.log)}
         else:
@@ -242,9 +242,8 @@ class _Client:
         return True
 
     def close(self) -> None:
-        """End what was forked for this connection."""
         self._processes.stop_all(list(self._children.values()), STOP_S / 2)
-        self._connection.shutdown(socket.SHUT_RDWR)  # forked processes have a copy of it: a close is no end
+        self._connection.shutdown(socket.SHUT_RDWR)  # forked processes have copies: a close is not enough
         self._stream.close()
         self._connection.close()
 
@@ -285,12 +284,8 @@ def _preload() -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        EngineArgs.add_cli_args(FlexibleArgumentParser())  # vLLM caches this, which takes half a second
+        EngineArgs.add_cli_args(FlexibleArgumentParser())  # takes half a second, and vLLM caches it
     gc.freeze()
-
-
-def _call(command: dict[str, Any]) -> Callable[[], None]:
-    return lambda: _function(command["call"])(**command["arguments"])
 
 
 def _function(name: str) -> Callable[..., None]:

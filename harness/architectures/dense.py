@@ -8,16 +8,10 @@ from typing import Any
 import torch
 
 from harness.architectures import language
-from harness.architectures.weights import Weights, common, mixer
+from harness.architectures.weights import HIDDEN, Weights, common, mixer, trunk
 
-HIDDEN, HEADS, HEAD_DIM, INNER = language.HIDDEN, 2, 64, 256
-DRAFTER = 0.6  # what a drafter's layer adds
-_SHAPE = {
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": 1,
-    "head_dim": HEAD_DIM,
-}
+HEADS, HEAD_DIM, INNER = 2, 64, 256
+DRAFTER = 0.6  # size of a drafter layer's output
 
 
 def _layer(weights: Weights, prefix: str, gain: float, *, bias: bool = False, qk_norm: bool = False) -> None:
@@ -27,33 +21,27 @@ def _layer(weights: Weights, prefix: str, gain: float, *, bias: bool = False, qk
         weights.norm(f"{attention}.q_norm", HEAD_DIM)
         weights.norm(f"{attention}.k_norm", HEAD_DIM)
     weights.mlp(f"{prefix}.mlp", INNER, gain)
-    weights.norms(prefix, "input_layernorm", "post_attention_layernorm")
+    weights.block_norms(prefix)
 
 
-def _trunk(seed: int, layers: int, gain: float, *, bias: bool = False, qk_norm: bool = False) -> Weights:
-    weights = Weights(seed)
-    weights.put("model.embed_tokens.weight", language.embedding())
-    for number in range(layers):
-        _layer(weights, f"model.layers.{number}", gain, bias=bias, qk_norm=qk_norm)
-    weights.norm("model.norm")
-    weights.put("lm_head.weight", language.head())
-    return weights
+def _trunk(seed: int, layers: int, gain: float, **kind: bool) -> Weights:
+    return trunk(seed, layers, lambda weights, prefix, _: _layer(weights, prefix, gain, **kind))
 
 
 def _config(architecture: str, model_type: str, layers: int, **more: Any) -> dict[str, Any]:
-    named = {"architectures": [architecture], "model_type": model_type, "num_hidden_layers": layers}
-    return common(**_SHAPE, **named, **more)
+    shape = {"intermediate_size": INNER, "num_attention_heads": HEADS, "head_dim": HEAD_DIM}
+    return common(architecture, model_type, layers, num_key_value_heads=1, **shape) | more
 
 
 def qwen2(folder: Path, *, layers: int = 6, gain: float = 0.9) -> None:
     """Write a target deep enough for the three layers that EAGLE-3 reads."""
-    weights = _trunk(0, layers, gain, bias=True)
-    weights.save(folder, _config("Qwen2ForCausalLM", "qwen2", layers))
+    _trunk(0, layers, gain, bias=True).save(folder, _config("Qwen2ForCausalLM", "qwen2", layers))
 
 
-def qwen3(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
-    weights = _trunk(1, layers, gain, qk_norm=True)
-    weights.save(folder, _config("Qwen3ForCausalLM", "qwen3", layers, attention_bias=False))
+def qwen3(folder: Path) -> None:
+    layers, gain = 4, 1.1
+    config = _config("Qwen3ForCausalLM", "qwen3", layers, attention_bias=False)
+    _trunk(1, layers, gain, qk_norm=True).save(folder, config)
 
 
 def mimo(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
@@ -68,8 +56,7 @@ def mimo(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
 
 def small_qwen2(folder: Path) -> None:
     """Write a draft model: a target of one thin layer."""
-    weights = _trunk(3, 1, DRAFTER, bias=True)
-    weights.save(folder, _config("Qwen2ForCausalLM", "qwen2", 1))
+    _trunk(3, 1, DRAFTER, bias=True).save(folder, _config("Qwen2ForCausalLM", "qwen2", 1))
 
 
 def eagle(folder: Path) -> None:
@@ -91,29 +78,23 @@ def eagle3(folder: Path) -> None:
     _layer(weights, "midlayer", 0.3)
     unit, nothing = torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)
     attention = "midlayer.self_attn"
-    weights.put(f"{attention}.q_proj.weight", torch.cat([1.5 * unit, nothing], 1))
-    weights.put(f"{attention}.k_proj.weight", torch.cat([1.5 * unit, nothing], 1))
-    weights.put(f"{attention}.v_proj.weight", torch.cat([unit, nothing], 1))
+    for name, scale in (("q_proj", 1.5), ("k_proj", 1.5), ("v_proj", 1.0)):
+        weights.put(f"{attention}.{name}.weight", torch.cat([scale * unit, nothing], 1))
     weights.put(f"{attention}.o_proj.weight", unit)
     weights.norm("midlayer.hidden_norm")
     weights.norm("norm")
     weights.add("fc", HIDDEN, 3 * HIDDEN, gain=0.1)
     weights.put("embed_tokens.weight", language.embedding())
     weights.put("lm_head.weight", language.head())
-    config = _config(
-        "LlamaForCausalLMEagle3",
-        "llama",
-        1,
-        draft_vocab_size=language.VOCABULARY,
-        eagle_aux_hidden_state_layer_ids=[1, 3, 5],
-    )
-    weights.save(folder, config | {"num_key_value_heads": HEADS})
+    config = _config("LlamaForCausalLMEagle3", "llama", 1, draft_vocab_size=language.VOCABULARY)
+    config |= {"eagle_aux_hidden_state_layer_ids": [1, 3, 5], "num_key_value_heads": HEADS}
+    weights.save(folder, config)
 
 
-def medusa(folder: Path, *, heads: int = 2) -> None:
+def medusa(folder: Path) -> None:
     """Write heads on the target's last state: the n-th predicts the token n places after the next."""
     weights = Weights(6)
-    for number in range(heads):
+    for number in range(2):
         weights.add(f"blocks.{number}.layers.0", HIDDEN, HIDDEN, gain=0.2)
         weights.put(f"lm_heads.{number}.weight", language.head(steps=number + 2))
     config = {
@@ -121,7 +102,7 @@ def medusa(folder: Path, *, heads: int = 2) -> None:
         "model_type": "medusa",
         "hidden_size": HIDDEN,
         "vocab_size": language.VOCABULARY,
-        "num_heads": heads,
+        "num_heads": 2,
         "num_hidden_layers": 1,
     }
     weights.save(folder, config)

@@ -8,54 +8,16 @@ from pathlib import Path
 import torch
 
 from harness.architectures import language
-from harness.architectures.weights import Weights, common, mixer
+from harness.architectures.weights import HIDDEN, Weights, common, mixer, trunk
 
-HIDDEN, HEADS, HEAD_DIM, INNER = language.HIDDEN, 2, 64, 256
+HEADS, HEAD_DIM, INNER = 2, 64, 256
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
 LAYERS = 3  # the first dense
 KV_RANK, ROPE_DIM, QUERY_RANK = 512, 64, 64  # CPU attention over latents supports 512 + 64
-TARGET, DRAFTER = 1.2, 0.6  # what a layer adds
+TARGET, DRAFTER = 1.2, 0.6  # size of a layer's output
 
-
-def _experts(weights: Weights, prefix: str, gain: float) -> None:
-    weights.add(f"{prefix}.gate", EXPERTS, HIDDEN, gain=2.0)
-    for number in range(EXPERTS):
-        weights.mlp(f"{prefix}.experts.{number}", EXPERT_INNER, gain)
-    weights.mlp(f"{prefix}.shared_experts", EXPERT_INNER, gain)
-
-
-def _target(seed: int, layer: Callable[[Weights, str, float, bool], None]) -> Weights:
-    weights = Weights(seed)
-    weights.put("model.embed_tokens.weight", language.embedding())
-    for number in range(LAYERS):
-        layer(weights, f"model.layers.{number}", TARGET, number == 0)
-    weights.norm("model.norm")
-    weights.put("lm_head.weight", language.head())
-    return weights
-
-
-def _mtp_layer(weights: Weights, layer: Callable[[Weights, str, float, bool], None]) -> None:
-    """Add an MTP layer as GLM and DeepSeek name it: one layer more, with its own embedding and head."""
-    prefix = f"model.layers.{LAYERS}"
-    layer(weights, prefix, DRAFTER, False)
-    weights.norms(prefix, "enorm", "hnorm", "shared_head.norm")
-    weights.put(f"{prefix}.eh_proj.weight", mixer(1.0, 0.2))
-    weights.put(f"{prefix}.embed_tokens.weight", language.embedding())
-    weights.put(f"{prefix}.shared_head.head.weight", language.head())
-
-
-def _glm_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> None:
-    weights.attention(f"{prefix}.self_attn", heads=HEADS, key_heads=1, head_dim=HEAD_DIM, gain=2 * gain)
-    if dense:
-        weights.mlp(f"{prefix}.mlp", INNER, gain)
-    else:
-        _experts(weights, f"{prefix}.mlp", gain)
-        weights.put(f"{prefix}.mlp.gate.e_score_correction_bias", torch.zeros(EXPERTS))
-    weights.norms(prefix, "input_layernorm", "post_attention_layernorm")
-
-
+Layer = Callable[[Weights, str, float, bool], None]  # dense or of experts
 _GROUPS = {
-    "num_hidden_layers": LAYERS,
     "first_k_dense_replace": 1,
     "intermediate_size": INNER,
     "moe_intermediate_size": EXPERT_INNER,
@@ -72,19 +34,29 @@ _GROUPS = {
 }
 
 
-def glm4_moe(folder: Path) -> None:
-    weights = _target(10, _glm_layer)
-    _mtp_layer(weights, _glm_layer)
-    config = common(
-        **_GROUPS,
-        architectures=["Glm4MoeForCausalLM"],
-        model_type="glm4_moe",
-        num_key_value_heads=1,
-        head_dim=HEAD_DIM,
-        partial_rotary_factor=0.5,
-        use_qk_norm=False,
-    )
-    weights.save(folder, config)
+def _feed_forward(
+    weights: Weights, prefix: str, gain: float, dense: bool, bias: str = "gate", *shape: int
+) -> None:
+    if dense:
+        weights.mlp(f"{prefix}.mlp", INNER, gain)
+    else:
+        weights.experts(f"{prefix}.mlp", EXPERTS, EXPERT_INNER, gain, "shared_experts")
+        weights.put(f"{prefix}.mlp.{bias}.e_score_correction_bias", torch.zeros(*shape, EXPERTS))
+    weights.block_norms(prefix)
+
+
+def _attention(weights: Weights, prefix: str, gain: float) -> None:
+    weights.attention(f"{prefix}.self_attn", heads=HEADS, key_heads=1, head_dim=HEAD_DIM, gain=2 * gain)
+
+
+def _glm_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> None:
+    _attention(weights, prefix, gain)
+    _feed_forward(weights, prefix, gain, dense)
+
+
+def _ernie_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> None:
+    _attention(weights, prefix, gain)
+    _feed_forward(weights, prefix, gain, dense, "moe_statics", 1)
 
 
 def _deepseek_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> None:
@@ -96,43 +68,45 @@ def _deepseek_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> 
     weights.norm(f"{attention}.kv_a_layernorm", KV_RANK)
     weights.add(f"{attention}.kv_b_proj", HEADS * 2 * HEAD_DIM, KV_RANK)
     weights.add(f"{attention}.o_proj", HIDDEN, HEADS * HEAD_DIM, gain=2 * gain)
-    if dense:
-        weights.mlp(f"{prefix}.mlp", INNER, gain)
-    else:
-        _experts(weights, f"{prefix}.mlp", gain)
-        weights.put(f"{prefix}.mlp.gate.e_score_correction_bias", torch.zeros(EXPERTS))
-    weights.norms(prefix, "input_layernorm", "post_attention_layernorm")
+    _feed_forward(weights, prefix, gain, dense)
+
+
+def _target(seed: int, layer: Layer) -> Weights:
+    return trunk(seed, LAYERS, lambda weights, prefix, number: layer(weights, prefix, TARGET, number == 0))
+
+
+def _with_mtp(seed: int, layer: Layer) -> Weights:
+    """Return a target with an MTP layer as GLM and DeepSeek name it: one more, with embedding and head."""
+    weights, prefix = _target(seed, layer), f"model.layers.{LAYERS}"
+    layer(weights, prefix, DRAFTER, False)
+    weights.norms(prefix, "enorm", "hnorm", "shared_head.norm")
+    weights.put(f"{prefix}.eh_proj.weight", mixer(1.0, 0.2))
+    weights.put(f"{prefix}.embed_tokens.weight", language.embedding())
+    weights.put(f"{prefix}.shared_head.head.weight", language.head())
+    return weights
+
+
+def glm4_moe(folder: Path) -> None:
+    own = {"num_key_value_heads": 1, "head_dim": HEAD_DIM, "partial_rotary_factor": 0.5, "use_qk_norm": False}
+    config = common("Glm4MoeForCausalLM", "glm4_moe", LAYERS, **_GROUPS, **own)
+    _with_mtp(10, _glm_layer).save(folder, config)
 
 
 def deepseek_v3(folder: Path) -> None:
     """Write a model with attention over latents (MLA) and plain rotary embeddings."""
-    weights = _target(11, _deepseek_layer)
-    _mtp_layer(weights, _deepseek_layer)
-    config = common(
-        **_GROUPS,
-        architectures=["DeepseekV3ForCausalLM"],
-        model_type="deepseek_v3",
-        num_key_value_heads=HEADS,
-        q_lora_rank=QUERY_RANK,
-        kv_lora_rank=KV_RANK,
-        qk_rope_head_dim=ROPE_DIM,
-        qk_nope_head_dim=HEAD_DIM,
-        v_head_dim=HEAD_DIM,
-        moe_layer_freq=1,
-        scoring_func="sigmoid",  # vLLM defaults to softmax, transformers does not
-        topk_method="noaux_tc",
-    )
-    weights.save(folder, config)
-
-
-def _ernie_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> None:
-    weights.attention(f"{prefix}.self_attn", heads=HEADS, key_heads=1, head_dim=HEAD_DIM, gain=2 * gain)
-    if dense:
-        weights.mlp(f"{prefix}.mlp", INNER, gain)
-    else:
-        _experts(weights, f"{prefix}.mlp", gain)
-        weights.put(f"{prefix}.mlp.moe_statics.e_score_correction_bias", torch.zeros(1, EXPERTS))
-    weights.norms(prefix, "input_layernorm", "post_attention_layernorm")
+    own = {
+        "num_key_value_heads": HEADS,
+        "q_lora_rank": QUERY_RANK,
+        "kv_lora_rank": KV_RANK,
+        "qk_rope_head_dim": ROPE_DIM,
+        "qk_nope_head_dim": HEAD_DIM,
+        "v_head_dim": HEAD_DIM,
+        "moe_layer_freq": 1,
+        "scoring_func": "sigmoid",  # vLLM defaults to softmax, transformers does not
+        "topk_method": "noaux_tc",
+    }
+    config = common("DeepseekV3ForCausalLM", "deepseek_v3", LAYERS, **_GROUPS, **own)
+    _with_mtp(11, _deepseek_layer).save(folder, config)
 
 
 def ernie4_5_moe(folder: Path) -> None:
@@ -140,22 +114,19 @@ def ernie4_5_moe(folder: Path) -> None:
     _ernie_layer(weights, "model.mtp_block.0", DRAFTER, dense=True)
     weights.norms("model", "mtp_emb_norm.0", "mtp_hidden_norm.0")
     weights.put("model.mtp_linear_proj.0.weight", mixer(1.0, 0.2))
-    config = common(
-        architectures=["Ernie4_5_MoeForCausalLM"],
-        model_type="ernie4_5_moe",
-        num_hidden_layers=LAYERS,
-        intermediate_size=INNER,
-        num_attention_heads=HEADS,
-        num_key_value_heads=1,
-        head_dim=HEAD_DIM,
-        use_bias=False,
-        moe_num_experts=EXPERTS,
-        moe_k=CHOSEN,
-        moe_intermediate_size=EXPERT_INNER,
-        moe_num_shared_experts=1,
-        moe_layer_start_index=1,
-        moe_layer_end_index=LAYERS - 1,
-        moe_layer_interval=1,
-        num_nextn_predict_layers=1,
-    )
-    weights.save(folder, config)
+    own = {
+        "intermediate_size": INNER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD_DIM,
+        "use_bias": False,
+        "moe_num_experts": EXPERTS,
+        "moe_k": CHOSEN,
+        "moe_intermediate_size": EXPERT_INNER,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": LAYERS - 1,
+        "moe_layer_interval": 1,
+        "num_nextn_predict_layers": 1,
+    }
+    weights.save(folder, common("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", LAYERS, **own))

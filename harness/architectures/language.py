@@ -2,8 +2,9 @@
 
 A trained draft model agrees with its target often but not always. Random weights never agree. So all models
 share one table: each of the 95 printable characters has a successor. Their embeddings are orthogonal, and
-the output head favours the successor of the character that the hidden state is closest to. What the layers
-add is random and depends on all tokens before; its size decides how often the model departs from the table.
+the output head favours the successor of the character that the hidden state is closest to. The layers
+add random values that depend on all earlier tokens; their size decides how often the model departs from the
+table.
 A drafter that knows the table is right as often as its target follows it.
 """
 
@@ -27,7 +28,7 @@ def successors() -> dict[int, int]:
 
 
 def embedding(hidden: int = HIDDEN) -> torch.Tensor:
-    """Return [VOCABULARY, hidden]: rows of length sqrt(hidden); those of characters are orthogonal."""
+    """Return [VOCABULARY, hidden]: rows of length sqrt(hidden), which are orthogonal for characters."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(VOCABULARY, hidden, generator=generator)
     characters = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator)).Q[: len(CHARACTERS)]
@@ -37,7 +38,7 @@ def embedding(hidden: int = HIDDEN) -> torch.Tensor:
 
 
 def head(hidden: int = HIDDEN, steps: int = 1) -> torch.Tensor:
-    """Return [VOCABULARY, hidden]: a state near a character favours the one `steps` places on.
+    """Return [VOCABULARY, hidden]: a state near a character favours the character `steps` places on.
 
     Tokens that are no characters get 0: they are never the best, and hardly ever sampled.
     """

@@ -5,8 +5,8 @@
     engine arguments: model=one.target(folder), speculative_config=one.speculative(folder), **one.engine
     prompts = one.prompts(20)                    # token ids, with answers that do not depend on rounding
 
-Two to six in ten greedy drafts are accepted. Draft models know the language of language.py, and nothing of
-what the target's layers add.
+Two to six in ten greedy drafts are accepted. Draft models know the language of language.py, but not
+the target's layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.architectures import dense, experts, gated_delta, language, mamba, windows
+from harness.architectures import dense, experts, hybrids, language, windows
 from harness.support import ROOT
 
 CACHE = ROOT / ".pytest_cache" / "architectures"
@@ -28,15 +28,15 @@ CACHE = ROOT / ".pytest_cache" / "architectures"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A target, its drafter where that has its own folder, and the engine's arguments."""
+    """A target, its drafter if that has its own folder, and the engine's arguments."""
 
     name: str
     model: Callable[[Path], None]  # writes the target's checkpoint
-    spec: dict[str, Any]  # --speculative-config, but for the drafter's folder
+    spec: dict[str, Any]  # --speculative-config without the drafter's folder
     drafter: Callable[[Path], None] | None = None
     dtype: str = "float32"
     engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
-    reference: str | None = None  # transformers' class, where its float32 output is equal
+    reference: str | None = None  # transformers' class, if its float32 output is equal
     texts: tuple[int, ...] = tuple(range(100))  # numbers of the texts that serve as prompts
 
     def build(self, folder: Path) -> None:
@@ -49,7 +49,6 @@ class Architecture:
         return folder / "target"
 
     def speculative(self, folder: Path) -> dict[str, Any]:
-        """Return the value of --speculative-config."""
         return self.spec | ({"model": str(folder / "drafter")} if self.drafter is not None else {})
 
     def prompts(self, count: int) -> list[list[int]]:
@@ -59,7 +58,7 @@ class Architecture:
         return [language.prompt(number) for number in self.texts[:count]]
 
     def checkpoint(self) -> Path:
-        """Return the folder, building it where it is missing; several processes may do so at once."""
+        """Return the folder, building it if it is missing; several processes may do so at once."""
         folder = CACHE / _version() / self.name
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,10 +77,6 @@ def _version() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 
-def _named(*architectures: Architecture) -> dict[str, Architecture]:
-    return {one.name: one for one in architectures}
-
-
 def _spec(method: str, tokens: int, **more: Any) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": tokens} | more
 
@@ -90,38 +85,29 @@ def _spec(method: str, tokens: int, **more: Any) -> dict[str, Any]:
 _HYBRID: dict[str, Any] = {
     "dtype": "bfloat16",
     "engine": {"enable_prefix_caching": False},
-    "texts": gated_delta.CLEAR,
+    "texts": hybrids.CLEAR,
 }
 _NGRAM = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
 
-ARCHITECTURES = _named(
+_ALL = (
     Architecture("eagle", dense.qwen2, _spec("eagle", 3), drafter=dense.eagle, reference="Qwen2ForCausalLM"),
     Architecture("eagle3", dense.qwen2, _spec("eagle3", 3), drafter=dense.eagle3),
     Architecture("draft-model", dense.qwen2, _spec("draft_model", 3), drafter=dense.small_qwen2),
     Architecture("medusa", dense.qwen2, _spec("medusa", 2), drafter=dense.medusa),
-    Architecture(
-        "ngram",
-        dense.qwen3,
-        _spec("ngram", 3, **_NGRAM),
-        reference="Qwen3ForCausalLM",
-    ),
+    Architecture("ngram", dense.qwen3, _spec("ngram", 3, **_NGRAM), reference="Qwen3ForCausalLM"),
     Architecture("mtp-mimo", dense.mimo, _spec("mtp", 3)),
     Architecture("mtp-glm4-moe", experts.glm4_moe, _spec("mtp", 2), reference="Glm4MoeForCausalLM"),
     Architecture("mtp-ernie4.5-moe", experts.ernie4_5_moe, _spec("mtp", 2)),
-    Architecture(
-        "mtp-deepseek-v3",
-        experts.deepseek_v3,
-        _spec("mtp", 2),
-        reference="DeepseekV3ForCausalLM",
-    ),
-    Architecture("mtp-qwen3.5", gated_delta.qwen3_5, _spec("mtp", 2), **_HYBRID),
-    Architecture("mtp-qwen3-next", gated_delta.qwen3_next, _spec("mtp", 2), **_HYBRID),
+    Architecture("mtp-deepseek-v3", experts.deepseek_v3, _spec("mtp", 2), reference="DeepseekV3ForCausalLM"),
+    Architecture("mtp-qwen3.5", hybrids.qwen3_5, _spec("mtp", 2), **_HYBRID),
+    Architecture("mtp-qwen3-next", hybrids.qwen3_next, _spec("mtp", 2), **_HYBRID),
     Architecture("ngram-gemma3", windows.gemma3, _spec("ngram", 3, **_NGRAM)),
     Architecture("eagle3-gpt-oss", windows.gpt_oss, _spec("eagle3", 3), drafter=dense.eagle3),
     Architecture(
         "ngram-granite4",
-        mamba.granite4,
+        hybrids.granite4,
         _spec("ngram", 3, **_NGRAM),
         engine={"enable_prefix_caching": False},
     ),
 )
+ARCHITECTURES = {one.name: one for one in _ALL}

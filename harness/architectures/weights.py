@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from safetensors.torch import save_file
 
 from harness.architectures import language
 from harness.checkpoints import byte_tokenizer
+
+HIDDEN = language.HIDDEN
 
 
 class Weights:
@@ -25,24 +28,34 @@ class Weights:
         spread = gain / shape[-1] ** 0.5
         self.tensors[f"{name}.weight"] = torch.randn(*shape, generator=self._generator) * spread
 
-    def bias(self, name: str, size: int, gain: float = 0.1) -> None:
-        self.tensors[f"{name}.bias"] = torch.randn(size, generator=self._generator) * gain
+    def bias(self, name: str, size: int) -> None:
+        self.tensors[f"{name}.bias"] = torch.randn(size, generator=self._generator) * 0.1
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         self.tensors[name] = tensor
 
-    def norm(self, name: str, size: int = language.HIDDEN, value: float = 1.0) -> None:
+    def norm(self, name: str, size: int = HIDDEN, value: float = 1.0) -> None:
         self.tensors[f"{name}.weight"] = torch.full((size,), value)
 
     def norms(self, prefix: str, *names: str, value: float = 1.0) -> None:
         for name in names:
             self.norm(f"{prefix}.{name}", value=value)
 
-    def mlp(self, prefix: str, inner: int, gain: float, hidden: int = language.HIDDEN) -> None:
+    def block_norms(self, prefix: str, value: float = 1.0) -> None:
+        self.norms(prefix, "input_layernorm", "post_attention_layernorm", value=value)
+
+    def mlp(self, prefix: str, inner: int, gain: float) -> None:
         """Add a gated MLP whose output has entries of about `gain`."""
-        self.add(f"{prefix}.gate_proj", inner, hidden, gain=2.0)
-        self.add(f"{prefix}.up_proj", inner, hidden)
-        self.add(f"{prefix}.down_proj", hidden, inner, gain=gain)
+        self.add(f"{prefix}.gate_proj", inner, HIDDEN, gain=2.0)
+        self.add(f"{prefix}.up_proj", inner, HIDDEN)
+        self.add(f"{prefix}.down_proj", HIDDEN, inner, gain=gain)
+
+    def experts(self, prefix: str, count: int, inner: int, gain: float, shared: str) -> None:
+        """Add a router, experts, and the expert that every token passes, `shared`."""
+        self.add(f"{prefix}.gate", count, HIDDEN, gain=2.0)
+        for number in range(count):
+            self.mlp(f"{prefix}.experts.{number}", inner, gain)
+        self.mlp(f"{prefix}.{shared}", inner, gain)
 
     def attention(
         self,
@@ -53,15 +66,14 @@ class Weights:
         head_dim: int,
         gain: float,
         bias: bool = False,
-        hidden: int = language.HIDDEN,
         query_parts: int = 1,
     ) -> None:
         """Add attention that is sharp enough to select, with an output of entries of about `gain`."""
         for name, size in (("q_proj", query_parts * heads), ("k_proj", key_heads), ("v_proj", key_heads)):
-            self.add(f"{prefix}.{name}", size * head_dim, hidden, gain=1.0 if name == "v_proj" else 1.5)
+            self.add(f"{prefix}.{name}", size * head_dim, HIDDEN, gain=1.0 if name == "v_proj" else 1.5)
             if bias:
                 self.bias(f"{prefix}.{name}", size * head_dim)
-        self.add(f"{prefix}.o_proj", hidden, heads * head_dim, gain=gain)
+        self.add(f"{prefix}.o_proj", HIDDEN, heads * head_dim, gain=gain)
 
     def save(self, folder: Path, config: dict[str, Any], dtype: str = "float32") -> None:
         """Write config.json, model.safetensors and the byte-level tokenizer into `folder`, a new one."""
@@ -76,17 +88,31 @@ class Weights:
         byte_tokenizer(folder, language.VOCABULARY)
 
 
+def trunk(
+    seed: int, layers: int, layer: Callable[[Weights, str, int], None], norm: float = 1.0, narrow: float = 1.0
+) -> Weights:
+    """Return a target's weights; `layer` adds a layer, given its prefix and number."""
+    weights = Weights(seed)
+    weights.put("model.embed_tokens.weight", language.embedding() / narrow)
+    for number in range(layers):
+        layer(weights, f"model.layers.{number}", number)
+    weights.norm("model.norm", value=norm)
+    weights.put("lm_head.weight", language.head())
+    return weights
+
+
 def mixer(embedded: float, hidden: float, embedded_first: bool = True) -> torch.Tensor:
     """Return [HIDDEN, 2 * HIDDEN]: a drafter's input projection, which adds embedding and target's state."""
-    unit = torch.eye(language.HIDDEN)
-    parts = [embedded * unit, hidden * unit]
+    parts = [embedded * torch.eye(HIDDEN), hidden * torch.eye(HIDDEN)]
     return torch.cat(parts if embedded_first else parts[::-1], dim=1)
 
 
-def common(**more: Any) -> dict[str, Any]:
-    """Return what the config.json of every checkpoint here contains, and `more`."""
+def common(architecture: str, model_type: str, layers: int, **more: Any) -> dict[str, Any]:
     return {
-        "hidden_size": language.HIDDEN,
+        "architectures": [architecture],
+        "model_type": model_type,
+        "num_hidden_layers": layers,
+        "hidden_size": HIDDEN,
         "vocab_size": language.VOCABULARY,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,

@@ -1,11 +1,11 @@
-"""`python -m harness.chaos`: break a deployment under load by a seeded plan, and report what clients saw.
+"""`python -m harness.chaos`: break a deployment under load by a seeded plan, and judge the answers.
 
     python -m harness.chaos                                  all plans, half an hour of faults
-    python -m harness.chaos --plan workers-2p2d --seed 7     one of them; --plan may be given several times
+    python -m harness.chaos --plan workers-2p2d --seed 7     one plan; --plan may be repeated
     python -m harness.chaos --list                           plans and faults
     python -m harness.chaos report [FILE]                    write the table of docs/reliability.md
 
-The exit status is 1 when a request failed, a token was wrong, a worker was overbooked, or something was still
+The exit status is 1 if a request failed, a token was wrong, a worker was overbooked, or resources were still
 held two lease times after the load.
 """
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         print(_listed())
         return 0
     names = options.plan or ALL
-    # Both end a plan as Ctrl-C does: its task is cancelled, and takes its processes along.
+    # Both signals cancel the plan's task, which ends its processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     began = time.monotonic()
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
-    transformers.logging.set_verbosity_error()  # the sources of the prompts are longer than any prompt
+    transformers.logging.set_verbosity_error()  # the texts of the prompts exceed the model's length
     folder = Path(options.logs or tempfile.mkdtemp(prefix="baton-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     say(f"{len(names)} plans, seed {options.seed}, logs in {folder}")

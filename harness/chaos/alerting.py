@@ -1,4 +1,4 @@
-"""Which alert must name which fault, and how soon: Prometheus beside the deployment under test."""
+"""The alert that must name each fault, and how soon."""
 
 from __future__ import annotations
 
@@ -14,73 +14,53 @@ from harness.chaos.site import Site
 from harness.prometheus import Firing, Prometheus
 
 LOOK_S = 0.5  # between two looks at Prometheus
-GOAL_S = 15.0  # from Prometheus' first word of it until the alert fires
+GOAL_S = 15.0  # from Prometheus' first notice of a fault until the alert fires
 PATIENCE_S = 60.0  # for an alert
 CALM_S = 180.0  # until all alerts are over: most look at the last minute
 LASTING = frozenset({"BatonWorkerRestarting"})  # looks at ten minutes: after three deaths it is right to stay
-MOMENT_S = 0.5  # the longest time between a fault's begin and its harm
 
-_LOST, _SCHEDULER, _STORE, _DOWN = (
-    "BatonWorkerLost",
-    "BatonSchedulerAway",
-    "BatonStoreAway",
-    "BatonProcessDown",
-)
 NAMED = {
-    "kill-prefill": _LOST,
-    "hang-prefill": _LOST,
-    "kill-decode": _LOST,
-    "hang-decode": _LOST,
-    "kill-pair": _LOST,
-    "drop-network": "BatonRetries",  # its heartbeats still come: only what others send to it is lost
+    **dict.fromkeys(
+        ("kill-prefill", "hang-prefill", "kill-decode", "hang-decode", "kill-pair"), "BatonWorkerLost"
+    ),
+    "drop-network": "BatonRetries",  # its heartbeats still come: only messages to it are lost
     "corrupt-handoffs": "BatonHandoffsFailing",
-    "kill-scheduler": _SCHEDULER,
-    "lose-scheduler": _SCHEDULER,
-    "hang-scheduler": _SCHEDULER,
-    "kill-scheduler-and-decode": _SCHEDULER,
+    **dict.fromkeys(
+        ("kill-scheduler", "lose-scheduler", "hang-scheduler", "kill-scheduler-and-decode"),
+        "BatonSchedulerAway",
+    ),
     "lose-schedulers": "BatonPlacingAlone",
-    "kill-redis": _STORE,
-    "empty-redis": _STORE,
-    "hang-redis": _STORE,
-    "fill-redis": _STORE,
-    "change-password": _STORE,
-    "kill-redis-and-scheduler": _SCHEDULER,  # which alone would have missed Redis, back before it
-    "start-scheduler-without-redis": _STORE,
-    "kill-router": _DOWN,
-    "hang-router": _DOWN,
+    **dict.fromkeys(
+        ("kill-redis", "empty-redis", "hang-redis", "fill-redis", "change-password"), "BatonStoreAway"
+    ),
+    "kill-redis-and-scheduler": "BatonSchedulerAway",  # Redis is back before a scheduler could miss it
+    "start-scheduler-without-redis": "BatonStoreAway",
+    "kill-router": "BatonProcessDown",
+    "hang-router": "BatonProcessDown",
 }
-_PLANNED, _SHORT = "an operator does it", "it is shorter than a lease, so nobody is missed"
+_PLANNED = ("drain-prefill", "drain-decode", "rolling-restart", "operator-drain", "flip-role")
 UNHEARD = {
-    "pause-worker": _SHORT,
-    "interrupt-network": _SHORT,
-    "drain-prefill": _PLANNED,
-    "drain-decode": _PLANNED,
-    "rolling-restart": _PLANNED,
-    "operator-drain": _PLANNED,
-    "flip-role": _PLANNED,
-    "drain-scheduler": _PLANNED,
-    "drain-router": _PLANNED,
-    "kill-watcher": "no request needs it (the worker that dies with it is in kill-decode)",
-    "delay-network": "everything stays within its deadline; the time to first token shows it",
+    **dict.fromkeys(("pause-worker", "interrupt-network"), "shorter than a lease: nobody is missed"),
+    **dict.fromkeys((*_PLANNED, "drain-scheduler", "drain-router"), "an operator does it"),
+    "kill-watcher": "no request needs it; the worker killed with it is as of kill-decode",
+    "delay-network": "slower, and within the deadlines: the time to first token shows it",
     "slow-redis": "no request needs it",
 }
-HOLD_S = {"kill-router": 2.0}  # longer than by default, so that it is seen, but for this one
-HELD_S = 25.0
+HELD_S = 25.0  # longer than in the plans, so that it is seen
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A fault, and what Prometheus said of it. Seconds since the fault began."""
+    """A fault, and what Prometheus noticed. Times are seconds since the fault began."""
 
     fault: str
     alert: str
     noticed_s: float | None  # its expression was true
-    fired_s: float | None  # it fires; None: not in time
-    others: tuple[str, ...] = ()  # that began to fire, too
+    fired_s: float | None  # the alert fired; None: not in time
+    others: tuple[str, ...] = ()  # other alerts that began to fire
 
     @property
     def good(self) -> bool:
-        """Whether the alert came in time."""
         if self.noticed_s is None or self.fired_s is None:
             return False
         return self.fired_s - self.noticed_s <= GOAL_S
@@ -88,19 +68,16 @@ class Heard:
 
 @dataclass
 class Quiet:
-    """A time without faults."""
-
     seconds: float = 0.0
-    alerts: dict[str, int] = field(default_factory=dict)  # that fired all the same: looks that saw each
+    alerts: dict[str, int] = field(default_factory=dict)  # alert -> looks at which it fired
 
 
 async def firing(prometheus: Prometheus) -> list[Firing]:
-    """Return what fires now."""
     return await asyncio.to_thread(prometheus.firing)
 
 
 async def calm(prometheus: Prometheus, within_s: float = CALM_S) -> None:
-    """Wait until nothing fires, but for what is LASTING. Raises AssertionError."""
+    """Wait until nothing fires except LASTING. Raises AssertionError."""
     deadline = time.monotonic() + within_s
     while found := {one.name for one in await firing(prometheus)} - LASTING:
         if time.monotonic() > deadline:
@@ -109,7 +86,6 @@ async def calm(prometheus: Prometheus, within_s: float = CALM_S) -> None:
 
 
 async def quiet(prometheus: Prometheus, seconds: float) -> Quiet:
-    """Watch a healthy deployment."""
     found, began = Quiet(), time.monotonic()
     while (now := time.monotonic()) < began + seconds:
         for one in await firing(prometheus):
@@ -127,10 +103,10 @@ async def hear(
     draw: random.Random,
     look: Callable[[], Awaitable[None]],
 ) -> Heard:
-    """Do a fault, and wait for its alert; `look` once it fires. The caller waits until the site is whole."""
+    """Do a fault, wait for its alert, and `look` once it fires. The caller waits until the site is whole."""
     alert = NAMED[name]
     least, most = FAULTS[name].hold_s
-    hold_s = HOLD_S.get(name, HELD_S) if most else least
+    hold_s = 2.0 if name == "kill-router" else HELD_S if most else least
     before = {one.name for one in await firing(prometheus)}
     began = time.time()
     breaking = asyncio.ensure_future(FAULTS[name].run(Act(site, load, draw, ANY, hold_s)))

@@ -1,4 +1,4 @@
-"""The questions and the right answers: recorded before anything fails, and kept on disk for the next run."""
+"""Questions and right answers, recorded before anything fails, and kept on disk for the next run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from baton.services.engine.fingerprint import model_fingerprint
 from harness import prompts as texts
 from harness.deployment import ENGINE, MODEL_NAME
 
-SHORTEST, LONGEST = 20, 900  # tokens of a prompt
-FEWEST, MOST = 16, 300  # tokens of an answer
+SHORTEST, LONGEST = 20, 900  # tokens in a prompt
+FEWEST, MOST = 16, 300  # tokens in an answer
 LIMIT = int(ENGINE["max_model_len"])
 AT_ONCE = 8
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-chaos"
@@ -30,14 +30,12 @@ class Case:
     """One question. It is greedy, so an answer is a prefix of every longer one."""
 
     prompt: tuple[int, ...]
-    tokens: int  # of the answer, exactly
+    tokens: int  # the answer's length
     stream: bool
     salt: str = ""  # not empty: the prompt's cached blocks are not used
-    cost: bool = False  # the answer says what it cost: `usage.baton`
-    batch: bool = False  # of the class that gives way to interactive requests
+    batch: bool = False  # batch work, which gives way to interactive requests
 
     def body(self) -> dict[str, Any]:
-        """Return the body of a request to OpenAI's completions."""
         return {
             "model": MODEL_NAME,
             "prompt": list(self.prompt),
@@ -47,46 +45,40 @@ class Case:
             "return_token_ids": True,
             "stream": self.stream,
             **({"cache_salt": self.salt} if self.salt else {}),
-            **({"baton": {"usage": True}} if self.cost else {}),
             **({"service_tier": "flex"} if self.batch else {}),
-            **({"stream_options": {"include_usage": True}} if self.cost and self.stream else {}),
         }
 
 
 class Questions:
-    """The prompts with their longest answers."""
-
-    def __init__(self, known: dict[tuple[int, ...], list[int]], *, cost: bool = False) -> None:
-        """Ask for what each answer costs, if `cost`."""
-        self._cost = cost
+    def __init__(self, known: dict[tuple[int, ...], list[int]]) -> None:
         self._prompts = list(known)
         self._known = known
 
     def draw(self, random: random.Random, *, long: bool = False) -> Case:
-        """Draw a case: one in four may find its prompt cached, one not streamed, one is batch work.
+        """Draw a case; of four, one may find its prompt cached, one is not streamed, one is batch work.
 
-        `long`: the longest answer there is, streamed.
+        A `long` case is the longest answer there is, streamed.
         """
         prompt = random.choice(self._prompts)
         most = min(MOST, len(self._known[prompt]))
         salt = f"{random.getrandbits(64):x}" if random.random() < 0.75 else ""
         if long:
-            return Case(prompt, most, stream=True, salt=salt, cost=self._cost)
+            return Case(prompt, most, stream=True, salt=salt)
         tokens, stream, batch = random.randint(FEWEST, most), random.random() < 0.75, random.random() < 0.25
-        return Case(prompt, tokens, stream, salt, self._cost, batch)
+        return Case(prompt, tokens, stream, salt, batch)
 
     def expected(self, case: Case) -> list[int]:
         return self._known[case.prompt][: case.tokens]
 
 
 def sample(every: int) -> list[tuple[int, ...]]:
-    """Return a sample of the prompts of all lengths."""
+    """Return one in `every` prompts, of all lengths."""
     chosen = [tuple(prompt) for prompt in texts.prompts() if SHORTEST <= len(prompt) <= LONGEST]
     return chosen[::-every]
 
 
 async def questions(url: str, every: int) -> Questions:
-    """Return prompts with answers; unknown ones are requested at `url`, where nothing may fail now."""
+    """Return prompts with answers, requested at `url` if they are not on disk. Nothing may fail meanwhile."""
     prompts = sample(every)
     file = CACHE / f"{_digest(prompts)}.json"
     if file.exists():
@@ -106,7 +98,6 @@ def _digest(prompts: Sequence[tuple[int, ...]]) -> str:
 
 
 async def take(url: str, prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Request the longest answers at `url`."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def take(http: aiohttp.ClientSession, prompt: tuple[int, ...]) -> list[int]:

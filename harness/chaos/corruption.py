@@ -1,4 +1,4 @@
-"""Corruption of KV that waits to be pulled: one bit of a saved handoff, in its owner's shared memory."""
+"""Corrupt KV that waits to be pulled: one bit of a saved handoff, in its owner's shared memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ BLOCK_SIZE = 32  # tokens, on a CPU
 
 
 def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) -> int:
-    """Flip a bit in each complete save of a worker that is not in `seen`; note it there. Return how many.
+    """Flip a bit in each complete save of a worker that is not in `seen`, and add it. Return how many.
 
-    A save is found by its header and identified by its digests, so that its bytes change only after they were
-    digested: nobody could notice an earlier change.
+    A save counts once its digests are there: nobody could notice an earlier change.
     """
     hit = 0
     for path in segments.DIRECTORY.glob(f"baton-kv-{pid}-*"):
@@ -46,7 +45,7 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
 
 
 def _is_save(view: SaveView, blocks: int) -> bool:
-    """Return whether the first and the last record have digests with the same seed."""
+    """Tell whether the first and the last record have digests with the same seed."""
     ends = (0, blocks - 1)
     seeds = [view.digests(at, at + 1) - digests.of_records(view.records(at, at + 1), 0, at) for at in ends]
     return bool(seeds[0] == seeds[1])

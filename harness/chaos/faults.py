@@ -1,4 +1,4 @@
-"""The faults, by name. A new one is a function with `@fault`; plans.py says in which plans it happens.
+"""The faults, by name: FAULTS. plans.py says in which plans each happens.
 
 A fault does its harm, holds it for the given time, and repairs it: afterwards `Site.whole` must become true
 by itself. It uses only its `Act`.
@@ -32,6 +32,10 @@ QUEUE, PREFILL, HANDOFF, STREAM = "queue", "prefill", "handoff", "stream"
 """Stages of a request at a worker: it queues behind others; it is prefilled; its first token has come, so
 that its KV is pinned or being pulled; its later tokens come."""
 
+LONG = (4.0, 8.0)  # seconds: longer than a worker's lease of 3 s
+SHORT = (0.3, 1.5)  # shorter
+ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "mixed": pb.ROLE_MIXED}
+
 
 @dataclass
 class Act:
@@ -43,7 +47,7 @@ class Act:
     stage: str
     hold_s: float
     census: Counter[str] = field(default_factory=Counter)  # "role stage" -> requests that it hit
-    struck: float = 0.0  # time.monotonic: its moment had come; 0: it waits for none
+    struck: float = 0.0  # time.monotonic when its moment had come; 0: it waits for none
 
     def pick(self, *kinds: str) -> Part:
         return self.draw.choice(self.site.of(*kinds))
@@ -55,19 +59,17 @@ class Act:
         """Wait for the wanted stage, for MOMENT_S at most; count which requests are at which stage."""
         deadline = time.monotonic() + MOMENT_S
 
-        def mine(answer: Answer) -> bool:
-            return victim.worker_id in self.workers(answer)
+        def handed_over(one: Answer) -> bool:
+            long = len(one.arrivals) == 1 and len(one.case.prompt) >= LONG_PROMPT
+            return long and victim.worker_id in self.workers(one)
 
         if self.stage == HANDOFF:
-            await self.answers.event(
-                lambda answer: (
-                    len(answer.arrivals) == 1 and len(answer.case.prompt) >= LONG_PROMPT and mine(answer)
-                ),
-                MOMENT_S,
-            )
+            await self.answers.event(handed_over, MOMENT_S)
             await asyncio.sleep(self.draw.choice([0.0, 0.0, 0.001, 0.003, 0.006, 0.012]))
         elif self.stage == STREAM:
-            await self.answers.event(lambda answer: len(answer.tokens) >= STREAMED and mine(answer), MOMENT_S)
+            await self.answers.event(
+                lambda one: len(one.tokens) >= STREAMED and victim.worker_id in self.workers(one), MOMENT_S
+            )
         elif self.stage in (QUEUE, PREFILL):
             enough = 2 if self.stage == QUEUE else 1
             while self.prefilling(victim) < enough and time.monotonic() < deadline:  # noqa: ASYNC110 (no event)
@@ -79,17 +81,13 @@ class Act:
 
     def workers(self, answer: Answer) -> tuple[str, str]:
         """Return a request's prefill and decode worker, as the scheduler last said, else empty names."""
-        for request_id, pair in self.site.live.items():
-            if answer.request_id in request_id:
-                return pair
-        return "", ""
+        pairs = (pair for request_id, pair in self.site.live.items() if answer.request_id in request_id)
+        return next(pairs, ("", ""))
 
     def prefilling(self, victim: Part) -> int:
-        """Return the requests that a worker is to prefill or prefills."""
-        return sum(
-            not answer.tokens and self.workers(answer)[0] == victim.worker_id
-            for answer in self.answers.running.values()
-        )
+        """Return how many requests a worker prefills or has queued."""
+        running = self.answers.running.values()
+        return sum(not one.tokens and self.workers(one)[0] == victim.worker_id for one in running)
 
     def count(self, victim: Part) -> None:
         """Count the requests that are hit, by stage. Queued and prefilling are told apart by age alone."""
@@ -105,13 +103,10 @@ class Act:
             if not answer.tokens:
                 stage = PREFILL if not waiting and victim.worker_id == prefill else QUEUE
                 waiting += 1
-            elif len(answer.tokens) == 1:
-                stage = HANDOFF
             else:
-                stage = STREAM
-            if stage == STREAM and victim.kind == "prefill":
-                continue  # the request has left this worker
-            self.census[f"{victim.kind} {stage}"] += 1
+                stage = HANDOFF if len(answer.tokens) == 1 else STREAM
+            if stage != STREAM or victim.kind != "prefill":  # else the request has left this worker
+                self.census[f"{victim.kind} {stage}"] += 1
 
     @property
     def answers(self) -> Load:
@@ -126,108 +121,65 @@ class Act:
         return self.site.redis
 
 
-Fault = Callable[[Act], Awaitable[None]]
+Run = Callable[[Act], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class FaultEntry:
-    """A registered fault."""
-
+class Fault:
     name: str
-    run: Fault
-    stages: tuple[str, ...]
-    hold_s: tuple[float, float]  # least and most
     about: str
+    run: Run
+    stages: tuple[str, ...] = (ANY,)  # a plan chooses from these
+    hold_s: tuple[float, float] = (0.0, 0.0)  # least and most
 
 
-FAULTS: dict[str, FaultEntry] = {}
+# -- any part
 
 
-def fault(*stages: str, hold_s: tuple[float, float] = (0.0, 0.0)) -> Callable[[Fault], Fault]:
-    """Register a function under its name, with hyphens. The plan chooses stage and time from these."""
+def kill(*kinds: str) -> Run:
+    async def run(act: Act) -> None:
+        victim = act.pick(*kinds)
+        await act.moment(victim)
+        victim.kill()
+        await act.hold()
+        await victim.restart()
 
-    def register(run: Fault) -> Fault:
-        name = getattr(run, "__name__", "").replace("_", "-")
-        if name in FAULTS:
-            raise ValueError(f"there is a fault {name} already")
-        about = (run.__doc__ or "").strip().splitlines()[0]
-        FAULTS[name] = FaultEntry(name, run, stages or (ANY,), hold_s, about)
-        return run
+    return run
 
-    return register
+
+def hang(*kinds: str) -> Run:
+    async def run(act: Act) -> None:
+        victim = act.pick(*kinds)
+        await act.moment(victim)
+        victim.hang()
+        try:
+            await act.hold()
+        finally:
+            victim.wake()
+
+    return run
+
+
+def drain(kind: str) -> Run:
+    async def run(act: Act) -> None:
+        victim = act.pick(kind)
+        await act.moment(victim)
+        victim.drain()
+        await _end_well(act, victim)
+        await victim.restart()
+
+    return run
+
+
+async def _end_well(act: Act, victim: Part) -> None:
+    if code := await victim.ended():
+        act.site.crashes.append(f"{victim.worker_id} ended with {code} instead of draining")
 
 
 # -- workers
 
-LONG = (4.0, 8.0)  # longer than a worker's lease of 3 s
-SHORT = (0.3, 1.5)  # shorter
 
-
-async def _kill(act: Act, *kinds: str) -> None:
-    victim = act.pick(*kinds)
-    await act.moment(victim)
-    victim.kill()
-    await act.hold()
-    await victim.restart()
-
-
-async def _hang(act: Act, *kinds: str) -> None:
-    victim = act.pick(*kinds)
-    await act.moment(victim)
-    victim.hang()
-    try:
-        await act.hold()
-    finally:
-        victim.wake()
-
-
-async def _drain(act: Act, *kinds: str) -> None:
-    victim = act.pick(*kinds)
-    await act.moment(victim)
-    victim.drain()
-    await _end_well(act, victim)
-    await victim.restart()
-
-
-async def _end_well(act: Act, victim: Part) -> None:
-    code = await victim.ended()
-    if code != 0:
-        act.site.crashes.append(f"{victim.worker_id} ended with {code} instead of draining")
-
-
-@fault(QUEUE, PREFILL, HANDOFF)
-async def kill_prefill(act: Act) -> None:
-    """Kill a prefill worker."""
-    await _kill(act, "prefill")
-
-
-@fault(QUEUE, PREFILL, HANDOFF, hold_s=LONG)
-async def hang_prefill(act: Act) -> None:
-    """Stop a prefill worker for longer than its lease."""
-    await _hang(act, "prefill")
-
-
-@fault(HANDOFF, STREAM)
-async def kill_decode(act: Act) -> None:
-    """Kill a decode worker."""
-    await _kill(act, "decode")
-
-
-@fault(HANDOFF, STREAM, hold_s=LONG)
-async def hang_decode(act: Act) -> None:
-    """Stop a decode worker for longer than its lease."""
-    await _hang(act, "decode")
-
-
-@fault(hold_s=SHORT)
-async def pause_worker(act: Act) -> None:
-    """Stop any worker for less than its lease."""
-    await _hang(act, "prefill", "decode")
-
-
-@fault()
 async def kill_watcher(act: Act) -> None:
-    """Kill the watcher of `baton up`, which tells when workers are ready; then a decode worker."""
     watcher, victim = act.pick("watcher"), act.pick("decode")
     await act.moment(victim)
     watcher.kill()
@@ -236,9 +188,7 @@ async def kill_watcher(act: Act) -> None:
     await victim.restart()
 
 
-@fault(HANDOFF)
 async def kill_pair(act: Act) -> None:
-    """Kill a prefill and a decode worker at once."""
     prefill, decode = act.pick("prefill"), act.pick("decode")
     await act.moment(prefill)
     prefill.kill()
@@ -247,21 +197,7 @@ async def kill_pair(act: Act) -> None:
     await decode.restart()
 
 
-@fault()
-async def drain_prefill(act: Act) -> None:
-    """Terminate a prefill worker, and start another one."""
-    await _drain(act, "prefill")
-
-
-@fault()
-async def drain_decode(act: Act) -> None:
-    """Terminate a decode worker, and start another one."""
-    await _drain(act, "decode")
-
-
-@fault()
 async def rolling_restart(act: Act) -> None:
-    """Terminate all workers, one after the other, each replaced before the next."""
     for victim in list(act.site.workers):
         act.count(victim)
         victim.drain()
@@ -270,9 +206,7 @@ async def rolling_restart(act: Act) -> None:
         await act.site.whole(60.0)
 
 
-@fault(hold_s=SHORT)
 async def operator_drain(act: Act) -> None:
-    """Run `baton drain` on a worker: started again it takes nothing until `baton undrain`."""
     victim = act.pick("prefill", "decode")
     await act.moment(victim)
     async with SchedulerClient(act.site.scheduler_address) as operator:
@@ -303,12 +237,8 @@ async def _takes_nothing(act: Act, victim: Part) -> None:
         await asyncio.sleep(0.02)
 
 
-ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "mixed": pb.ROLE_MIXED}
-
-
-@fault(hold_s=(0.0, 0.5))
 async def flip_role(act: Act) -> None:
-    """Run `baton role` on a worker at work. The next flip starts from its new role."""
+    """Change a worker's role; the next flip starts from the new one."""
     victim = act.pick(*ROLES)
     told = act.site.description
     has = {one.identity.worker_id: one.identity.role for one in told.workers} if told is not None else {}
@@ -321,82 +251,38 @@ async def flip_role(act: Act) -> None:
     await act.hold()
 
 
-# -- handoffs
-
-
-@fault(hold_s=(4.0, 8.0))
 async def corrupt_handoffs(act: Act) -> None:
-    """Flip a bit in each save of a prefill worker that waits to be pulled, as soon as it is complete."""
-    until = time.monotonic() + act.hold_s
+    until, size = time.monotonic() + act.hold_s, record_bytes()
     seen: set[int] = set()
-    size = record_bytes()
     while time.monotonic() < until:
-        for reader in act.site.of("prefill"):
-            act.census["saves corrupted"] += corrupt(reader.pid, act.draw, seen, size)
+        for worker in act.site.of("prefill"):
+            act.census["saves corrupted"] += corrupt(worker.pid, act.draw, seen, size)
         await asyncio.sleep(0.002)
 
 
-# -- network
+def disturb(*, drop: bool) -> Run:
+    async def run(act: Act) -> None:
+        victim = act.pick("prefill", "decode")
+        if victim.proxy is None:
+            raise RuntimeError("the plan has no network of its own")
+        await act.moment(victim)
+        if drop:
+            victim.gone()
+            victim.proxy.drop()
+        else:
+            victim.proxy.delay_s = 0.2
+        try:
+            await act.hold()
+        finally:
+            victim.proxy.mend()
+
+    return run
 
 
-@fault(hold_s=LONG)
-async def drop_network(act: Act) -> None:
-    """Drop all traffic of a worker for longer than its lease, with its connections open."""
-    await _disturb(act, drop=True)
+# -- schedulers and Redis
 
 
-@fault(hold_s=SHORT)
-async def interrupt_network(act: Act) -> None:
-    """Drop all traffic of a worker for less than its lease, with its connections open."""
-    await _disturb(act, drop=True)
-
-
-@fault(hold_s=LONG)
-async def delay_network(act: Act) -> None:
-    """Delay all traffic of a worker by 200 ms."""
-    await _disturb(act, drop=False)
-
-
-async def _disturb(act: Act, *, drop: bool) -> None:
-    victim = act.pick("prefill", "decode")
-    if victim.proxy is None:
-        raise RuntimeError("the plan has no network of its own")
-    await act.moment(victim)
-    if drop:
-        victim.gone()
-        victim.proxy.drop()
-    else:
-        victim.proxy.delay_s = 0.2
-    try:
-        await act.hold()
-    finally:
-        victim.proxy.mend()
-
-
-# -- scheduler
-
-
-@fault()
-async def kill_scheduler(act: Act) -> None:
-    """Kill a scheduler, and start another one at once."""
-    await _kill(act, "scheduler")
-
-
-@fault(hold_s=LONG)
-async def lose_scheduler(act: Act) -> None:
-    """Kill a scheduler, and start another one only later."""
-    await _kill(act, "scheduler")
-
-
-@fault(hold_s=LONG)
-async def hang_scheduler(act: Act) -> None:
-    """Stop a scheduler for longer than workers' leases."""
-    await _hang(act, "scheduler")
-
-
-@fault(hold_s=LONG)
 async def lose_schedulers(act: Act) -> None:
-    """Kill all schedulers at once, and start others only later: routers place alone."""
     lost = act.site.of("scheduler")
     for scheduler in lost:
         scheduler.kill()
@@ -405,15 +291,7 @@ async def lose_schedulers(act: Act) -> None:
         await scheduler.restart()
 
 
-@fault()
-async def drain_scheduler(act: Act) -> None:
-    """Terminate a scheduler, and start another one."""
-    await _drain(act, "scheduler")
-
-
-@fault(hold_s=LONG)
 async def kill_scheduler_and_decode(act: Act) -> None:
-    """Kill a scheduler, then a decode worker while no scheduler answers."""
     scheduler, victim = act.pick("scheduler"), act.pick("decode")
     scheduler.kill()
     await act.moment(victim)
@@ -423,31 +301,23 @@ async def kill_scheduler_and_decode(act: Act) -> None:
     await scheduler.restart()
 
 
-# -- Redis
+def _forget(redis: RedisServer) -> None:
+    shutil.rmtree(redis.folder / "appendonlydir", ignore_errors=True)
 
 
-@fault(hold_s=LONG)
-async def kill_redis(act: Act) -> None:
-    """Kill Redis, which comes back with what it had written to disk."""
-    await act.moment(act.pick("scheduler"))
-    act.redis.stop()
-    await act.hold()
-    await asyncio.to_thread(act.redis.start)
+def kill_redis(*, empty: bool) -> Run:
+    async def run(act: Act) -> None:
+        await act.moment(act.pick("scheduler"))
+        act.redis.stop()
+        if empty:
+            _forget(act.redis)
+        await act.hold()
+        await asyncio.to_thread(act.redis.start)
+
+    return run
 
 
-@fault(hold_s=LONG)
-async def empty_redis(act: Act) -> None:
-    """Kill Redis, which comes back empty."""
-    await act.moment(act.pick("scheduler"))
-    act.redis.stop()
-    shutil.rmtree(act.redis.folder / "appendonlydir", ignore_errors=True)
-    await act.hold()
-    await asyncio.to_thread(act.redis.start)
-
-
-@fault(hold_s=LONG)
 async def hang_redis(act: Act) -> None:
-    """Stop Redis."""
     await act.moment(act.pick("scheduler"))
     act.redis.hang()
     try:
@@ -456,9 +326,7 @@ async def hang_redis(act: Act) -> None:
         act.redis.wake()
 
 
-@fault(hold_s=LONG)
 async def slow_redis(act: Act) -> None:
-    """Stop Redis for 0.3 s again and again."""
     until = time.monotonic() + act.hold_s
     while time.monotonic() < until:
         act.redis.hang()
@@ -467,18 +335,14 @@ async def slow_redis(act: Act) -> None:
         await asyncio.sleep(0.3)
 
 
-@fault(hold_s=LONG)
 async def fill_redis(act: Act) -> None:
-    """Leave Redis no memory: it refuses writes."""
     async with Redis.from_url(act.redis.url) as admin:
         await admin.config_set("maxmemory", "1")
         await act.hold()
         await admin.config_set("maxmemory", "0")
 
 
-@fault(hold_s=LONG)
 async def change_password(act: Act) -> None:
-    """Change the password of Redis for a while, and close all its connections."""
     async with Redis.from_url(act.redis.url) as admin:
         await admin.config_set("requirepass", "another")
         await admin.client_kill_filter(_type="normal", skipme=True)
@@ -486,9 +350,7 @@ async def change_password(act: Act) -> None:
         await admin.config_set("requirepass", "")
 
 
-@fault(hold_s=LONG)
 async def kill_redis_and_scheduler(act: Act) -> None:
-    """Kill Redis and a scheduler at once; Redis is back first."""
     scheduler = act.pick("scheduler")
     await act.moment(scheduler)
     act.redis.stop()
@@ -498,35 +360,76 @@ async def kill_redis_and_scheduler(act: Act) -> None:
     await scheduler.restart()
 
 
-@fault(hold_s=LONG)
 async def start_scheduler_without_redis(act: Act) -> None:
-    """Kill Redis and a scheduler at once; the scheduler is back first, and Redis comes back empty."""
     scheduler = act.pick("scheduler")
     await act.moment(scheduler)
     act.redis.stop()
     scheduler.kill()
-    shutil.rmtree(act.redis.folder / "appendonlydir", ignore_errors=True)
+    _forget(act.redis)
     await scheduler.restart()
     await act.hold()
     await asyncio.to_thread(act.redis.start)
 
 
-# -- router
-
-
-@fault(hold_s=(0.5, 2.0))
-async def kill_router(act: Act) -> None:
-    """Kill one of several routers: its own connections break, the others' do not."""
-    await _kill(act, "router")
-
-
-@fault()
-async def drain_router(act: Act) -> None:
-    """Terminate one of several routers: it ends its streams, and the others take new requests."""
-    await _drain(act, "router")
-
-
-@fault(hold_s=(2.0, 14.0))
-async def hang_router(act: Act) -> None:
-    """Stop one of several routers, also for longer than workers and schedulers wait for it."""
-    await _hang(act, "router")
+# fmt: off
+_FAULTS = (
+    Fault("kill-prefill", "Kill a prefill worker.", kill("prefill"), (QUEUE, PREFILL, HANDOFF)),
+    Fault("hang-prefill", "Stop a prefill worker for longer than its lease.", hang("prefill"),
+          (QUEUE, PREFILL, HANDOFF), LONG),
+    Fault("kill-decode", "Kill a decode worker.", kill("decode"), (HANDOFF, STREAM)),
+    Fault("hang-decode", "Stop a decode worker for longer than its lease.", hang("decode"),
+          (HANDOFF, STREAM), LONG),
+    Fault("pause-worker", "Stop any worker for less than its lease.", hang("prefill", "decode"),
+          hold_s=SHORT),
+    Fault("kill-watcher", "Kill the watcher of `baton up`, which tells when workers are ready; then a decode "
+          "worker.", kill_watcher),
+    Fault("kill-pair", "Kill a prefill and a decode worker at once.", kill_pair, (HANDOFF,)),
+    Fault("drain-prefill", "Terminate a prefill worker, and start another one.", drain("prefill")),
+    Fault("drain-decode", "Terminate a decode worker, and start another one.", drain("decode")),
+    Fault("rolling-restart", "Terminate all workers, one after the other, each replaced before the next.",
+          rolling_restart),
+    Fault("operator-drain", "Run `baton drain` on a worker: started again it takes nothing until "
+          "`baton undrain`.", operator_drain, hold_s=SHORT),
+    Fault("flip-role", "Run `baton role` on a worker at work. The next flip starts from its new role.",
+          flip_role, hold_s=(0.0, 0.5)),
+    Fault("corrupt-handoffs", "Flip a bit in each save of a prefill worker that waits to be pulled, as "
+          "soon as it is complete.",
+          corrupt_handoffs, hold_s=LONG),
+    Fault("drop-network", "Drop all traffic of a worker for longer than its lease, with its "
+          "connections open.",
+          disturb(drop=True), hold_s=LONG),
+    Fault("interrupt-network", "Drop all traffic of a worker for less than its lease, with its "
+          "connections open.", disturb(drop=True),
+          hold_s=SHORT),
+    Fault("delay-network", "Delay all traffic of a worker by 200 ms.", disturb(drop=False), hold_s=LONG),
+    Fault("kill-scheduler", "Kill a scheduler, and start another one at once.", kill("scheduler")),
+    Fault("lose-scheduler", "Kill a scheduler, and start another one only later.", kill("scheduler"),
+          hold_s=LONG),
+    Fault("hang-scheduler", "Stop a scheduler for longer than workers' leases.", hang("scheduler"),
+          hold_s=LONG),
+    Fault("lose-schedulers", "Kill all schedulers at once, and start others only later: routers place alone.",
+          lose_schedulers, hold_s=LONG),
+    Fault("drain-scheduler", "Terminate a scheduler, and start another one.", drain("scheduler")),
+    Fault("kill-scheduler-and-decode", "Kill a scheduler, then a decode worker while no scheduler answers.",
+          kill_scheduler_and_decode, hold_s=LONG),
+    Fault("kill-redis", "Kill Redis, which comes back with what it had written to disk.",
+          kill_redis(empty=False), hold_s=LONG),
+    Fault("empty-redis", "Kill Redis, which comes back empty.", kill_redis(empty=True), hold_s=LONG),
+    Fault("hang-redis", "Stop Redis.", hang_redis, hold_s=LONG),
+    Fault("slow-redis", "Stop Redis for 0.3 s again and again.", slow_redis, hold_s=LONG),
+    Fault("fill-redis", "Leave Redis no memory: it refuses writes.", fill_redis, hold_s=LONG),
+    Fault("change-password", "Change the password of Redis for a while, and close all its connections.",
+          change_password, hold_s=LONG),
+    Fault("kill-redis-and-scheduler", "Kill Redis and a scheduler at once; Redis is back first.",
+          kill_redis_and_scheduler, hold_s=LONG),
+    Fault("start-scheduler-without-redis", "Kill Redis and a scheduler at once; the scheduler is back first, "
+          "and Redis comes back empty.", start_scheduler_without_redis, hold_s=LONG),
+    Fault("kill-router", "Kill one of several routers: its own connections break, the others' do not.",
+          kill("router"), hold_s=(0.5, 2.0)),
+    Fault("drain-router", "Terminate one of several routers: it ends its streams, and the others take new "
+          "requests.", drain("router")),
+    Fault("hang-router", "Stop one of several routers, also for longer than workers and schedulers wait for "
+          "it.", hang("router"), hold_s=(2.0, 14.0)),
+)
+# fmt: on
+FAULTS = {one.name: one for one in _FAULTS}

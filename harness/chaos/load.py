@@ -1,4 +1,4 @@
-"""A bounded load with checked answers: clients that each have one request at a time."""
+"""A load of clients that each send one request at a time and check the answer."""
 
 from __future__ import annotations
 
@@ -7,70 +7,57 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
 from harness.chaos.answers import Case, Questions
-from harness.chaos.site import Part
+from harness.chaos.site import Part, Site
 
-DEADLINE_S = 120.0  # of one request, with all its waiting
+DEADLINE_S = 120.0  # for a request, including all waits
 MOST_WAIT_S = 2.0  # before the next try after a 503, whatever Retry-After says
 END_S = 150.0  # until the last answers have come
 
 
-class Served(Protocol):
-    """A deployment, as far as the load needs to know it."""
-
-    @property
-    def routers(self) -> Sequence[Part]: ...
-
-    def url(self, router: Part) -> str: ...
-
-
 class Fate(Enum):
-    """The outcome of a request."""
-
     RIGHT = "right"
     WRONG = "wrong"  # a token that an undisturbed run does not send
     FAILED = "failed"  # an error, or an answer that ended too early
-    ROUTER_LOST = "router lost"  # its own router was killed: no other could know of it
+    ROUTER_LOST = "router lost"  # its own router was killed: no other knows of the request
 
 
 @dataclass(eq=False)
 class Answer:
-    """A request, while it runs and afterwards. Times are in seconds of time.monotonic."""
+    """A request and its answer so far. Times are time.monotonic's."""
 
     request_id: str
     case: Case
     router: Part
-    sent: float  # of the try that was admitted
+    sent: float  # the try that was admitted
     tokens: list[int] = field(default_factory=list)
-    arrivals: list[float] = field(default_factory=list)  # of events with tokens
+    arrivals: list[float] = field(default_factory=list)  # times of events with tokens
     ended: float = 0.0
     finish: str = ""
     error: str = ""
-    cost: dict[str, Any] = field(default_factory=dict)  # `usage.baton`, where the case asks for it
     refused: list[float] = field(default_factory=list)  # when 503 came, before any byte
     router_lost: bool = False
 
     def pauses(self) -> list[tuple[float, float]]:
-        """Return (start, end) of each wait of a stream's client; none for a response in one piece.
+        """Return (start, end) of each wait of a stream's client.
 
-        Batch work waits for its turn: before its first token that is no pause.
+        Batch work waits for its turn: the time before its first token is no pause.
         """
         if not self.case.stream:
             return []
         begin = self.arrivals[0] if self.case.batch and self.arrivals else self.sent
-        times = [begin, *self.arrivals, self.ended]
-        return list(itertools.pairwise(times))
+        return list(itertools.pairwise([begin, *self.arrivals, self.ended]))
 
 
 def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
-    """Judge a request: its fate and, unless it is right, the reason."""
+    """Return a request's fate and, unless it is right, the reason."""
     got = answer.tokens
     for at, (one, right) in enumerate(zip(got, expected, strict=False)):
         if one != right:
@@ -91,7 +78,7 @@ class Load:
     """The clients; `running` and `over` may be read at any time."""
 
     def __init__(
-        self, site: Served, questions: Questions, clients: int, seed: str, *, long: bool = False
+        self, site: Site, questions: Questions, clients: int, seed: str, *, long: bool = False
     ) -> None:
         self.site = site
         self.running: dict[str, Answer] = {}
@@ -108,20 +95,17 @@ class Load:
 
     async def __aenter__(self) -> Load:
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
-        # A connection for each request: one that a dying router closed makes no later request fail.
+        # A connection for each request: else one that a dying router closed would fail a later request.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         self._http = aiohttp.ClientSession(timeout=timeout, connector=connector)
-        self._tasks = [
-            asyncio.create_task(self._client(number), name=f"client {number}")
-            for number in range(self._clients)
-        ]
+        self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._stopping = True
         await asyncio.wait(self._tasks, timeout=END_S)
         for task in self._tasks:
-            task.cancel()  # harmless where it is done
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for answer in list(self.running.values()):
             self._end(answer, f"no end within {END_S:g} s")
@@ -136,9 +120,8 @@ class Load:
         return f"{len(self.over)} answers, {len(self.running)} under way, {self.tokens} tokens"
 
     async def event(self, wanted: Callable[[Answer], bool], within_s: float) -> Answer | None:
-        """Wait for an answer that meets `wanted` just after tokens of it came; None at the deadline."""
-        coming: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        entry = (wanted, coming)
+        """Wait for an answer that meets `wanted` when a token of it comes; None at the deadline."""
+        entry = (wanted, coming := asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         try:
             return await asyncio.wait_for(coming, within_s)
@@ -161,7 +144,7 @@ class Load:
             count += 1
 
     def _router(self, turn: int) -> Part:
-        """Choose a router as a balancer with health checks does: none that is not ready yet."""
+        """Choose a router as a balancer with health checks does: one that is ready."""
         ready = [one for one in self.site.routers if not (one.wanted and one.away)] or self.site.routers
         return ready[turn % len(ready)]
 
@@ -200,7 +183,7 @@ class Load:
         self.over.append(answer)
 
     async def _try(self, answer: Answer) -> float | None:
-        """Send the request once. Return the seconds until the next attempt, None where there is none."""
+        """Send the request once. Return the seconds until the next try, or None for no other."""
         if self._http is None:
             raise RuntimeError("the load has not begun")
         headers = {"X-Request-Id": answer.request_id}
@@ -225,7 +208,6 @@ class Load:
         if "error" in event:
             answer.error = f"{event['error']}"[:400]
             return
-        answer.cost = (event.get("usage") or {}).get("baton", {})
         if not event["choices"]:
             return
         choice = event["choices"][0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import yaml
 
 from baton.protos import scheduler_pb2 as pb
 from baton.services.classes import ClassesSettings
@@ -14,7 +15,7 @@ from harness.stats import percentile
 
 KEPT = 20  # messages kept of each kind
 ADDED_S = 2.0  # a pause may take a lease and this
-TURN_S = ClassesSettings().batch.patience_s  # of batch work whose prompt is computed again, behind others
+TURN_S = ClassesSettings().batch.patience_s  # batch work waits for its turn to be prefilled again
 
 Span = tuple[float, float]  # from, to; time.monotonic, seconds
 
@@ -23,7 +24,7 @@ Span = tuple[float, float]  # from, to; time.monotonic, seconds
 class Leaks:
     """Resources that are still held and should not be."""
 
-    blocks: int = 0  # of the KV caches, not free again
+    blocks: int = 0  # KV cache
     attempts: int = 0  # live at the scheduler
     reservations: int = 0
     pinned: int = 0  # handoffs
@@ -41,7 +42,7 @@ class Leaks:
 
 
 def leaks(told: pb.Description) -> Leaks:
-    """Return what an idle deployment would not hold. Cached blocks count as free."""
+    """Return the resources that a deployment holds and an idle one would not. Cached blocks are free."""
     found = Leaks(attempts=len(told.attempts))
     for one in told.workers:
         usable = one.identity.capacity.num_blocks - 1  # the engine keeps one as a null
@@ -69,16 +70,16 @@ class Outcome:
     tokens: int = 0
     failed: int = 0
     wrong: int = 0
-    refused: int = 0  # 503 before any byte, while nobody could serve: sent again
-    refused_needlessly: int = 0  # the same while a worker could: these count as failed
+    refused: int = 0  # 503 before any byte, while no worker could serve: sent again
+    refused_needlessly: int = 0  # the same while a worker could: counts as failed
     router_lost: int = 0  # requests of a router that was killed
     longest_pause_s: float = 0.0
     longest_pause_of: str = ""
-    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung
+    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or the router hung
     pause_limit_s: float = 0.0  # a lease and ADDED_S; a lease more for each further fault in a pause; 0: none
-    full: bool = False  # requests wait for slots: what comes before the first token is no pause
-    over_limit: int = 0  # pauses, of the covered ones
-    p50_pause_s: float = 0.0  # of the answers' longest ones
+    full: bool = False  # requests wait for slots: the time before the first token is no pause
+    over_limit: int = 0  # covered pauses beyond the limit
+    p50_pause_s: float = 0.0  # percentiles of the answers' longest pauses
     p99_pause_s: float = 0.0
     leaks: Leaks = field(default_factory=Leaks)
     clean_after_s: float = 0.0  # after the last answer
@@ -88,39 +89,26 @@ class Outcome:
     faults: dict[str, int] = field(default_factory=dict)
     stages: dict[str, int] = field(default_factory=dict)  # requests that were hit, by role and stage
     retries: dict[str, int] = field(default_factory=dict)  # attempts that failed, by trouble
-    recomputed: int = 0  # prompts that were prefilled once more, by their decode worker
+    recomputed: int = 0  # prompts that their decode worker prefilled again
     most_booked: int = 0  # requests at one decode worker at a time
     poison: dict[str, int] = field(default_factory=dict)  # engine-breaking requests, by kind and status
     engines_failed: int = 0  # processes that they ended
-    unmet: list[str] = field(default_factory=list)  # what the plan asks of these figures, and did not get
+    unmet: list[str] = field(default_factory=list)  # figures outside the plan's bounds
     messages: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         """Whether nothing failed, was wrong, leaked or crashed, and all was mended; pauses are not judged."""
-        return not (
-            self.failed
-            or self.wrong
-            or self.refused_needlessly
-            or self.leaks.any
-            or self.crashes
-            or self.unhealed
-            or self.unmet
-        )
+        failed = self.failed or self.wrong or self.refused_needlessly or self.leaks.any
+        return not (failed or self.crashes or self.unhealed or self.unmet)
 
     def meet(self, least: Mapping[str, int], most: Mapping[str, int]) -> None:
-        """Note which of these figures are beyond the plan's bounds: without them it may prove nothing."""
+        """Note the figures outside the plan's bounds: with them it may prove nothing."""
         found = {**self.retries, "recomputed": self.recomputed, "most_booked": self.most_booked}
-        self.unmet += [
-            f"{name} is {found.get(name, 0)}, and should be {bound} at least"
-            for name, bound in least.items()
-            if found.get(name, 0) < bound
-        ]
-        self.unmet += [
-            f"{name} is {found.get(name, 0)}, and should be {bound} at most"
-            for name, bound in most.items()
-            if found.get(name, 0) > bound
-        ]
+        for bounds, which, sign in ((least, "least", 1), (most, "most", -1)):
+            for name, bound in bounds.items():
+                if sign * (value := found.get(name, 0)) < sign * bound:
+                    self.unmet.append(f"{name} is {value}, and should be {bound} at {which}")
 
     def add(
         self,
@@ -131,8 +119,8 @@ class Outcome:
     ) -> None:
         """Judge the answers.
 
-        `uncovered`: times without a worker; a router that hangs sends nothing. `struck`: when each fault did
-        its harm. A pause in which several struck may take a lease for each: they may have hit one request.
+        `uncovered` are times without a worker, `struck` the moments at which faults did their harm. A pause
+        in which several struck may take a lease for each: they may all have hit this request.
         """
         longest: list[tuple[float, str]] = []
         for answer, right in zip(answers, expected, strict=True):
@@ -143,7 +131,7 @@ class Outcome:
             self.wrong += fate is Fate.WRONG
             self.failed += fate is Fate.FAILED
             self.router_lost += fate is Fate.ROUTER_LOST
-            needless = sum(not _within(when, uncovered) for when in answer.refused)
+            needless = sum(not any(since <= when <= to for since, to in uncovered) for when in answer.refused)
             self.refused += len(answer.refused) - needless
             self.refused_needlessly += needless
             if needless:
@@ -165,10 +153,7 @@ class Outcome:
     def _add_covered(
         self, answer: Answer, pauses: Sequence[Span], without: Sequence[Span], struck: Sequence[float]
     ) -> None:
-        """Judge each pause from its first fault on. What was waited before that is none of the fault's doing.
-
-        It may have been in a queue, so it is judged by itself.
-        """
+        """Judge each pause from its first fault on, and the wait before by itself: it may be a queue's."""
         for event, (start, end) in enumerate(pauses, int(self.full)):
             hits = [when for when in struck if start <= when <= end]
             hit = min(hits, default=start)
@@ -187,49 +172,22 @@ class Outcome:
         if len(self.messages) < KEPT:
             self.messages.append(message)
 
-    def as_json(self) -> dict[str, Any]:
-        figures = asdict(self)
-        return {
-            key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()
-        } | {"good": self.good}
-
     def __str__(self) -> str:
-        leaked = f"{self.leaks.blocks} blocks, {self.leaks.leases} leases" + (
-            f" ({self.leaks})" if self.leaks.any else ""
-        )
-        limit = f"limit {self.pause_limit_s:.1f} s ({self.over_limit} over it)"
-        poison = f"{counts(self.poison)}; {self.engines_failed} processes ended with their engine"
-        lines = [
-            f"{self.plan}, {self.shape}, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
-            f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: "
-            f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while no worker could serve, "
-            f"{self.refused_needlessly} needlessly, {self.router_lost} of killed routers",
-            f"  longest pause {self.longest_pause_s:.2f} s ({self.longest_pause_of}); with a worker left "
-            f"{self.longest_covered_pause_s:.2f} s, {limit if self.pause_limit_s else 'no limit'}; "
-            f"p50 {self.p50_pause_s:.2f} s, p99 {self.p99_pause_s:.2f} s",
-            f"  left: {leaked}; clean {self.clean_after_s:.1f} s after the end; {self.restarts} restarts",
-            f"  faults: {counts(self.faults)}",
-            f"  requests hit: {counts(self.stages)}",
-            *([f"  poison: {poison}"] if self.poison else []),
-            f"  attempts that failed: {counts(self.retries)}; {self.recomputed} prompts recomputed; "
-            f"{self.most_booked} requests at one decode worker at most",
-            *(f"  crash: {one}" for one in self.crashes),
-            *(f"  not mended: {one}" for one in self.unhealed),
-            *(f"  not met: {one}" for one in self.unmet),
-            *(f"  - {one}" for one in self.messages),
-        ]
-        return "\n".join(lines)
+        return told(self)
 
 
 def covered_s(pause: Span, uncovered: Sequence[Span]) -> float:
-    """Return how much of a pause lies in times in which some worker could serve."""
+    """Return how much of a pause lies in times when a worker could serve."""
     start, end = pause
     return (end - start) - sum(max(0.0, min(end, to) - max(start, since)) for since, to in uncovered)
 
 
-def _within(when: float, spans: Sequence[Span]) -> bool:
-    return any(since <= when <= to for since, to in spans)
+def as_json(outcome: Any) -> dict[str, Any]:
+    figures = {**asdict(outcome), "good": outcome.good}
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()}
 
 
-def counts(counts: dict[str, int] | Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+def told(outcome: Any) -> str:
+    """Return an outcome's figures as YAML, without those that are 0 or empty."""
+    figures = {key: value for key, value in as_json(outcome).items() if value and key != "began_at"}
+    return yaml.safe_dump({"good" if outcome.good else "NOT GOOD": figures}, sort_keys=False, width=1000)

@@ -1,4 +1,4 @@
-"""The figures of a run, as a file and as the tables of docs/reliability.md."""
+"""A run's figures, as a file and as the tables of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import stats
-from harness.chaos.outcome import Outcome
+from harness.chaos.outcome import Outcome, as_json
 from harness.chaos.placed import Placed
 from harness.support import ROOT
 
@@ -21,13 +21,13 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 def save(file: Path, outcomes: Sequence[Outcome | Placed]) -> None:
     """Save all plans of a run so far, and the machine."""
-    plans = [one.as_json() for one in outcomes if isinstance(one, Outcome)]
-    placements = [one.as_json() for one in outcomes if isinstance(one, Placed)]
+    plans = [as_json(one) for one in outcomes if isinstance(one, Outcome)]
+    placements = [as_json(one) for one in outcomes if isinstance(one, Placed)]
     stats.save(file.stem, {"plans": plans, "placements": placements}, file.parent)
 
 
 def write(file: Path, page: Path = PAGE) -> Path:
-    """Put the tables of a run between the markers of the page. Raises ValueError where they are missing."""
+    """Put a run's tables between the markers of the page. Raises ValueError if they are missing."""
     text = page.read_text()
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -81,7 +81,6 @@ def _row(plan: dict[str, Any]) -> list[Any]:
 
 
 def _placements(one: dict[str, Any]) -> str:
-    """Return the table of a placing plan, with its title."""
     left = one["left"]
     rows = [
         ["requests, attempts placed", f"{one['requests']}, {one['placed']}"],

@@ -1,11 +1,10 @@
-"""The outcome of a load of placements: its figures, and whether they are good enough."""
+"""The outcome of a load of placements, and the workers without engines that judge it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Start
@@ -14,47 +13,46 @@ from baton.scheduler.servicer import SHOWN_ATTEMPTS
 from baton.scheduler.types import Booking, PlacementLimits, Reserved
 from baton.services.engine.errors import RequestRefused
 from baton.services.worker.admission import Admission, Share
-from harness.chaos.outcome import Span, counts
+from harness.chaos.outcome import Span, told
 from harness.stats import percentile
 
 KEPT = 5  # messages kept of each kind
-LAG_S = 1.0  # the longest time until a scheduler has heard of something, on a busy machine
+LAG_S = 1.0  # the longest time until a scheduler has heard of an event, on a busy machine
 
 
 @dataclass(slots=True, eq=False)
 class Stay:
-    """An attempt at its workers, from when its router has heard of its placement. Times: time.monotonic."""
+    """An attempt at its workers, since its router heard of its placement. Times are time.monotonic's."""
 
     booking: Booking
     since: float
     read_at: float = math.inf  # when its prompt was prefilled
     until: float = math.inf
-    shares: dict[str, Share] = field(default_factory=dict)  # of its workers' room, by worker id
+    shares: dict[str, Share] = field(default_factory=dict)  # shares of its workers' room, by worker id
 
     def share(self, worker_id: str, read: float, ended: float) -> Reserved:
-        """Return what it holds there, unless it was read by one moment, or has ended by another."""
+        """Return its share of a worker: prefilled if `read_at` was by `read`, none if it ended by `ended`."""
         if self.until <= ended:
             return Reserved()
         return self.booking.share(worker_id, prefilled=self.read_at <= read)
 
 
 class Workers:
-    """Workers without engines, as far as placements go: each admits or refuses as a real one.
+    """Workers without engines: each admits or refuses an attempt as a real one does.
 
-    Who was there when is the truth by which schedulers' sums are judged. A scheduler hears of it a message
-    later, so that for each worker there is a least and a greatest sum that it may have.
+    Schedulers' sums are judged by which attempts were there. A scheduler hears of them a message later, so
+    for each worker there is a least and a greatest sum that it may have.
     """
 
     def __init__(self, capacity: pb.Capacity, limits: PlacementLimits) -> None:
-        """Start with no requests; all workers have the same capacity."""
         self._limits, self._capacity = limits, capacity
         self._most = max_requests(capacity, limits), usable_blocks(capacity)
         self._admissions: dict[str, Admission] = {}
-        self._stays: dict[str, list[Stay]] = {}  # by worker id; those that ended a while ago are dropped
-        self.fullest = 0.0  # share of a worker's bounds
+        self._stays: dict[str, list[Stay]] = {}  # by worker id, without those that ended a while ago
+        self.fullest = 0.0  # highest share of a worker's bounds that was in use
 
     def take(self, booking: Booking, now: float) -> tuple[Stay, str]:
-        """Admit an attempt to both of its workers. Return also the id of one that refuses it, if any."""
+        """Admit an attempt to its workers. Return it, and the id of a worker that refuses it or ""."""
         stay = Stay(booking, now)
         for worker_id in booking.worker_ids:
             self._stays.setdefault(worker_id, []).append(stay)
@@ -65,14 +63,13 @@ class Workers:
             try:
                 stay.shares[worker_id] = self._of(worker_id).take(start)
             except RequestRefused:
-                self._leave(stay, now)
+                self.end(stay, now)
                 return stay, worker_id
-        writer, (requests, blocks) = self._of(booking.decode_id), self._most
-        self.fullest = max(self.fullest, writer.requests / requests, writer.blocks / blocks)
+        decode, (requests, blocks) = self._of(booking.decode_id), self._most
+        self.fullest = max(self.fullest, decode.requests / requests, decode.blocks / blocks)
         return stay, ""
 
-    def read(self, stay: Stay, now: float) -> None:
-        """Note that an attempt's prompt was prefilled."""
+    def prefilled(self, stay: Stay, now: float) -> None:
         stay.read_at = now
         for worker_id, share in stay.shares.items():
             self._of(worker_id).prefilled(share)
@@ -80,11 +77,12 @@ class Workers:
                 self._of(worker_id).give_back(share)
 
     def end(self, stay: Stay, now: float) -> None:
-        """End an attempt."""
-        self._leave(stay, now)
+        stay.until = now
+        for worker_id, share in stay.shares.items():
+            self._of(worker_id).give_back(share)
 
     def unlike(self, told: pb.Description, asked: float, got: float) -> list[str]:
-        """Return what a scheduler lacks, and which of its sums cannot be, as it told between two moments."""
+        """Return the attempts that a scheduler lacks, and its impossible sums, asked at one moment."""
         begin, end = asked - LAG_S, got + LAG_S
         known = {(one.attempt.request_id, one.attempt.epoch) for one in told.attempts}
         whole = len(known) < SHOWN_ATTEMPTS
@@ -111,23 +109,15 @@ class Workers:
                     found.append(f"{worker_id}: {sum_} {what}, which can only be {low} to {high}")
         return found
 
-    def _leave(self, stay: Stay, now: float) -> None:
-        stay.until = now
-        for worker_id, share in stay.shares.items():
-            self._of(worker_id).give_back(share)
-
     def _of(self, worker_id: str) -> Admission:
-        found = self._admissions.get(worker_id)
-        if found is None:
-            found = self._admissions[worker_id] = Admission(self._limits)
-            found.fit(self._capacity)
-        return found
+        if worker_id not in self._admissions:
+            self._admissions[worker_id] = Admission(self._limits)
+            self._admissions[worker_id].fit(self._capacity)
+        return self._admissions[worker_id]
 
 
 @dataclass
 class Latency:
-    """The latency of placements, in milliseconds."""
-
     count: int = 0
     p50_ms: float = 0.0
     p99_ms: float = 0.0
@@ -140,13 +130,10 @@ class Latency:
         figures = (percentile(seconds, 0.5), percentile(seconds, 0.99), max(seconds))
         return cls(len(seconds), *(round(1_000 * one, 2) for one in figures))
 
-    def __str__(self) -> str:
-        return f"p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.0f} ms, max {self.max_ms:.0f} ms"
-
 
 @dataclass
 class Left:
-    """The attempts and reservations that all schedulers together still hold."""
+    """Attempts and reservations that the schedulers together still hold."""
 
     attempts: int = 0  # live
     requests: int = 0  # reserved on workers
@@ -179,7 +166,7 @@ class Placed:
 
     plan: str
     seed: int
-    rate: int  # requests a second
+    rate: int  # requests per second
     workers: int
     routers: int
     schedulers: int
@@ -187,20 +174,20 @@ class Placed:
     seconds: float = 0.0
     requests: int = 0
     placed: int = 0  # attempts
-    alone: int = 0  # of these, by a router itself
+    alone: int = 0  # of these, placed by a router itself
     refused: int = 0  # as all workers were full
-    sent_back: int = 0  # attempts that a worker refused, as it was full
+    sent_back: int = 0  # attempts that a full worker refused
     sent_back_alone: int = 0  # of these, placed by a router itself
     failed: int = 0  # for any other reason
-    failures: dict[str, int] = field(default_factory=dict)  # those, by the reason
+    failures: dict[str, int] = field(default_factory=dict)  # by the reason
     late: int = 0  # epochs that were placed once more
     twice: int = 0  # placed twice, or booked on other workers
     compared: int = 0  # descriptions of schedulers
-    unlike: int = 0  # of these, with sums that are not the routers'
+    unlike: int = 0  # of these, with impossible sums
     fullest: float = 0.0  # the highest share of a worker's bounds that was in use
     dropped: int = 0  # reports that were lost
     calm: Latency = field(default_factory=Latency)  # between faults
-    disturbed: Latency = field(default_factory=Latency)  # from a fault to the moment when all is whole again
+    disturbed: Latency = field(default_factory=Latency)  # from a fault until all is whole again
     left: Left = field(default_factory=Left)
     clean_after_s: float = 0.0  # after the end of the last request
     restarts: int = 0
@@ -211,12 +198,12 @@ class Placed:
 
     @property
     def good(self) -> bool:
-        """Whether all were placed or refused as full, once, and schedulers knew it; times are not judged."""
+        """Whether each was placed once or refused as full, and schedulers knew it; times are not judged."""
         wrong = self.failed or self.twice or self.unlike or self.left.any or self.crashes or self.unhealed
         return self.placed > 0 and self.compared > 0 and not wrong
 
     def add(self, placements: Iterable[tuple[float, float]], disturbed: Sequence[Span]) -> None:
-        """Add the latencies of placements, apart for those during faults and those between."""
+        """Add the latencies of placements, during faults and between them."""
         calm, other = list[float](), list[float]()
         for began, ended in placements:
             met = any(began < to and since < ended for since, to in disturbed)
@@ -230,7 +217,7 @@ class Placed:
             self.messages.append(f"{why}: {message}")
 
     def compare(self, unlike: Sequence[str], scheduler: str) -> None:
-        """Count a scheduler's description, and in what its sums were wrong."""
+        """Count a scheduler's description, and note its impossible sums."""
         self.compared += 1
         self.unlike += bool(unlike)
         if unlike and self.unlike <= KEPT:
@@ -241,30 +228,5 @@ class Placed:
         if self.twice <= KEPT:
             self.messages.append(message)
 
-    def as_json(self) -> dict[str, Any]:
-        figures = asdict(self)
-        return {
-            key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()
-        } | {"good": self.good}
-
     def __str__(self) -> str:
-        lines = [
-            f"{self.plan}, {self.rate} requests/s, {self.workers} workers, {self.routers} routers, "
-            f"{self.schedulers} schedulers, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
-            f"  {self.requests} requests in {self.seconds:.0f} s: {self.placed} attempts placed, "
-            f"{self.alone} of them by routers alone; {self.refused} refused as full, {self.failed} failed",
-            f"  {self.sent_back} sent back by a full worker, {self.sent_back_alone} of them placed by "
-            f"routers alone; the fullest had {self.fullest:.0%} of its bounds",
-            f"  {self.twice} placed twice ({self.late} epochs repeated); {self.unlike} of {self.compared} "
-            "descriptions have other sums than the routers",
-            f"  failed: {counts(self.failures)}",
-            f"  between faults: {self.calm}",
-            f"  in faults: {self.disturbed}",
-            f"  left: {self.left}; clean {self.clean_after_s:.1f} s after the end; "
-            f"{self.dropped} reports dropped; {self.restarts} restarts",
-            f"  faults: {counts(self.faults)}",
-            *(f"  crash: {one}" for one in self.crashes),
-            *(f"  not mended: {one}" for one in self.unhealed),
-            *(f"  - {one}" for one in self.messages),
-        ]
-        return "\n".join(lines)
+        return told(self)

@@ -1,8 +1,7 @@
-"""A load without engines, of so many placements a second.
+"""A load of placements at a steady rate, without engines.
 
-Workers register, send heartbeats, and admit or refuse what is sent to them. Routers place requests with the
-code of a real router; what it would send them is a call here. Schedulers' sums are compared with what is
-there.
+Workers register, send heartbeats, and admit or refuse attempts. Routers place requests with a real router's
+code; a message to a worker is a call here. Schedulers' sums are compared with the attempts that are there.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ from harness.scheduling import capacity, identity
 
 WORKERS = 20  # every other one for prefill
 ROUTERS = 2
-# At 500 requests/s half of it is in use: a scheduler that loses a second meets the bounds.
+# At 500 requests/s half of this is in use: a scheduler that loses a second meets the bounds.
 CAPACITY = capacity(max_num_seqs=24, num_blocks=1_201, max_model_len=4_096)
 PROMPT = (100, 900)  # tokens
 ANSWER = (16, 300)
 READ_S = (0.005, 0.03)  # until the prompt is prefilled
 LIFE_S = (0.05, 0.5)
-LONG_LIFE_S = (4.0, 6.0)  # longer than what nobody may have heard of yet: schedulers have to count them
+LONG_LIFE_S = (4.0, 6.0)  # long enough for all schedulers to hear of them
 LONG = 0.01  # share of the attempts that live so long
 RETRIED = 0.05  # share of the requests that lose their worker once
 LATE = 0.02  # share of the scheduler's placements that are made once more, with the same epoch
 TICK_S = 0.01
-TOLD_S = 2.5  # until a scheduler that began anew, or was away, has been told all
-STALL_S = 0.3  # for which this process may have no time, and routers' reports still come within LAG_S
-TRIES = 2  # workers that may refuse an attempt, before it counts as refused: routers share this process
+TOLD_S = 2.5  # until a scheduler that was away knows everything again
+STALL_S = 0.3  # a stall of this process with which routers' reports still come within LAG_S
+TRIES = 2  # workers that may refuse an attempt before it counts as refused
 MOST_OPEN = 8_000  # requests under way; more means that the schedulers do not keep up
 START_S = 20.0
 END_S = 60.0  # until the last requests are over
@@ -60,18 +59,8 @@ END_S = 60.0  # until the last requests are over
 
 @contextlib.asynccontextmanager
 async def registered(site: Site) -> AsyncIterator[None]:
-    """Register workers that are ready, each with its own connection."""
     async with contextlib.AsyncExitStack() as stack:
-        for number in range(WORKERS):
-            role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
-            one = identity(f"worker-{number}", role, vllm=VLLM_VERSION)
-            client = await stack.enter_async_context(SchedulerClient(site.scheduler_address))
-            load = pb.WorkerLoad(free_blocks=usable_blocks(CAPACITY))
-            session = WorkerSession(client, one, lambda load=load: load)  # type: ignore[misc]
-            stack.push_async_callback(session.close)
-            await session.start(START_S)
-            await session.ready(CAPACITY)
-            site.guests.add(one.worker_id)
+        site.guests |= await register(stack, site.scheduler_address, WORKERS, CAPACITY)
         await site.whole(START_S)
         try:
             yield
@@ -79,9 +68,25 @@ async def registered(site: Site) -> AsyncIterator[None]:
             site.guests.clear()
 
 
-class _Router:
-    """A router's part in placing."""
+async def register(
+    stack: contextlib.AsyncExitStack, schedulers: str, count: int, capacity: pb.Capacity
+) -> set[str]:
+    """Register ready workers, each with its own connection, until the stack ends. Return their ids."""
+    names = set()
+    for number in range(count):
+        role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
+        one = identity(f"worker-{number}", role, vllm=VLLM_VERSION)
+        client = await stack.enter_async_context(SchedulerClient(schedulers))
+        load = pb.WorkerLoad(free_blocks=usable_blocks(capacity))
+        session = WorkerSession(client, one, lambda load=load: load)  # type: ignore[misc]
+        stack.push_async_callback(session.close)
+        await session.start(START_S)
+        await session.ready(capacity)
+        names.add(one.worker_id)
+    return names
 
+
+class _Router:
     def __init__(self, address: str, name: str, lease_s: float) -> None:
         self.name = name
         self.client = SchedulerClient(address, router_id=name, policy=PolicySettings())
@@ -90,15 +95,15 @@ class _Router:
 
 
 class Placing:
-    """Requests at an even rate, whatever happens to earlier ones; `placed` collects the outcome."""
+    """Requests at a steady rate, whatever happens to earlier ones; `placed` collects the outcome."""
 
     def __init__(self, site: Site, placed: Placed, seed: str) -> None:
-        self.over: list[tuple[float, float]] = []  # placements: begin, end; time.monotonic
+        self.over: list[tuple[float, float]] = []  # begin and end of placements; time.monotonic
         self._site = site
         self._placed = placed
         self._draw = random.Random(seed)
         self._workers = Workers(CAPACITY, SchedulerSettings())
-        self._stalled_at = 0.0  # time.monotonic; when this process had no time
+        self._stalled_at = 0.0  # the last stall of this process; time.monotonic
         self._known: dict[str, tuple[int, float]] = {}  # scheduler -> its process, and since when it answers
         self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> its prefill and decode worker
         self._open: set[asyncio.Task[None]] = set()
@@ -122,7 +127,7 @@ class Placing:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Send no more requests, and wait for the end of all."""
+        """Send no more requests, and wait until all are over."""
         if self._asking is not None:
             await stop(self._asking)
         if self._open:
@@ -149,15 +154,8 @@ class Placing:
                 self._placed.fail("OPEN", f"{MOST_OPEN} requests are under way: nobody keeps up")
                 continue
             router = self._routers[number % len(self._routers)]
-            state = RequestState(
-                f"{router.name}-{number}",
-                "",
-                b"",
-                prompt_tokens=self._draw.randint(*PROMPT),
-                max_tokens=self._draw.randint(*ANSWER),
-                max_model_len=CAPACITY.max_model_len,
-                deadline=float("inf"),
-            )
+            prompt, answer = self._draw.randint(*PROMPT), self._draw.randint(*ANSWER)
+            state = request(f"{router.name}-{number}", prompt, answer)
             task = asyncio.create_task(self._request(router, state))
             self._open.add(task)
             task.add_done_callback(self._done)
@@ -176,13 +174,13 @@ class Placing:
         await self._attempt(router, state, "stop")
 
     async def _attempt(self, router: _Router, state: RequestState, outcome: str) -> Placement | None:
-        """Run an attempt from its placement to its end; None when no worker took it."""
+        """Run an attempt from its placement to its end; None if no worker took it."""
         for tries in range(TRIES):
             await asyncio.sleep(backoff_s(2 * tries))
             placement = await self._place(router, state)
             if placement is None:
                 return None
-            stay, full = self._workers.take(_booking(router, state, placement), time.monotonic())
+            stay, full = self._workers.take(booking_of(router.name, state, placement), time.monotonic())
             if not full:
                 break
             self._placed.sent_back += 1
@@ -197,7 +195,7 @@ class Placing:
         if not placement.alone and self._draw.random() < LATE:
             await self._once_more(router, state, placement)
         await asyncio.sleep(until_read)
-        self._workers.read(stay, time.monotonic())
+        self._workers.prefilled(stay, time.monotonic())
         router.placements.prefilled(placement.attempt)
         await asyncio.sleep(rest_s)
         self._workers.end(stay, time.monotonic())
@@ -224,7 +222,7 @@ class Placing:
     async def _once_more(self, router: _Router, state: RequestState, placement: Placement) -> None:
         """Place the same epoch again, like a call delivered twice: the scheduler must not place it.
 
-        Another one may not have heard of it yet. No router asks two for the same epoch.
+        Another scheduler may not have heard of it yet, but no router asks two for one epoch.
         """
         addresses = self._site.scheduler_address.split(",")
         asked = self._site.of("scheduler")[addresses.index(placement.scheduler)]
@@ -241,19 +239,18 @@ class Placing:
         return f", {time.monotonic() - self._placed.began_at:.1f} s after the start"
 
     async def _watch(self) -> None:
-        """Compare what schedulers have booked with what the routers were told, and with what is there."""
+        """Compare schedulers' bookings with those that routers were told, and with the attempts there."""
         while True:
             asked = time.monotonic()
-            descriptions = dict(
-                zip(self._site.of("scheduler"), await self._site.describe_each(), strict=True)
-            )
+            schedulers = self._site.of("scheduler")
+            descriptions = dict(zip(schedulers, await self._site.describe_each(), strict=True))
             got = time.monotonic()
             self._note(descriptions)
             told = {part: one for part, one in descriptions.items() if one is not None and self._told(part)}
             for description in told.values():
                 self._compare_pairs(description)
             await asyncio.sleep(LAG_S)
-            stalled = self._stalled_at > asked - 2 * LAG_S  # routers' reports were late, and not by a fault
+            stalled = self._stalled_at > asked - 2 * LAG_S  # routers' reports were late by no fault
             for part, description in told.items():
                 if self._told(part) and not stalled:  # it was not ended meanwhile
                     unlike = self._workers.unlike(description, asked, got)
@@ -269,7 +266,7 @@ class Placing:
                 self._known[part.name] = part.pid, time.monotonic()
 
     def _told(self, part: Part) -> bool:
-        """Return whether a scheduler has been told all, as far as time goes."""
+        """Tell whether a scheduler has had the time to be told all."""
         pid, since = self._known.get(part.name, (part.pid, math.inf))
         return pid == part.pid and not part.hung and time.monotonic() - since >= TOLD_S
 
@@ -287,8 +284,22 @@ def _pair(placement: Placement) -> tuple[str, str]:
     return placement.prefill.worker_id if placement.prefill else "", placement.decode.worker_id
 
 
-def _booking(router: _Router, state: RequestState, placement: Placement) -> Booking:
-    need = need_of(state, router.name)
-    prefill, decode = _pair(placement)
-    blocks = blocks_for(need, CAPACITY)
-    return Booking(placement.attempt, router.name, prefill, decode, need.prompt_tokens, blocks)
+def request(request_id: str, prompt: int, answer: int) -> RequestState:
+    """Return a router's state of a request."""
+    return RequestState(
+        request_id,
+        "",
+        b"",
+        prompt_tokens=prompt,
+        max_tokens=answer,
+        max_model_len=CAPACITY.max_model_len,
+        deadline=math.inf,
+    )
+
+
+def booking_of(
+    router: str, state: RequestState, placement: Placement, capacity: pb.Capacity = CAPACITY
+) -> Booking:
+    need = need_of(state, router)
+    blocks = blocks_for(need, capacity)
+    return Booking(placement.attempt, router, *_pair(placement), need.prompt_tokens, blocks)

@@ -1,4 +1,4 @@
-"""The plans: which deployment, which faults, how long; and the seeded order of the faults."""
+"""The plans: a deployment, its faults and their time, and the seeded order of the faults."""
 
 from __future__ import annotations
 
@@ -19,254 +19,107 @@ WORKERS = (*DEATHS, "pause-worker", "kill-pair")
 DRAINS = ("drain-prefill", "drain-decode", "operator-drain", "rolling-restart")
 SCHEDULER = ("kill-scheduler", "lose-scheduler", "hang-scheduler", "drain-scheduler")
 REDIS = ("kill-redis", "empty-redis", "hang-redis", "slow-redis", "fill-redis", "change-password")
-NETWORK = ("drop-network", "interrupt-network", "delay-network")
+ROUTER = ("kill-router", "drain-router")
 
 
 @dataclass(frozen=True)
 class Event:
-    """A fault to come."""
-
     number: int
     fault: str
     stage: str
     gap_s: float  # before it
     hold_s: float
-    draw: str  # seed of its own choices
+    draw: str  # seed of the fault's choices
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A deployment and the faults that it has to bear."""
-
     name: str
     shape: Shape
     faults: tuple[str, ...]
+    seconds: float
+    clients: int
     about: str
-    seconds: float = 120.0
-    clients: int = 8
-    rate: int = 0  # above 0: requests/s that are only placed (placing.py)
+    rate: int = 0  # if not 0: requests per second, which are only placed (placing.py)
     once: bool = False  # end when each fault was done at each of its stages
     stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
-    hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same
-    every: int = 2  # one in so many prompts is used: each needs its long answer beforehand
+    hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # likewise
+    every: int = 2  # use one prompt in `every`: each needs its long answer beforehand
     poison: int = 0  # clients whose requests break engines' steps (poisoners.py)
     long: bool = False  # all answers are streams of the greatest length
-    least: dict[str, int] = field(default_factory=dict)  # figures that the plan has to reach: Outcome.meet
-    most: dict[str, int] = field(default_factory=dict)  # and others that it must not pass
+    least: dict[str, int] = field(default_factory=dict)  # figures that the plan has to reach
+    most: dict[str, int] = field(default_factory=dict)  # and not to pass: Outcome.meet
 
     def events(self, seed: int) -> Iterator[Event]:
-        """Yield events without end, unless `once`: each round has all faults at all stages, shuffled.
-
-        None where the plan has no faults.
-        """
+        """Yield all faults at all stages, shuffled, round after round: without end, unless `once`."""
         draw = random.Random(f"{seed} {self.name}")
         numbers = itertools.count(1)
-        while True:
-            deck = [
-                (name, stage) for name in self.faults for stage in self.stages.get(name, FAULTS[name].stages)
-            ]
-            draw.shuffle(deck)
-            for name, stage in deck:
-                yield Event(
-                    next(numbers),
-                    name,
-                    stage,
-                    round(draw.uniform(*GAP_S), 3),
-                    round(draw.uniform(*self.hold_s.get(name, FAULTS[name].hold_s)), 3),
-                    f"{seed} {self.name} {draw.getrandbits(32)}",
-                )
-            if self.once or not deck:
+        deck = [(name, stage) for name in self.faults for stage in self.stages.get(name, FAULTS[name].stages)]
+        while deck:
+            shuffled = deck.copy()
+            draw.shuffle(shuffled)
+            for name, stage in shuffled:
+                gap_s = round(draw.uniform(*GAP_S), 3)
+                hold_s = round(draw.uniform(*self.hold_s.get(name, FAULTS[name].hold_s)), 3)
+                seed_of_it = f"{seed} {self.name} {draw.getrandbits(32)}"
+                yield Event(next(numbers), name, stage, gap_s, hold_s, seed_of_it)
+            if self.once:
                 return
 
 
-PLANS: dict[str, Plan] = {}
-
-
-def plan(one: Plan) -> None:
-    """Register a plan. Raises ValueError for a name that is taken, or a fault that does not exist."""
-    if one.name in PLANS:
-        raise ValueError(f"there is a plan {one.name} already")
-    if unknown := [name for name in one.faults if name not in FAULTS]:
-        raise ValueError(f"{one.name}: no such fault: {', '.join(unknown)}")
-    PLANS[one.name] = one
-
-
 # Half an hour of faults in all, besides starts and ends.
-plan(
-    Plan(
-        "workers-1p1d",
-        Shape(1, 1, speculation=MTP),
-        (*WORKERS, *DRAINS),
-        "the only worker of a role dies, hangs or drains, at every stage",
-        seconds=180.0,
-    )
+# fmt: off
+_PLANS = (
+    Plan("workers-1p1d", Shape(1, 1, speculation=MTP), (*WORKERS, *DRAINS), 180.0, 8,
+         "the only worker of a role dies, hangs or drains, at every stage"),
+    Plan("workers-2p2d", Shape(2, 2, speculation=MTP), (*WORKERS, *DRAINS), 240.0, 12,
+         "one of two workers of a role dies, hangs or drains, at every stage"),
+    Plan("hybrid-2p2d", Shape(2, 2, processes=2, speculation=HYBRID, redis=True),
+         (*DEATHS, "kill-scheduler", "kill-redis"), 150.0, 12,
+         "the same with drafts by MTP and n-grams together, over Redis, and a router of two processes"),
+    Plan("scheduler-1p1d", Shape(1, 1, speculation=MTP), (*SCHEDULER, "kill-scheduler-and-decode"), 120.0, 8,
+         "the only scheduler, which keeps its state in memory"),
+    Plan("redis-1p1d", Shape(1, 1, redis=True, speculation=MTP),
+         (*REDIS, "kill-scheduler", "kill-redis-and-scheduler", "start-scheduler-without-redis"), 150.0, 8,
+         "Redis under the only scheduler"),
+    Plan("replicas-2p2d", Shape(2, 2, schedulers=2, routers=2, redis=True, speculation=MTP),
+         (*SCHEDULER, *REDIS, *ROUTER, "hang-router", "kill-decode"), 240.0, 12,
+         "two schedulers over Redis, two routers"),
+    Plan("network-2p2d", Shape(2, 2, proxied=True, speculation=MTP),
+         ("drop-network", "interrupt-network", "delay-network"), 120.0, 12,
+         "a network that drops and delays before each worker"),
+    Plan("roles-2p2d", Shape(2, 2, speculation=MTP), ("flip-role",), 80.0, 12,
+         "workers change their roles: more than 50 times"),
+    Plan("handoffs-1p1d", Shape(1, 1, staging_mib=12, speculation=MTP),
+         ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"), 120.0, 8,
+         "corrupted KV, and hardly any room for saved KV"),
+    Plan("full-house", Shape(1, 1, slots=2, routers=2, redis=True, speculation=MTP),
+         ("kill-scheduler", "kill-redis", *ROUTER, "kill-prefill", "kill-decode", "hang-decode"), 90.0, 12,
+         "six times as many requests as slots: most of them wait in the routers"),
+    Plan("supervised-1p1d", Shape(1, 1, supervised=True, speculation=MTP),
+         ("kill-watcher", "kill-prefill", "kill-decode"), 90.0, 8,
+         "`baton up` itself: workers and their watcher die, and it starts them again",
+         once=True),  # a part that dies a fourth time within ten minutes is given up
+    Plan("long-queue", Shape(1, 1, slots=4, queue_factor=3.0, hold_lease_s=2.0, speculation=MTP),
+         (), 45.0, 12,
+         "no faults: three long streams for each slot of the decode worker, no prompt prefilled twice",
+         long=True, least={"most_booked": 12}, most={"recomputed": 0, "handoff": 0, "lost": 0}),
+    Plan("full-staging", Shape(1, 1, slots=2, queue_factor=6.0, staging_mib=4, speculation=MTP),
+         (), 45.0, 12,
+         "no faults: saved KV waits for slots until staging is full, and prompts are refused",
+         long=True, least={"refused": 1}),
+    Plan("poison", Shape(2, 2, speculation=MTP, poison=True), ("kill-prefill", "kill-decode"), 90.0, 8,
+         "requests that break engines, alone or in pairs, among honest ones; workers die as well",
+         poison=6),
+    Plan("placements", Shape(0, 0, routers=0, schedulers=2, redis=True),
+         (*SCHEDULER, *REDIS, "lose-schedulers"), 120.0, 8,
+         "500 placements/s by two schedulers over Redis, on 20 workers without engines",
+         rate=500),
+    Plan("short", Shape(2, 2, speculation=MTP), ("kill-decode", "hang-prefill"), 30.0, 6,
+         "one kill and one hang, each of another worker role: a part of the tests, not of `all`",
+         once=True, every=9, stages={"kill-decode": ("stream",), "hang-prefill": ("prefill",)},
+         hold_s={"hang-prefill": (3.3, 4.0)}),
 )
-plan(
-    Plan(
-        "workers-2p2d",
-        Shape(2, 2, speculation=MTP),
-        (*WORKERS, *DRAINS),
-        "one of two workers of a role dies, hangs or drains, at every stage",
-        seconds=240.0,
-        clients=12,
-    )
-)
-plan(
-    Plan(
-        "hybrid-2p2d",
-        Shape(2, 2, processes=2, speculation=HYBRID, redis=True),
-        (*DEATHS, "kill-scheduler", "kill-redis"),
-        "the same with drafts by MTP and n-grams together, over Redis, and a router of two processes",
-        seconds=150.0,
-        clients=12,
-    )
-)
-plan(
-    Plan(
-        "scheduler-1p1d",
-        Shape(1, 1, speculation=MTP),
-        (*SCHEDULER, "kill-scheduler-and-decode"),
-        "the only scheduler, which keeps its state in memory",
-        seconds=120.0,
-    )
-)
-plan(
-    Plan(
-        "redis-1p1d",
-        Shape(1, 1, redis=True, speculation=MTP),
-        (*REDIS, "kill-scheduler", "kill-redis-and-scheduler", "start-scheduler-without-redis"),
-        "Redis under the only scheduler",
-        seconds=150.0,
-    )
-)
-plan(
-    Plan(
-        "replicas-2p2d",
-        Shape(2, 2, schedulers=2, routers=2, redis=True, speculation=MTP),
-        (*SCHEDULER, *REDIS, "kill-router", "drain-router", "hang-router", "kill-decode"),
-        "two schedulers over Redis, two routers",
-        seconds=240.0,
-        clients=12,
-    )
-)
-plan(
-    Plan(
-        "network-2p2d",
-        Shape(2, 2, proxied=True, speculation=MTP),
-        NETWORK,
-        "a network that drops and delays before each worker",
-        seconds=120.0,
-        clients=12,
-    )
-)
-plan(
-    Plan(
-        "roles-2p2d",
-        Shape(2, 2, speculation=MTP),
-        ("flip-role",),
-        "workers change their roles: more than 50 times",
-        seconds=80.0,
-        clients=12,
-    )
-)
-plan(
-    Plan(
-        "handoffs-1p1d",
-        Shape(1, 1, staging_mib=12, speculation=MTP),
-        ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"),
-        "corrupted KV, and hardly any room for saved KV",
-        seconds=120.0,
-    )
-)
-plan(
-    Plan(
-        "full-house",
-        Shape(1, 1, slots=2, routers=2, redis=True, speculation=MTP),
-        (
-            "kill-scheduler",
-            "kill-redis",
-            "kill-router",
-            "drain-router",
-            "kill-prefill",
-            "kill-decode",
-            "hang-decode",
-        ),
-        "six times as many requests as slots: most of them wait in the routers",
-        seconds=90.0,
-        clients=12,
-    )
-)
-plan(
-    Plan(
-        "supervised-1p1d",
-        Shape(1, 1, supervised=True, speculation=MTP),
-        ("kill-watcher", "kill-prefill", "kill-decode"),
-        "`baton up` itself: workers die, and what watches them, and it starts them again",
-        seconds=90.0,
-        once=True,  # a part that dies a fourth time within ten minutes is given up
-    )
-)
-plan(
-    Plan(
-        "long-queue",
-        Shape(1, 1, slots=4, queue_factor=3.0, hold_lease_s=2.0, speculation=MTP),
-        (),
-        "no faults: three times as many long streams at the decode worker as it has slots, none read twice",
-        seconds=45.0,
-        clients=12,
-        long=True,
-        least={"most_booked": 12},
-        most={"recomputed": 0, "handoff": 0, "lost": 0},
-    )
-)
-plan(
-    Plan(
-        "full-staging",
-        Shape(1, 1, slots=2, queue_factor=6.0, staging_mib=4, speculation=MTP),
-        (),
-        "no faults: saved KV waits for slots until staging is full, and the prefill worker refuses prompts",
-        seconds=45.0,
-        clients=12,
-        long=True,
-        least={"refused": 1},
-    )
-)
-plan(
-    Plan(
-        "poison",
-        Shape(2, 2, speculation=MTP, poison=True),
-        ("kill-prefill", "kill-decode"),
-        "requests that break engines, alone or in pairs, by the dozen among honest ones; workers die as well",
-        seconds=90.0,
-        clients=8,
-        poison=6,
-    )
-)
-plan(
-    Plan(
-        "placements",
-        Shape(0, 0, routers=0, schedulers=2, redis=True),
-        (*SCHEDULER, *REDIS, "lose-schedulers"),
-        "500 placements/s by two schedulers over Redis, on 20 workers without engines",
-        seconds=120.0,
-        rate=500,
-    )
-)
-plan(
-    Plan(
-        "short",
-        Shape(2, 2, speculation=MTP),
-        ("kill-decode", "hang-prefill"),
-        "one kill and one hang, each of another worker role: a part of the tests, not of `all`",
-        seconds=30.0,
-        clients=6,
-        once=True,
-        stages={
-            "kill-decode": ("stream",),
-            "hang-prefill": ("prefill",),
-        },
-        hold_s={"hang-prefill": (3.3, 4.0)},
-        every=9,
-    )
-)
+# fmt: on
+PLANS = {one.name: one for one in _PLANS}
 ALL = [name for name in PLANS if name != "short"]

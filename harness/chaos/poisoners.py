@@ -1,7 +1,7 @@
-"""Clients whose requests break an engine's step, beside the honest load. They may fail, but must end.
+"""Clients whose requests break engines' steps, beside the honest load. They may fail, but must end.
 
-Some requests are marked for the plug-in of harness/poison, which breaks a step of any engine. The others are
-ordinary requests that once broke engines, or kept them busy for long.
+Some are marked for the plug-in of harness/poison, which breaks a step of any engine. The others are ordinary
+requests that once broke engines, or kept them busy for long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.poison import dose
 
 ENDS_S = 90.0  # time in which each request must have its answer
 PAUSE_S = (0.2, 1.0)  # shortest and longest pause between a client's requests
-FATAL = 3  # most requests that end their engine's process; each may end two
+FATAL = 3  # the most requests that end their engine's process; each may end two
 PLACES = ("schedule", "execute", "forward", "sample", "draft", "update", "post")
 REFUSED, BROKEN, OVER = (400, 422), (500, 422), (503, 504)
 
@@ -33,7 +33,7 @@ Draw = Callable[[random.Random], list[Body]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of request, sent together, and its allowed statuses (besides those of OVER)."""
+    """Requests that are sent together, and their allowed statuses besides OVER."""
 
     name: str
     bodies: Draw
@@ -65,7 +65,6 @@ def _token_logprobs(draw: random.Random) -> list[Body]:
 
 
 def _grammar(draw: random.Random) -> list[Body]:
-    """Return grammars that nothing satisfies."""
     recursive = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
     grammars = ({"json": recursive}, {"grammar": "root ::= root"}, {"regex": r"[^\s\S]"})
     return [_body(draw, structured_outputs=draw.choice(grammars))]
@@ -106,13 +105,12 @@ class Poisoners:
     _numbers: Any = field(default_factory=itertools.count)
 
     async def client(self, http: aiohttp.ClientSession, number: int) -> None:
-        """Send one kind after another, for ever."""
         draw = random.Random(f"{self.seed} poison {number}")
         again: tuple[Kind, list[Body]] | None = None
         while True:
             kind, bodies = again or self._next(draw)
             await asyncio.gather(*(self._send(http, kind, body) for body in bodies))
-            # Half of them try again, as clients do.
+            # Half of them try again.
             again = (kind, bodies) if again is None and draw.random() < 0.5 else None
             await asyncio.sleep(draw.uniform(*PAUSE_S))
 
@@ -142,7 +140,7 @@ class Poisoners:
             self.problems.append(f"{kind.name} {number} {marks}: HTTP {status}: {text[:200]}")
 
     def judge(self) -> list[str]:
-        """Return the problems with the answers and with the number of engines that ended."""
+        """Return problems with the answers and with the number of engines that ended."""
         ended = self.site.engines_failed
         most = 2 * self.fatal
         if ended > most:
@@ -152,7 +150,6 @@ class Poisoners:
 
 @asynccontextmanager
 async def poisoners(site: Site, clients: int, seed: str) -> AsyncIterator[Poisoners]:
-    """Let this many clients send poison during the block; their requests end with it."""
     found = Poisoners(site, seed)
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:

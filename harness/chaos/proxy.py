@@ -1,7 +1,7 @@
-"""A network that delays and drops: a TCP proxy in front of one worker.
+"""A network that delays and drops: a TCP proxy in front of one server.
 
-Dropped bytes are not lost: they wait, as on a network that is mended before TCP gives up, and no connection
-is closed. A connection made meanwhile is accepted and stays silent.
+Dropped bytes wait, as on a network that is mended before TCP gives up; no connection is closed. A connection
+made meanwhile is accepted and stays silent.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _PIECE = 1 << 16  # bytes read at once
 
 
 class Proxy:
-    """A proxy from loopback's `port` to `target`, which may change when the worker starts again."""
+    """A proxy from loopback's `port` to `target`, which may change."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self.host = host  # of the target
-        self.target = 0  # port; 0: none yet
+    def __init__(self, host: str = "127.0.0.1", target: int = 0) -> None:
+        self.host = host
+        self.target = target  # the target's port, for new connections; 0: none yet
         self.port = 0
         self.delay_s = 0.0  # each way
         self._open = asyncio.Event()
@@ -27,7 +27,7 @@ class Proxy:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, listener: socket.socket | None = None) -> None:
-        """Serve at a free port, or at `listener`, which may belong to another network than connections do."""
+        """Serve at a free port, or at `listener`, which may belong to another network."""
         listener = listener or socket.create_server(("127.0.0.1", 0))
         self._server = await asyncio.start_server(self._serve, sock=listener)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -62,7 +62,7 @@ class Proxy:
                     asyncio.create_task(self._pass(reader, back)),
                     asyncio.create_task(self._pass(there, writer)),
                 ]
-                try:  # one end closed: so is the other
+                try:  # when one end closes, close the other
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     for way in ways:

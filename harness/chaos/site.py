@@ -1,4 +1,4 @@
-"""The deployment under test: parts that the harness starts, breaks and mends itself, each a process.
+"""The deployment under test: processes that the harness starts, breaks and mends.
 
 `baton up` gives up a part that dies too often; here each may die as often as the plan wants.
 """
@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,42 +25,40 @@ from baton.protos import scheduler_pb2_grpc
 from baton.services.config import SchedulerSettings
 from baton.services.fleet import devices
 from baton.services.leave import ENGINE_FAILED
-from harness import zygote
-from harness.chaos.parts import WORKER_KINDS
+from harness import poison, zygote
 from harness.chaos.proxy import Proxy
 from harness.deployment import ENGINE
+from harness.forked import WORKER_KINDS
 from harness.scheduling import RedisServer
 from harness.support import free_port
 
 START_S = 120.0  # until all parts are ready, on a busy machine
-DRAIN_S = 60.0  # of a router: batch work may wait for its `patience_s` of 30 s, and for its turn
+DRAIN_S = 60.0  # for a router: batch work may wait for its `patience_s` of 30 s and its turn
 END_S = DRAIN_S + 15  # until a part that drains has ended
 LOOK_S = 0.05  # between two calls of the scheduler
-SELDOM_S = 0.5  # the same without workers: no stage of a request has to be met
-MOST_CRASHES = 10  # of all parts; what crashes then stays dead
+SELDOM_S = 0.5  # likewise, without workers: no stage of a request has to be met
+MOST_CRASHES = 10  # after which a crashed part stays dead
 CALL_S = 1.0  # deadline of one look
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a deployment."""
-
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
     routers: int = 1
-    processes: int = 1  # of each router
+    processes: int = 1  # per router
     schedulers: int = 1
     redis: bool = False
     proxied: bool = False  # a proxy that can delay and drop is before each worker
     speculation: dict[str, Any] | None = None
-    lease_s: float = 3.0  # of workers
-    hold_lease_s: float = 6.0  # of placements, and of KV that waits to be pulled
+    lease_s: float = 3.0  # for workers
+    hold_lease_s: float = 6.0  # for placements and saved KV
     staging_mib: int = 128
-    slots: int = ENGINE["max_num_seqs"]  # of each engine's batch
+    slots: int = ENGINE["max_num_seqs"]  # in each engine's batch
     queue_factor: float = SchedulerSettings().max_queue_factor
     poison: bool = False  # engines break under marked requests (harness/poison)
-    supervised: bool = False  # by `baton up`, which starts all parts and mends them: supervised.py
+    supervised: bool = False  # `baton up` starts and repairs all parts: supervised.py
 
     @property
     def name(self) -> str:
@@ -71,14 +69,11 @@ class Shape:
 
     @property
     def lease_limit_s(self) -> float:
-        """The longest lease, in seconds."""
         return max(self.lease_s, self.hold_lease_s)
 
 
 @dataclass(eq=False)
 class Part:
-    """A process that should run, through all its restarts."""
-
     name: str
     kind: str
     settings: dict[str, Any]
@@ -87,13 +82,13 @@ class Part:
     pid: int = 0
     wanted: bool = False  # it should be alive: if it is not, it has crashed
     away: bool = True  # it cannot be counted on now
-    hung_since: float = 0.0  # time.monotonic; 0: it is not
-    hung_times: list[tuple[float, float]] = field(default_factory=list)  # that are over
+    hung_since: float = 0.0  # time.monotonic; 0: it does not hang
+    hung_times: list[tuple[float, float]] = field(default_factory=list)  # times that are over
     killed: bool = False  # and not started again yet
 
     @property
     def worker_id(self) -> str:
-        """The worker id of the running process; see harness/chaos/parts.py."""
+        """The worker id of the running process; see harness/forked.py."""
         return f"{self.name}.{self.pid}"
 
     @property
@@ -105,26 +100,16 @@ class Part:
         settings = self.settings
         if self.is_worker:
             port = free_port()
-            own = {**settings["worker"], "worker_id": self.name, "listen": f"127.0.0.1:{port}"}
+            own = {"worker_id": self.name, "listen": f"127.0.0.1:{port}"}
             if self.proxy is not None:
                 self.proxy.target = port
                 own["advertise"] = f"127.0.0.1:{self.proxy.port}"
-            settings = {**settings, "worker": own}
-        self.pid = (
-            zygote.shared()
-            .start(
-                self.name,
-                "harness.chaos.parts:run",
-                self.site.folder,
-                kind=self.kind,
-                settings=settings,
-                poison=self.site.shape.poison,
-            )
-            .pid
-        )
+            settings = {**settings, "worker": settings["worker"] | own}
+        path = str(poison.FOLDER) if self.site.shape.poison else ""
+        what = {"kind": self.kind, "settings": settings, "path": path}
+        self.pid = zygote.shared().start(self.name, "harness.forked:run", self.site.folder, **what).pid
         self.site.pids.add(self.pid)
-        self.wanted = True
-        self.killed = False
+        self.wanted, self.killed = True, False
 
     def kill(self) -> None:
         self.leave()
@@ -151,7 +136,7 @@ class Part:
         self.signal(signal.SIGTERM)
 
     def leave(self) -> None:
-        """Note that the process's end is expected, and is no crash."""
+        """Expect the process to end: that is no crash."""
         self.gone()
         self.wanted = False
 
@@ -166,7 +151,6 @@ class Part:
         return code
 
     async def restart(self) -> None:
-        """Start the process again after its end."""
         await self.ended()
         self.start()
         self.site.restarts[self.kind] += 1
@@ -186,9 +170,9 @@ class Site:
         self.shape = shape
         self.folder = folder
         self.parts: list[Part] = []
-        self.pids: set[int] = set()  # of all restarts
+        self.pids: set[int] = set()  # including those before restarts
         self.redis: RedisServer | None = None
-        self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
+        self.guests: set[str] = set()  # ids of other workers that must be ready, too
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended unexpectedly
         self.engines_failed = 0  # processes that ended with their engine, where that is expected
@@ -213,21 +197,17 @@ class Site:
         return self.of(*WORKER_KINDS)
 
     @property
-    def _look_s(self) -> float:
-        return LOOK_S if self.workers else SELDOM_S
-
-    @property
     def routers(self) -> list[Part]:
         return self.of("router")
 
     @property
     def scheduler_address(self) -> str:
-        """The scheduler's address for clients: one, or several separated by commas."""
+        """The schedulers' addresses, separated by commas."""
         return ",".join(self._addresses)
 
     @property
     def target_urls(self) -> list[str]:
-        """The schedulers' lists of what Prometheus can scrape, also while they are away."""
+        """The schedulers' URLs for lists of what Prometheus can scrape."""
         ports = (one.settings["scheduler"]["metrics_port"] for one in self.of("scheduler"))
         return [f"http://127.0.0.1:{port}/targets" for port in ports]
 
@@ -241,17 +221,16 @@ class Site:
         return f"http://{router.settings['ops']['listen']}/ops"
 
     def note_cover(self) -> None:
-        """Note that a part has gone or come back: keeps the times in which no worker can serve."""
+        """Update the times in which no worker can serve, after a part has gone or come back."""
         now = time.monotonic()
         covered = any(not part.away for part in self.workers)
-        if covered and self._uncovered_since:
-            self.uncovered.append((self._uncovered_since, now))
-            self._uncovered_since = 0.0
-        elif not covered and not self._uncovered_since:
-            self._uncovered_since = now
+        if covered:
+            self.uncovered, self._uncovered_since = self.uncovered_until(now), 0.0
+        else:
+            self._uncovered_since = self._uncovered_since or now
 
     def uncovered_until(self, now: float) -> list[tuple[float, float]]:
-        """Return the times in which no worker could serve, the one that still lasts included."""
+        """Return the times in which no worker could serve, including one that still lasts."""
         return self.uncovered + ([(self._uncovered_since, now)] if self._uncovered_since else [])
 
     # -- life
@@ -283,30 +262,21 @@ class Site:
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
         places = devices.assign([1] * len(kinds)) if kinds else []
         for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
+            own = {"worker": {"cpu": where.cpu, "scheduler_wait_s": 60.0}}
             name = f"{kind}-{kinds[:number].count(kind)}"
-            worker = {"cpu": where.cpu, "scheduler_wait_s": 60.0}
-            part = Part(name, kind, {**common, "worker": worker}, self)
-            if shape.proxied:
-                part.proxy = Proxy()
+            part = Part(name, kind, common | own, self, Proxy() if shape.proxied else None)
+            if part.proxy is not None:
                 await part.proxy.start()
             self.parts.append(part)
         for number in range(shape.routers):
-            settings = {
-                **common,
-                "router": {
-                    "port": free_port(),
-                    "processes": shape.processes,
-                    "drain_timeout_s": DRAIN_S,
-                },
-                "ops": {"listen": f"127.0.0.1:{free_port()}"},
-            }
-            self.parts.append(Part(f"router-{number}", "router", settings, self))
+            router = {"port": free_port(), "processes": shape.processes, "drain_timeout_s": DRAIN_S}
+            own = {"router": router, "ops": {"listen": f"127.0.0.1:{free_port()}"}}
+            self.parts.append(Part(f"router-{number}", "router", common | own, self))
         for part in self.parts:
             part.start()
         await self._look_on()
 
     def _common(self) -> dict[str, Any]:
-        """Return the settings of all parts."""
         shape = self.shape
         return {
             "engine": {
@@ -327,7 +297,7 @@ class Site:
         }
 
     async def _look_on(self) -> None:
-        """Begin to watch the parts, and wait until all serve."""
+        """Watch the parts from now on, and wait until all serve."""
         for address in self._addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)
@@ -359,7 +329,7 @@ class Site:
             self.redis.stop()
 
     async def mend(self) -> None:
-        """Repair what a fault left behind that failed."""
+        """Repair what a failed fault left behind."""
         for part in self.parts:
             if part.hung:
                 part.wake()
@@ -375,44 +345,32 @@ class Site:
 
     def segments_left(self) -> list[str]:
         """Return the shared memory of this site's processes; after `close` there must be none."""
-        ours = {str(pid) for pid in self.pids}
-        return [
-            path.name for path in segments.DIRECTORY.glob("baton-kv-*") if path.name.split("-")[2] in ours
-        ]
+        names = (path.name for path in segments.DIRECTORY.glob("baton-kv-*"))
+        return [name for name in names if int(name.split("-")[2]) in self.pids]
 
-    # -- what is known
+    # -- observation
 
     async def describe(self) -> pb.Description | None:
-        """Return the description by the first scheduler that answers; None when none does."""
+        """Return the description by the first scheduler that answers, if one does."""
         for stub in self._stubs:
-            with contextlib.suppress(grpc.RpcError):
-                description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+            if (description := await _describe(stub)) is not None:
                 return description
         return None
 
     async def describe_each(self) -> list[pb.Description | None]:
         """Return each scheduler's description; None for one that does not answer."""
-        calls = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, grpc.RpcError):
-                raise one
-        return [one if isinstance(one, pb.Description) else None for one in found]
+        return list(await asyncio.gather(*map(_describe, self._stubs)))
 
-    async def whole(self, within_s: float) -> float:
-        """Wait until each part serves and the store is in use. Return the seconds that took.
-
-        Raises AssertionError with what is missing.
-        """
-        began = time.monotonic()
+    async def whole(self, within_s: float) -> None:
+        """Wait until each part serves and the store is in use. Raises AssertionError that names the rest."""
+        deadline = time.monotonic() + within_s
         while missing := await self._missing():
-            if time.monotonic() > began + within_s:
+            if time.monotonic() > deadline:
                 raise AssertionError(f"not whole after {within_s:g} s: {', '.join(missing)}")
-            await asyncio.sleep(self._look_s)
-        return time.monotonic() - began
+            await asyncio.sleep(LOOK_S if self.workers else SELDOM_S)
 
     def status(self, worker: Part) -> pb.WorkerStatus | None:
-        """Return the running worker as a scheduler described it last; None where it is not known."""
+        """Return the running worker as a scheduler last described it, if it did."""
         known = self.description.workers if self.description is not None else []
         return next((one for one in known if one.identity.worker_id == worker.worker_id), None)
 
@@ -431,14 +389,12 @@ class Site:
                 missing.append(part.name)
                 continue
             part.away = False
-            missing += [f"{part.name}: {description.store_problem}"] if description.store_problem else []
-            ready = self._note_ready(description)
-            missing += [
-                f"{worker.name} at {part.name}" for worker in self.workers if worker.worker_id not in ready
-            ]
-            missing += [f"{worker_id} at {part.name}" for worker_id in sorted(self.guests - ready)]
+            if description.store_problem:
+                missing.append(f"{part.name}: {description.store_problem}")
+            wanted = {worker.worker_id for worker in self.workers} | self.guests
+            missing += [f"{one} at {part.name}" for one in sorted(wanted - self._note_ready(description))]
         for router in self.routers:
-            if await self._healthy(router):
+            if (await self._get(f"{self.url(router)}/health"))[0] == 200:
                 router.away = False
             else:
                 missing.append(router.name)
@@ -456,69 +412,66 @@ class Site:
         self.note_cover()
         return ready
 
-    async def _healthy(self, router: Part) -> bool:
+    async def _get(self, url: str) -> tuple[int, bytes]:
+        """Return the status and body of a GET; 0 if nobody answers."""
         if self._http is None:
             raise RuntimeError("the site has not begun")
-        try:
-            async with self._http.get(f"{self.url(router)}/health") as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with self._http.get(url) as answer:
+                return answer.status, await answer.read()
+        return 0, b""
 
     async def metrics(self) -> dict[str, float]:
-        """Return the sums of all running routers' metrics: name with labels -> value."""
-        found: dict[str, float] = {}
+        """Return the sums of all running routers' metrics, by name with labels."""
+        found: dict[str, float] = defaultdict(float)
         for router in self.routers:
-            if self._http is None:
-                break
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._http.get(f"{self.url(router)}/metrics") as answer:
-                    for line in (await answer.text()).splitlines():
-                        name, _, value = line.rpartition(" ")
-                        if name.startswith("baton_router_"):
-                            found[name] = found.get(name, 0.0) + float(value)
+            _, body = await self._get(f"{self.url(router)}/metrics")
+            for line in body.decode().splitlines():
+                name, _, value = line.rpartition(" ")
+                if name.startswith("baton_router_"):
+                    found[name] += float(value)
         return found
 
     async def keep_records(self) -> None:
-        """Write what each router tells of its last requests, beside its log: a pause needs a reason."""
-        if self._http is None:
-            return
+        """Write each router's records of its last requests beside its log: a pause needs a reason."""
         for router in self.routers:
-            url = f"http://{router.settings['ops']['listen']}/ops/requests?n=200"
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._http.get(url) as answer:
-                    (self.folder / f"{router.name}-requests.json").write_bytes(await answer.read())
+            _, body = await self._get(f"http://{router.settings['ops']['listen']}/ops/requests?n=200")
+            (self.folder / f"{router.name}-requests.json").write_bytes(body)
 
     async def _watch(self) -> None:
-        """Keep the scheduler's description, and restart what crashed, for ever: run as a task."""
+        """Keep the scheduler's description up to date and restart crashed parts, until cancelled."""
         while True:
             description = await self.describe()
             if description is not None:
                 self.description = description
                 self._note_ready(description)
-                writers = [one for one in description.workers if one.identity.role != pb.ROLE_PREFILL]
-                self.most_booked = max([self.most_booked, *(one.reserved_requests for one in writers)])
+                decode = [one for one in description.workers if one.identity.role != pb.ROLE_PREFILL]
+                self.most_booked = max([self.most_booked, *(one.reserved_requests for one in decode)])
                 self.live = {
                     one.attempt.request_id: (one.prefill_worker_id, one.decode_worker_id)
                     for one in description.attempts
                 }
             self._bury()
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(LOOK_S if self.workers else SELDOM_S)
 
     def _bury(self) -> None:
         wanted = {part.pid: part for part in self.parts if part.wanted and part.pid}
         for pid, code in zygote.shared().ended(list(wanted)).items():
             part = wanted[pid]
+            part.gone()
             if self.shape.poison and code == ENGINE_FAILED:
                 self.engines_failed += 1
-                part.gone()
-                part.start()
-                self.restarts[part.kind] += 1
-                continue
-            self.crashes.append(f"{part.worker_id} ended by itself with {code}")
-            part.gone()
+            else:
+                self.crashes.append(f"{part.worker_id} ended by itself with {code}")
             if len(self.crashes) > MOST_CRASHES:
                 part.wanted = False
                 continue
             part.start()
             self.restarts[part.kind] += 1
+
+
+async def _describe(stub: scheduler_pb2_grpc.SchedulerStub) -> pb.Description | None:
+    with contextlib.suppress(grpc.RpcError):
+        description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+        return description
+    return None

@@ -1,4 +1,4 @@
-"""A deployment that `baton up` runs: it starts what was killed, and the harness only kills and looks."""
+"""A deployment that `baton up` runs and repairs; the harness only kills and watches."""
 
 from __future__ import annotations
 
@@ -27,20 +27,15 @@ class Supervised(Part):
     site: SupervisedSite
 
     async def restart(self) -> None:
-        """Wait until `baton up` has started it again, and for a worker until it has told so."""
+        """Wait until `baton up` has started it again and, if it is a worker, has said that it is ready."""
         told = self.site.told(self.name, "ready: ")
         await self.found(other_than=self.pid)
         self.site.restarts[self.kind] += 1
         if self.is_worker:
-            await self.site.until(
-                lambda: self.site.told(self.name, "ready: ") > told,
-                START_S,
-                f"{self.name} is told to be ready",
-            )
+            site, name = self.site, self.name
+            await site.until(lambda: site.told(name, "ready: ") > told, START_S, f"{name} is ready")
 
     async def found(self, other_than: int = 0) -> None:
-        """Wait for its process. Raises AssertionError if there is none."""
-
         def look() -> bool:
             self.pid = self.site.child(self.name, other_than) or self.pid
             return self.pid not in (0, other_than)
@@ -51,20 +46,18 @@ class Supervised(Part):
 
 
 class SupervisedSite(Site):
-    """The deployment of one `baton up`."""
-
     def __init__(self, shape: Shape, folder: Path) -> None:
         super().__init__(shape, folder)
         self._up: Forked | None = None
 
     def told(self, name: str, text: str) -> int:
-        """Return how often `baton up` has told this of a part."""
+        """Return how often `baton up` has said this of a part."""
         if self._up is None:
             return 0
         return sum(f"] {name} " in line and text in line for line in self._up.text.splitlines())
 
     def child(self, name: str, other_than: int) -> int:
-        """Return the process of a part, 0 where there is no other."""
+        """Return a part's process id, 0 if there is none but `other_than`."""
         if self._up is None:
             return 0
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -75,7 +68,7 @@ class SupervisedSite(Site):
         return 0
 
     async def until(self, look: Callable[[], bool], within_s: float, what: str) -> None:
-        """Wait until `look` is true. Raises AssertionError where it never is, or `baton up` has ended."""
+        """Wait until `look` is true. Raises AssertionError if it never is, or `baton up` has ended."""
         deadline = time.monotonic() + within_s
         while not look():
             if self._up is None or self._up.poll() is not None:
@@ -122,11 +115,11 @@ class SupervisedSite(Site):
         await super().close()
 
     async def mend(self) -> None:
-        """Wait until `baton up` has repaired what a fault left behind that failed."""
+        """Wait until `baton up` has repaired what a failed fault left behind."""
         for part in self.parts:
             if not part.wanted:
                 with contextlib.suppress(AssertionError):
                     await part.restart()
 
     def _bury(self) -> None:
-        """Leave it to `baton up`; `close` counts what it restarted."""
+        """Leave it to `baton up`; `close` counts its restarts."""

@@ -1,5 +1,5 @@
-"""A GPU without the arithmetic: vLLM's and Baton's CUDA paths run on a machine that has none.
+"""A GPU without arithmetic, so that the CUDA paths of vLLM and Baton run on a machine without a GPU.
 
-Device memory is the host's, copies copy, kernels are compiled, launched and do nothing. `make null-gpu` makes
-an environment of its own around it, and runs tests/null_gpu there.
+Device memory is the host's, copies copy, and kernels are compiled and launched but do nothing.
+`make null-gpu` makes an environment for it, and runs tests/null_gpu there.
 """

@@ -1,4 +1,4 @@
-/* cuBLAS and cuBLASLt of the null GPU: handles, and an algorithm for every product; none is computed. */
+/* cuBLAS and cuBLASLt of the null GPU: handles, and an algorithm for every product, which is not computed. */
 #include <stdint.h>
 #include <string.h>
 

@@ -7,7 +7,7 @@
 
 #define NAME "NVIDIA H100 80GB (null)"
 #define MEMORY ((size_t)80 << 30)
-#define VERSION 13000 /* of CUDA */
+#define VERSION 13000 /* CUDA's */
 
 /* An attribute of the device, by its number in cudaDeviceAttr and CUdevice_attribute, which are the same. */
 static inline int attribute_of(int which) {
@@ -26,7 +26,7 @@ static inline int attribute_of(int which) {
     return 0;
 }
 
-/* What stands for an object that has nothing in it. Not the same one twice. */
+/* Return a new handle of an empty object. */
 static inline void *new_handle(void) {
     static uintptr_t last = 0x1000;
     return (void *)__atomic_add_fetch(&last, 16, __ATOMIC_RELAXED);

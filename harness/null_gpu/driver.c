@@ -67,7 +67,7 @@ CUresult cuGetErrorString(CUresult error, const char **text) {
 }
 CUresult cuGetErrorName(CUresult error, const char **text) { return cuGetErrorString(error, text); }
 
-/* Kernels, Triton's among them: loaded, asked for their needs, launched, and not run. */
+/* Kernels, including Triton's, are loaded, queried and launched, but not run. */
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     *module = new_handle();

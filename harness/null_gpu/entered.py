@@ -1,4 +1,4 @@
-"""Notes which patches of vLLM are entered, in the file that NULL_GPU_ENTERED names."""
+"""Record which patches of vLLM are called, in the file that NULL_GPU_ENTERED names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Wrapper = Callable[[Function], Function]
 
 
 def count(module: ModuleType) -> None:
-    """Have `replace` put a note around each wrapper that it puts around a function."""
+    """Let `replace` record the calls of each wrapper that it installs."""
     real = module.replace
 
     def replace(owner: Any, name: str, wrapper: Wrapper, expects: Sequence[str]) -> None:
@@ -35,7 +35,6 @@ def count(module: ModuleType) -> None:
 
 
 def read(file: Path) -> set[Entry]:
-    """Return what was entered."""
     lines = file.read_text().splitlines() if file.exists() else []
     return {(patch, attribute) for patch, _, attribute in (line.partition(" ") for line in lines)}
 

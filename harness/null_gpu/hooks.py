@@ -1,7 +1,7 @@
-"""Sets up each Python process of the null GPU's environment, from a .pth file there.
+"""Set up each Python process of the null GPU's environment; a .pth file there calls `start`.
 
-It loads the null GPU's driver and NVML, which others ask for by name alone, and changes a module when that is
-first imported: tokens.py, entered.py.
+It loads the null GPU's driver and NVML, which libraries look up by name alone, and changes modules when they
+are first imported: tokens.py, entered.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.null_gpu.libraries import folder
 
-# By module: the function that is called with it when it has been executed.
+# Module -> the function that changes it, called when the module has been executed.
 CHANGES = {
     "vllm.v1.worker.gpu.model_runner": "tokens:on_v2",
     "vllm.v1.worker.gpu_model_runner": "tokens:on_v1",
@@ -28,7 +28,6 @@ HOME = Path(sys.prefix)
 
 
 def start() -> None:
-    """Set this process up."""
     libraries = folder(_packages())
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         ctypes.CDLL(str(libraries / name), ctypes.RTLD_GLOBAL)
@@ -38,15 +37,15 @@ def start() -> None:
 
 
 def environment(libraries: Path) -> dict[str, str]:
-    """Return the variables of all its processes."""
+    """Return the variables for all processes of the environment."""
     return {
         "TRITON_LIBCUDA_PATH": str(libraries),
         "TRITON_CACHE_DIR": str(HOME / "cache" / "triton"),
         "VLLM_CACHE_ROOT": str(HOME / "cache" / "vllm"),
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer is not there
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer is not installed
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        "UCX_MODULES": "^cuda",  # of NIXL's: it rewrites functions of the driver in place
+        "UCX_MODULES": "^cuda",  # this module of NIXL's UCX rewrites functions of the driver in place
     }
 
 
@@ -56,11 +55,10 @@ def _packages() -> Path:
 
 
 class _Finder:
-    """Finds the modules of CHANGES as Python does, and has them changed when they have been executed."""
+    """Finds the modules of CHANGES as Python does, and changes them when they have been executed."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _target: ModuleType | None = None) -> Any:
-        """Return the module's specification; None for any other module."""
         change = CHANGES.get(name)
         spec = importlib.machinery.PathFinder.find_spec(name, path) if change else None
         if spec is None or spec.loader is None or change is None:

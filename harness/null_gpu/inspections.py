@@ -1,9 +1,9 @@
-"""Writes down what vLLM finds out about the demo models' classes, in the cache that VLLM_CACHE_ROOT names.
+"""Fill vLLM's cache at VLLM_CACHE_ROOT with its inspections of the demo models' classes.
 
     python -m harness.null_gpu.inspections
 
-On a GPU each worker does so at a model's first start, in a process that imports vLLM anew: dozens of workers
-that start together take minutes of a small machine. Here one process does it, for all.
+On a GPU each worker inspects them at a model's first start, in a process that imports vLLM anew. Dozens of
+workers that start together would take minutes of a small machine; here one process does it for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ CLASSES = (
 
 
 def main() -> None:
-    """Inspect them."""
     from vllm.model_executor.models import registry
 
     def here(function: Callable[[], Any]) -> Any:

@@ -1,9 +1,9 @@
-"""Builds CUDA's libraries of the null GPU, beside the packages that want them.
+"""Build the null GPU's CUDA libraries beside the packages that need them.
 
     python -m harness.null_gpu.libraries SITE-PACKAGES
 
-Each library has the functions that are written here in C, and stubs, which return 0, for all others that the
-extensions in SITE-PACKAGES take from it. torch looks for them in nvidia/cu13/lib, where NVIDIA's would lie.
+Each library has the functions that are written here in C, and stubs that return 0 for all others that the
+extensions in SITE-PACKAGES import from it. torch looks for them in nvidia/cu13/lib, the place of NVIDIA's.
 The headers are those in Triton's wheel.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-LIBRARIES: dict[str, tuple[str, str]] = {  # by name: a pattern of its functions, and what is written of it
+LIBRARIES: dict[str, tuple[str, str]] = {  # name -> a pattern of its functions, and its source
     "libcudart.so.13": ("_*cuda[A-Z]", "runtime.c"),
     "libcuda.so.1": ("cu(?!File)[A-Z]", "driver.c"),
     "libnvidia-ml.so.1": ("nvml", "nvml.c"),
@@ -39,12 +39,11 @@ EXTENSIONS = ("torch/lib/*.so", "vllm/**/*.so", "nixl_cu13*/**/*.so*", ".nixl_cu
 
 
 def folder(packages: Path) -> Path:
-    """Return where the libraries of an environment lie."""
     return packages / "nvidia" / "cu13" / "lib"
 
 
 def owns(pattern: str, name: str) -> bool:
-    """Return whether a function belongs to the library with this pattern."""
+    """Tell whether a function belongs to the library with this pattern."""
     return re.match(pattern, name) is not None
 
 
@@ -72,7 +71,7 @@ def build(packages: Path) -> None:
 
 
 def _undefined(files: Iterable[Path]) -> dict[str, str]:
-    """Return what these take from other libraries: names, and the version that they ask for or ""."""
+    """Return the names that these import from other libraries, each with the version asked for or ""."""
     found: dict[str, str] = {}
     for file in files:
         for line in _nm("--undefined-only", "--with-symbol-versions", file):
@@ -82,7 +81,7 @@ def _undefined(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _compile(source: str, packages: Path, target: Path) -> set[str]:
-    """Compile a file of this folder; return the functions that it defines."""
+    """Compile a file of this folder. Return the functions that it defines."""
     headers = packages / "triton" / "backends" / "nvidia" / "include"
     _gcc("-c", SOURCES / source, "-o", target, f"-I{headers}")
     return {line.split()[-1] for line in _nm("--defined-only", "--extern-only", target, dynamic=False)}

@@ -1,4 +1,4 @@
-/* NVML of the null GPU: what torch and vLLM ask it, from Python. Its numbers are those of nvml.h. */
+/* NVML of the null GPU: the functions that torch and vLLM call from Python, with the numbers of nvml.h. */
 #include <stdio.h>
 #include <string.h>
 

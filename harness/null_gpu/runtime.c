@@ -13,7 +13,7 @@
 
 #include "device.h"
 
-/* Memory: each allocation and each registered range, so that a pointer's kind can be told. */
+/* Memory: all allocations and registered ranges, which tell the kind of a pointer. */
 
 enum { MOST = 1 << 16, SPARE = 4096 };
 
@@ -25,7 +25,7 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Range ranges[MOST];
-static int count; /* places of `ranges` in use, some of them free again */
+static int count; /* used places of `ranges`, including freed ones */
 static size_t used;
 
 static void add(void *begin, size_t size, enum cudaMemoryType kind) {
@@ -151,7 +151,7 @@ cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
     return cudaSuccess;
 }
 
-/* Copies are made when they are called for, in any stream. */
+/* Copies are made at once, in any stream. */
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
     memmove(to, from, size);
@@ -176,7 +176,7 @@ cudaError_t cudaMemset(void *begin, int value, size_t size) {
         memset(begin, value, size);
         return cudaSuccess;
     }
-    /* A large cache that nobody writes to takes no memory. */
+    /* A large cache that is never written takes no memory. */
     memset(begin, 0, first - (uintptr_t)begin);
     madvise((void *)first, last - first, MADV_DONTNEED);
     memset((void *)last, 0, (uintptr_t)begin + size - last);
@@ -243,7 +243,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t gra
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *number) {
     if (!nodes)
-        *number = 1; /* torch warns of a graph that has none */
+        *number = 1; /* torch warns if a graph has none */
     return cudaSuccess;
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void *data, unsigned flags) {
@@ -336,7 +336,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
     return cudaSuccess;
 }
 
-/* Kernels: known by their handles, and not run. */
+/* Kernels are known by their handles, and not run. */
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *kernel) {
     memset(found, 0, sizeof *found);
@@ -356,7 +356,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
     return cudaSuccess;
 }
 
-/* A launch: the compiler's code puts the grid down here, and the kernel's own function takes it up again. */
+/* A launch: the compiler's code stores the grid here, and the kernel's own function reads it. */
 static __thread struct {
     dim3 grid, block;
     size_t shared;

@@ -1,8 +1,8 @@
-"""The tokens of the null GPU: no kernel samples any, so each has the one that belongs to its place.
+"""The tokens of the null GPU, whose kernels sample none: each place of a sequence has a fixed token.
 
-A sequence's token at a place is the same wherever and however it is generated, so that a test sees if one is
-missing, or comes twice. Of a request's drafts a part is accepted, another one from place to place. The tokens
-are copied into the device's memory as soon as a sampler has returned; from there on all is vLLM's.
+The token does not depend on where and how it is generated, so a test notices one that is missing or comes
+twice. Some of a request's drafts are accepted, a different number at each place. The tokens are copied into
+the device's memory as soon as a sampler has returned; vLLM does the rest.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ FIRST, KINDS = 65, 26  # the demo model's tokens that are letters
 
 
 def token(place: int) -> int:
-    """Return the token at a place of any sequence, counted from its prompt's first."""
+    """Return the token at a place of any sequence, counted from its prompt's beginning."""
     return FIRST + place % KINDS
 
 
 def taken(place: int, drafts: int) -> int:
-    """Return how many tokens a step gives that begins at a place: some of the drafts, and one."""
+    """Return how many tokens a step at a place gives: some of the drafts, and one."""
     return 1 + place % (drafts + 1)
 
 
 def on_v2(module: ModuleType) -> None:
-    """Change vLLM's model runner V2."""
     runner, output = module.GPUModelRunner, module.AsyncOutput
     execute_model = runner.execute_model
-    lengths: dict[str, int] = {}  # of each request's sequence, by the tokens told so far
-    drafts: dict[str, int] = {}  # in the step under way; none for a request whose prompt goes on
+    lengths: dict[str, int] = {}  # request -> tokens of its sequence so far
+    drafts: dict[str, int] = {}  # in the current step; none for a request whose prompt is incomplete
 
     def execute(self: Any, scheduled: Any, *rest: Any, **named: Any) -> Any:
         for request in scheduled.finished_req_ids:
@@ -65,7 +64,6 @@ def on_v2(module: ModuleType) -> None:
 
 
 def on_v1(module: ModuleType) -> None:
-    """Change vLLM's model runner V1."""
     import torch
 
     runner = module.GPUModelRunner
@@ -77,7 +75,7 @@ def on_v1(module: ModuleType) -> None:
             place = int(self.input_batch.num_tokens_no_spec[row])
             drafts = len(scheduler_output.scheduled_spec_decode_tokens.get(request, ()))
             rows.append([token(place + i) for i in range(taken(place, drafts))])
-        # As wide as the memory to which it is copied: a conversion would be a kernel's work.
+        # int64 as the memory to which it is copied: a conversion would need a kernel.
         sampler_output.sampled_token_ids = torch.zeros_like(
             sampler_output.sampled_token_ids, dtype=torch.int64
         )
@@ -87,7 +85,7 @@ def on_v1(module: ModuleType) -> None:
     @functools.wraps(propose)
     def draft(self: Any, *rest: Any, **named: Any) -> Any:
         made = propose(self, *rest, **named)
-        if isinstance(made, torch.Tensor):  # of what happened to lie there
+        if isinstance(made, torch.Tensor):  # its values are garbage
             made = torch.full(made.shape, FIRST, dtype=made.dtype).to(made.device)
         return made
 
@@ -95,7 +93,7 @@ def on_v1(module: ModuleType) -> None:
 
 
 def _give(sampler_output: Any, rows: list[list[int]], fill: int) -> None:
-    """Put tokens into what a sampler gave; without drafts, their names into its log-probabilities, too."""
+    """Put tokens into a sampler's output; without drafts, also into its log-probabilities."""
     _write(sampler_output.sampled_token_ids, rows, fill)
     told = sampler_output.logprobs_tensors
     if told is not None and told.logprob_token_ids.shape[0] == len(rows):
@@ -104,7 +102,7 @@ def _give(sampler_output: Any, rows: list[list[int]], fill: int) -> None:
 
 
 def _write(target: Any, rows: Iterable[list[int]], fill: int) -> None:
-    """Copy rows into a tensor of the device's, filled up to its shape."""
+    """Copy rows into a tensor on the device, padded to its shape."""
     import torch
 
     values = torch.full(target.shape, fill, dtype=target.dtype)

@@ -1,6 +1,6 @@
-"""Requests that break an engine's step: a vLLM plug-in, and the fields that select what it does.
+"""Requests that break an engine's step: a vLLM plug-in, and the `vllm_xargs` that tell it what to do.
 
-Put this folder on a deployment's PYTHONPATH. A request is poisonous through its `vllm_xargs`.
+Put this folder on a deployment's PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ MARK = "poison"
 def dose(kind: str, where: str = "sample", after: int = 0) -> dict[str, str]:
     """Return the `vllm_xargs` of a request that breaks a step.
 
-    kind: alone; pair (only beside another of this kind); sticky (like a lost device); kill (the process
-    is killed, as by a fault in a kernel)
+    kind: alone; pair, only beside another of this kind; sticky, like a lost device; kill the process
     where: the part of the step: schedule, execute, forward, sample, draft, update or post
     after: the number of output tokens before it acts
     """

@@ -1,4 +1,4 @@
-"""A vLLM plug-in that lets marked requests break their step (harness/poison/__init__.py)."""
+"""A vLLM plug-in with which marked requests break their step (harness/poison/__init__.py)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ def register() -> None:
     if getattr(GPUModelRunner, "poisoned", False):
         return
     GPUModelRunner.poisoned = True
-    _before(Scheduler, "_update_after_schedule", "schedule", _scheduled)
-    _before(GPUModelRunner, "execute_model", "execute", _executed)
-    _before(GPUModelRunner, "_model_forward", "forward", _batch)
-    _before(GPUModelRunner, "_sample", "sample", _batch)
-    _before(GPUModelRunner, "propose_draft_token_ids", "draft", _batch)
-    _before(Scheduler, "update_from_output", "update", _scheduled)
-    _before(GPUModelRunner, "take_draft_token_ids", "post", _batch)
+    for where, owner, name, doses in (
+        ("schedule", Scheduler, "_update_after_schedule", _scheduled),
+        ("execute", GPUModelRunner, "execute_model", _executed),
+        ("forward", GPUModelRunner, "_model_forward", _batch),
+        ("sample", GPUModelRunner, "_sample", _batch),
+        ("draft", GPUModelRunner, "propose_draft_token_ids", _batch),
+        ("update", Scheduler, "update_from_output", _scheduled),
+        ("post", GPUModelRunner, "take_draft_token_ids", _batch),
+    ):
+        _before(owner, name, where, doses)
 
 
 def _before(owner: Any, name: str, where: str, doses: Callable[..., Iterable[tuple[str, int]]]) -> None:

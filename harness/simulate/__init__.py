@@ -1,4 +1,1 @@
-"""The simulator against others and against reality: baselines, measured curves, validation.
-
-The simulator itself is part of the product (baton.services.simulate): `baton tune` runs on it.
-"""
+"""Comparisons of the simulator (baton.services.simulate) with other policies and with reality."""

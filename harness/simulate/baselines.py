@@ -1,6 +1,6 @@
-"""Placement policies to compare Baton's with, as another package would add them: by entry points.
+"""Placement policies to compare Baton's with, added as another package would: by entry points.
 
-`plugins/` is what pip would leave of such a package; `install` puts it on the path.
+`plugins/` is such a package as pip installs it; `install` puts it on the path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLUGINS = Path(__file__).with_name("plugins")
 
 
 class RoundRobin(Picker):
-    """Picks one after another, whatever their scores; each role has its own turn."""
+    """Picks the workers of a role in turn, whatever their scores."""
 
     def __init__(self, limits: PlacementLimits) -> None:
         super().__init__(limits)
@@ -43,7 +43,7 @@ class LongestPrefix(Scorer):
 
 
 _QUEUES = {"queued_prompt_tokens": 1.0, "running_requests": 1.0}
-# Name -> the policy, and whether the scheduler hears of caches.
+# Name -> the policy, and whether the scheduler knows the workers' caches.
 POLICIES: dict[str, tuple[PolicySettings, bool]] = {
     "random": (PolicySettings(scorers={}), False),
     "round robin": (PolicySettings(scorers={}, picker="round_robin"), False),
@@ -58,6 +58,6 @@ POLICIES: dict[str, tuple[PolicySettings, bool]] = {
 
 
 def install() -> None:
-    """Let the registry of policy parts find these."""
+    """Make these known to the registry of policy parts."""
     if str(PLUGINS) not in sys.path:
         sys.path.append(str(PLUGINS))

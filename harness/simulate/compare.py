@@ -1,4 +1,4 @@
-"""Policies, weights and sizes side by side, on the same requests."""
+"""Compare policies on the same requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from baton.services.simulate.traces import KINDS, Conversations, Trace
 from harness.simulate.baselines import POLICIES, install
 from harness.stats import median
 
-# Requests a second for each prefill worker of the assumed pace, by kind: a load that some policies carry and
-# others do not.
+# Requests per second for each prefill worker of the assumed pace, by kind: a load that some policies carry
+# and others do not.
 LOADS = {"chats": 4.0, "shared": 5.0, "agents": 2.0, "documents": 0.8, "prompts": 2.6}
 Arms = Mapping[str, tuple[PolicySettings, bool]]
 Make = Callable[[int], Trace]  # a trace, by its seed
@@ -23,19 +23,19 @@ Make = Callable[[int], Trace]  # a trace, by its seed
 
 @dataclass(frozen=True)
 class Compared:
-    """One arm: the medians of its runs' figures, and the runs."""
+    """An arm's runs, and the medians of their figures."""
 
     figures: dict[str, float]
     runs: list[Run]
 
 
 def conversations(kind: str, per_s: float, seconds: float, longest: int) -> Make:
-    """Return what makes the trace of a kind."""
+    """Return a function that makes a trace of a kind from a seed."""
     return lambda seed: Conversations(KINDS[kind], per_s, seconds, seed=seed, most_tokens=longest - 1)
 
 
 def compare(setup: Setup, make: Make, arms: Arms, seeds: int) -> dict[str, Compared]:
-    """Run each arm on the same traces, as many as `seeds`, and tell the progress on stderr."""
+    """Run each arm on the same traces, one per seed, and print the progress to stderr."""
     install()
     found = {}
     for name, (policy, events) in arms.items():
@@ -49,14 +49,14 @@ def compare(setup: Setup, make: Make, arms: Arms, seeds: int) -> dict[str, Compa
 
 
 def named(names: list[str]) -> Arms:
-    """Return the arms of these names, all without any. Raises SystemExit for an unknown one."""
+    """Return the arms of these names, or all. Raises SystemExit for an unknown name."""
     if unknown := set(names) - set(POLICIES):
         raise SystemExit(f"there is no policy {min(unknown)!r}; there are: {', '.join(POLICIES)}")
     return {name: POLICIES[name] for name in names or POLICIES}
 
 
 def weighted() -> Arms:
-    """Return the default policy, and others that differ in one weight, one scorer or the picker."""
+    """Return the default policy, and variants with another weight, scorer or picker."""
     scorers = PolicySettings().scorers
     arms = {"default": scorers}
     for name in scorers:

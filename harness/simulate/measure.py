@@ -1,12 +1,12 @@
-"""A profile for the simulator, measured on a running deployment with one worker, as its clients see it.
+"""A profile for the simulator, measured by the clients of a deployment with one worker.
 
-    decode      the gap between tokens with so many streams at once
+    decode      the gap between tokens, by the number of streams
     overhead    the time to first token of a prompt of one token, which is one decode step, less such a gap
-    prefill     the time to first token of prompts of one step, less the overhead, gives the curve; that of
-                one of many steps the cost of the tokens before a piece
+    prefill     the time to first token of prompts of one step, less the overhead, gives the curve; a prompt
+                of many steps gives the cost of the tokens before a piece
 
-Prompts are random and differ, so that nothing of them is cached. Of several rounds the lower quartile counts:
-what else a machine does only makes them longer.
+Prompts are random, so that none is cached. Of several rounds the lower quartile counts, as other work of the
+machine only makes them longer.
 """
 
 from __future__ import annotations
@@ -25,31 +25,28 @@ from harness.deployment import Deployment
 from harness.simulate.validate import Answer, Stream
 from harness.stats import percentile
 
-Send = Callable[[int, int], Awaitable[Answer]]  # a prompt of so many tokens, with so many of output
+Send = Callable[[int, int], Awaitable[Answer]]  # arguments: tokens of prompt and output
 
-ROUNDS = 9  # of each size
+ROUNDS = 9  # per size
 QUARTILE = 0.25
-TOKENS = 48  # of each stream
+TOKENS = 48  # per stream
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes to measure."""
-
     step: int  # tokens of a step
     long: int  # tokens of a prompt of many steps
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
 
 
 async def measure(one: Deployment, stream: Stream, sizes: Sizes, name: str) -> Profile:
-    """Return the profile. `stream` sends a prompt and returns its answer."""
     draw = random.Random(0)
     async with aiohttp.ClientSession() as http:
 
         async def ask(tokens: int, output: int) -> Answer:
             return await stream(http, [draw.randrange(100, 4_000) for _ in range(tokens)], output)
 
-        await asyncio.gather(*(ask(sizes.step, 8) for _ in range(4)))  # the first ones compile and allocate
+        await asyncio.gather(*(ask(sizes.step, 8) for _ in range(4)))  # warms up
         decode = [(batch, await _batch(ask, batch)) for batch in sizes.batches]
         overhead_s = max(0.0, await _first_s(ask, 1) - decode[0][1])
         pieces = [sizes.step // 8, sizes.step // 4, sizes.step // 2, sizes.step]
@@ -69,17 +66,17 @@ async def measure(one: Deployment, stream: Stream, sizes: Sizes, name: str) -> P
 
 
 async def _first_s(ask: Send, tokens: int) -> float:
-    """Return the time to first token of a prompt alone."""
+    """Return the time to first token of a single prompt."""
     answers = [await ask(tokens, 1) for _ in range(ROUNDS)]
     return percentile([one.arrivals[0] - one.asked for one in answers], QUARTILE)
 
 
 async def _batch(ask: Send, batch: int) -> float:
-    """Return the gap between tokens with so many streams at once."""
+    """Return the gap between tokens of simultaneous streams."""
     gaps: list[float] = []
     for _ in range(3):
         streams = await asyncio.gather(*(ask(16, TOKENS) for _ in range(batch)))
-        begin = max(one.arrivals[0] for one in streams)  # from then on all of them decode
+        begin = max(one.arrivals[0] for one in streams)  # all of them decode from here on
         end = min(one.arrivals[-1] for one in streams)
         for one in streams:
             inside = [at for at in one.arrivals if begin <= at <= end]
@@ -98,7 +95,7 @@ def _engine(worker: pb.WorkerStatus) -> Engine:
 
 
 def _context_s(step_s: float, sizes: Sizes, long_s: float) -> float:
-    """Return what each pair of a token and one before it costs, beyond steps without any before them."""
+    """Return the cost of each pair of a token and one in an earlier step."""
     steps = sizes.long / sizes.step
-    pairs = sizes.long**2 / 2 - steps * sizes.step**2 / 2  # those within a step are in its time already
+    pairs = sizes.long**2 / 2 - steps * sizes.step**2 / 2  # pairs within a step are in its time already
     return max(0.0, (long_s - steps * step_s) / pairs)

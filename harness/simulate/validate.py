@@ -1,8 +1,7 @@
-"""The simulator against reality: the same conversations, sent to a real deployment and simulated.
+"""Compare the simulator with reality: the same conversations, simulated and sent to a deployment.
 
-Block by block prompts have the tokens that their hashes stand for, and what the model answered is part of the
-next turn, so that caches find in both what they would. Compared is each policy's mean time to first token,
-and the prompt tokens that all engines computed.
+Equal block hashes become equal tokens, and the model's answer is part of the next turn, so caches hit in
+both. The figures are each policy's times to first token and the prompt tokens that all engines computed.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from baton.services.simulate.traces import Ask, Kind, Trace
 from harness.deployment import Deployment
 from harness.stats import percentile
 
-SETTLE_S = 2.5  # until heartbeats have told all
-# As in "chats", in the size of a model of 80 M parameters on a core.
+SETTLE_S = 2.5  # until all heartbeats have come
+# As "chats", in the size for a model of 80 M parameters on a core.
 CHATS = Kind("multi-turn chats with a few system prompts", 4, 512, 96, 96, 24, 6, 2.0)
 
 
 class Answer(Protocol):
-    """A streamed answer; times are those of `time.perf_counter`."""
+    """A streamed answer, with times of `time.perf_counter`."""
 
     asked: float
     arrivals: list[float]
@@ -37,7 +36,6 @@ Stream = Callable[[aiohttp.ClientSession, list[int], int], Coroutine[Any, Any, A
 
 
 async def drive(one: Deployment, trace: Trace, stream: Stream) -> dict[str, float]:
-    """Send all requests of `trace`; return the figures."""
     before = await _computed(one)
     sent: list[Outcome] = []
     began = time.perf_counter()
@@ -57,7 +55,6 @@ def simulated(run: Run) -> dict[str, float]:
 
 
 def errors(real: dict[str, float], predicted: dict[str, float]) -> dict[str, float]:
-    """Return how far each figure was off, per cent of the real one."""
     return {key: round(100 * (predicted[key] / real[key] - 1), 1) for key in real}
 
 
@@ -91,7 +88,7 @@ async def _converse(
 
 
 def _prompt(ask: Ask, so_far: list[int], block_tokens: int) -> list[int]:
-    """Return the tokens of a prompt that goes on where the conversation is."""
+    """Return the tokens of a prompt that continues the conversation."""
     tokens = list(so_far)
     at = len(tokens)
     while len(tokens) < ask.prompt:

@@ -1,4 +1,4 @@
-"""Deployments of tiny models, forked in seconds from a process that has imported vLLM; their outcomes."""
+"""Deployments of tiny models, forked from a process that has imported vLLM, and their answers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True)
 class Fleet:
-    """The number of workers of each role."""
-
     prefill: int = 0
     decode: int = 0
     mixed: int = 0
@@ -41,7 +39,7 @@ FLEETS = {"aggregated": Fleet(mixed=1), "1P1D": Fleet(1, 1), "2P2D": Fleet(2, 2)
 
 @dataclass
 class Outcome:
-    """A deployment's answers, and what its workers counted meanwhile."""
+    """A deployment's answers, and its workers' counts meanwhile."""
 
     answers: list[list[int]]  # token ids of each prompt's greedy answer, one request at a time
     together: list[list[int]]  # the same prompts again, several at a time
@@ -49,9 +47,7 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     handoffs: int = 0
-    gaps: list[list[float]] = field(
-        default_factory=list
-    )  # of each answer's tokens: the lead of the best, in log-probability
+    gaps: list[list[float]] = field(default_factory=list)  # for each answer the tokens' leads, see _gaps
 
     @property
     def accepted_per_draft(self) -> float:
@@ -61,7 +57,7 @@ class Outcome:
 @dataclass
 class Deployment:
     url: str
-    metrics: list[str] = field(default_factory=list)  # of each worker
+    metrics: list[str] = field(default_factory=list)  # the workers' URLs
 
     def count(self, name: str) -> int:
         """Return the sum of a counter over all workers and labels."""
@@ -74,13 +70,8 @@ class Deployment:
 
 @contextmanager
 def deployment(
-    folder: Path,
-    fleet: Fleet,
-    engine: dict[str, Any],
-    withhold: int = 0,
-    handoff: Mapping[str, Any] = MappingProxyType({}),
+    folder: Path, fleet: Fleet, engine: dict[str, Any], handoff: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[Deployment]:
-    """Start a deployment and wait until it is ready; no KV of the last `withhold` layers is handed over."""
     port, scheduler = free_port(), free_port()
     settings = {
         "engine": {"served_model_name": MODEL_NAME, **engine},
@@ -92,13 +83,7 @@ def deployment(
     }
     folder.mkdir(parents=True, exist_ok=True)
     process = zygote.shared().start(
-        "up",
-        "harness.speculation.forked:run",
-        folder,
-        fleet=vars(fleet),
-        settings=settings,
-        logs=str(folder),
-        withhold=withhold,
+        "up", "harness.forked:up", folder, fleet=vars(fleet), settings=settings, logs=str(folder)
     )
     try:
         eventually(lambda: _ready(process.text), START_S, f"{folder.name} is ready", every_s=0.1)
@@ -126,11 +111,9 @@ def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -
 
 
 async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
-    client = openai.AsyncOpenAI(
-        base_url=f"{deployment.url}/v1", api_key="none", timeout=CALL_S, max_retries=0
-    )
-    async with client:
-        await _answer(client, prompts[0], 4)  # one-time work is done before the counts
+    url = f"{deployment.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=CALL_S, max_retries=0) as client:
+        await _answer(client, prompts[0], 4)  # warms up
         before = _counts(deployment)
         answers = [await _answer(client, prompt, max_tokens) for prompt in prompts]
         after = _counts(deployment)
@@ -143,12 +126,7 @@ async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens:
         together = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
         gaps = [await _gaps(client, prompt, max_tokens) for prompt in prompts] if not after["drafts"] else []
     counted = {name: after[name] - before[name] for name in after}
-    return Outcome(
-        answers=answers,
-        together=together,
-        gaps=gaps,
-        **counted,
-    )
+    return Outcome(answers=answers, together=together, gaps=gaps, **counted)
 
 
 def _counts(deployment: Deployment) -> dict[str, int]:
@@ -163,26 +141,20 @@ def _counts(deployment: Deployment) -> dict[str, int]:
 
 async def _gaps(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> list[float]:
     """Return the lead of each token of the greedy answer over the second best, in log-probability."""
-    done = await client.completions.create(
-        model=MODEL_NAME,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        temperature=0,
-        logprobs=2,
-        extra_body={"ignore_eos": True, "return_tokens_as_token_ids": True},
-    )
+    done = await _complete(client, prompt, max_tokens, logprobs=2, return_tokens_as_token_ids=True)
     told = done.choices[0].logprobs
     best = [sorted(one.values()) for one in told.top_logprobs or []] if told is not None else []
     return [one[-1] - one[-2] if len(one) > 1 else 0.0 for one in best]
 
 
 async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> list[int]:
-    """Return the token ids of a greedy answer of `max_tokens`."""
-    done = await client.completions.create(
-        model=MODEL_NAME,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        temperature=0,
-        extra_body={"return_token_ids": True, "ignore_eos": True},
-    )
+    done = await _complete(client, prompt, max_tokens, return_token_ids=True)
     return list((done.choices[0].model_extra or {})["token_ids"])
+
+
+async def _complete(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int, **more: Any) -> Any:
+    """Ask for a greedy answer of `max_tokens`."""
+    more["ignore_eos"] = True
+    return await client.completions.create(
+        model=MODEL_NAME, prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=more
+    )

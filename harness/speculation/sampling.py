@@ -1,7 +1,7 @@
 """Answers sampled by an engine in a process of its own, and the distribution that they should have.
 
-The expected distribution is not another sample: a plain forward pass gives the probability of every
-continuation of three tokens, filtered by temperature, top-k and top-p as they are defined.
+The expected distribution is no sample: a plain forward pass gives the probability of every continuation of
+three tokens, filtered by temperature, top-k and top-p as they are defined.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,12 @@ from harness.architectures import language
 
 LENGTH = 3  # tokens of an answer: the first without drafts, the others with
 DEADLINE_S = 240.0
-REQUESTS = 256  # at a time
-LEAST = 0.0025  # probability of an answer that is counted on its own; the others together
+REQUESTS = 256  # in a batch
+LEAST = 0.0025  # less likely answers are counted together
 
 
 @dataclass(frozen=True)
 class Way:
-    """Sampling parameters."""
-
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
@@ -41,7 +39,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Sample:
-    """An engine's answers: how often each continuation came, for each way to sample, and the drafts."""
+    """The counts of an engine's continuations, for each way to sample, and of its drafts."""
 
     answers: dict[Way, Counter[tuple[int, ...]]]
     drafted: int
@@ -50,22 +48,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class Order:
-    """An order to an engine."""
-
     model: Path
     prompt: tuple[int, ...]
     ways: tuple[Way, ...]
-    samples: int  # of each way
-    speculative: dict[str, Any] | None = None  # as --speculative-config takes it
-    more: dict[str, Any] = field(default_factory=dict)  # of vLLM's speculative_config
+    samples: int  # for each way
+    speculative: dict[str, Any] | None = None  # --speculative-config
+    more: dict[str, Any] = field(default_factory=dict)  # for vLLM's speculative_config
     seed: int = 0
     core: int = 0
-    mended: bool = True
-    first_drafts: tuple[int, ...] = ()  # that each request comes with, for a prompt of one token
+    mended: bool = True  # with Baton's patch of the sampler
+    first_drafts: tuple[int, ...] = ()  # drafts that each request comes with, for a prompt of one token
 
 
 class Engine:
-    """A process with one vLLM engine, forked from the zygote, that carries out an order."""
+    """A forked process with one vLLM engine, which carries out an order."""
 
     def __init__(self, order: Order) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-sampling-")
@@ -90,7 +86,7 @@ class Engine:
 
 
 def serve(connection: Connection) -> None:
-    """Carry out the order that comes, in the forked process."""
+    """Receive an order and carry it out, in the forked process."""
     order: Order = connection.recv()
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -114,7 +110,7 @@ def _carry_out(order: Order) -> Sample:
         _unmend()
     engine = LLM(
         model=str(order.model),
-        dtype="float32",  # "auto" makes it half of that
+        dtype="float32",  # "auto" would halve it
         skip_tokenizer_init=True,
         enforce_eager=True,
         block_size=32,
@@ -129,20 +125,12 @@ def _carry_out(order: Order) -> Sample:
     if order.first_drafts:
         _bring(engine.llm_engine.engine_core.engine_core.scheduler, order.first_drafts)
     params = [
-        SamplingParams(
-            temperature=way.temperature,
-            top_k=way.top_k,
-            top_p=way.top_p,
-            max_tokens=LENGTH,
-            ignore_eos=True,
-            detokenize=False,
-        )
+        SamplingParams(**asdict(way), max_tokens=LENGTH, ignore_eos=True, detokenize=False)
         for _ in range(order.samples)
         for way in order.ways
     ]
-    outputs = engine.generate(
-        [{"prompt_token_ids": list(order.prompt)}] * len(params), params, use_tqdm=False
-    )
+    prompts = [{"prompt_token_ids": list(order.prompt)}] * len(params)
+    outputs = engine.generate(prompts, params, use_tqdm=False)
     answers: dict[Way, Counter[tuple[int, ...]]] = {way: Counter() for way in order.ways}
     for way, output in zip(itertools.cycle(order.ways), outputs, strict=False):
         answers[way][tuple(output.outputs[0].token_ids)] += 1
@@ -171,7 +159,7 @@ def _speculation(order: Order) -> dict[str, Any]:
 
 
 def _bring(scheduler: Any, drafts: tuple[int, ...]) -> None:
-    """Have each request come with these drafts, as behind a handoff."""
+    """Have each request come with these drafts, as after a handoff."""
     from baton.services.engine.patches.first_drafts import FirstDrafts, give
 
     FirstDrafts(scheduler, 0)
@@ -185,17 +173,17 @@ def _bring(scheduler: Any, drafts: tuple[int, ...]) -> None:
 
 
 def _unmend() -> None:
-    """Restore vLLM's own function of the sampler, which services/engine/patches/cpu/ replaces."""
+    """Restore vLLM's own sampler function, which services/engine/patches/cpu/ replaces."""
     from vllm.utils import cpu_triton_utils
 
     cpu_triton_utils._expand_kernel_impl = cpu_triton_utils._expand_kernel_impl.__wrapped__
 
 
-Logits = Callable[[torch.Tensor], torch.Tensor]  # of token ids [N, T], those of the last place [N, V]
+Logits = Callable[[torch.Tensor], torch.Tensor]  # token ids [N, T] -> the last place's logits [N, V]
 
 
 def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[int, ...], float]:
-    """Return the probability of every beginning of an answer, up to LENGTH tokens, that is LEAST or more."""
+    """Return the probability of each beginning of an answer, up to LENGTH tokens, unless below LEAST."""
     found: dict[tuple[int, ...], float] = {}
     rows, chances = torch.tensor([prompt]), torch.ones(1)
     for _ in range(LENGTH):
@@ -208,7 +196,7 @@ def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[in
 
 
 def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
-    """Filter [N, V] probabilities: the top-k tokens, of these the fewest that hold top-p, normalised anew."""
+    """Return probabilities [N, V] of the top-k tokens, cut to the fewest that hold top-p, normalised."""
     probabilities = (logits.double() / way.temperature).softmax(-1)
     ordered, order = probabilities.sort(-1, descending=True)
     if way.top_k:
@@ -221,7 +209,7 @@ def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Fit:
-    """The fit of a sample: chi-square over the answers' cells, and the total variation distance."""
+    """The fit of a sample: chi-square over the answers, and the total variation distance."""
 
     chi_square: float
     freedom: int
@@ -229,7 +217,7 @@ class Fit:
 
     @property
     def chance(self) -> float:
-        """The probability that a sample of the right distribution fits as badly as this."""
+        """The probability that a sample of the right distribution fits as badly."""
         halves = torch.tensor([self.freedom / 2, self.chi_square / 2], dtype=torch.float64)
         return float(torch.special.gammaincc(halves[0], halves[1]))
 
@@ -256,7 +244,7 @@ def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], l
 
 
 def reference(model: Path) -> Logits:
-    """Load a target without drafter in transformers. Return a function that computes its logits."""
+    """Load a target in transformers, without its drafter. Return a function that computes its logits."""
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -270,7 +258,7 @@ def reference(model: Path) -> Logits:
 
 
 def prompt(start: int, length: int = 12) -> tuple[int, ...]:
-    """Return a short text of the language that repeats itself, so that n-grams match."""
+    """Return a short text that repeats itself, so that n-grams match."""
     follows = language.successors()
     text = [start]
     while len(text) < length:

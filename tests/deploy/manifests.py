@@ -1,4 +1,4 @@
-"""Rendered manifests: documents; workloads, with the settings that their processes would read; ports."""
+"""Rendered manifests: documents, and workloads with the settings that their processes would read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import yaml
@@ -15,6 +16,8 @@ import yaml
 from baton import addresses
 from baton.handoff.ports import of_worker
 from baton.services.config import Settings, load
+from baton.services.ray.serve_args import ServeArgs, read
+from harness import dockerfile
 from harness.support import ROOT
 from tests.deploy.network_policies import Doc, Place, matches
 
@@ -22,22 +25,20 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 PAGE = ROOT / "docs" / "clusters.md"
 NAMESPACE = "baton"
 WORKERS = ("prefill", "decode")
-FIELDS = {"status.podIP": "10.20.30.40", "metadata.name": "a-pod"}  # what the downward API gives here
+FIELDS = {"status.podIP": "10.20.30.40", "metadata.name": "a-pod"}  # the downward API's values here
 UNITS = {"": 1, "m": 0.001, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-COMPONENT = "app.kubernetes.io/component"
 
 
 def render(overlay: str) -> list[Doc]:
     """Return the documents that `kubectl apply -k deploy/kubernetes/overlays/OVERLAY` would send."""
-    kubectl = Path(sys.prefix) / "bin" / "kubectl"
-    command = [str(kubectl), "kustomize", str(FOLDER / "overlays" / overlay)]
+    command = [str(Path(sys.prefix) / "bin" / "kubectl"), "kustomize", str(FOLDER / "overlays" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
 
 class Workload:
-    """A Deployment or StatefulSet and its one container."""
+    """A Deployment, a StatefulSet or a group of Ray's nodes, and its one container."""
 
     def __init__(self, document: Doc, manifests: Manifests) -> None:
         self.document = document
@@ -46,19 +47,14 @@ class Workload:
         self.labels: dict[str, str] = self.spec["template"]["metadata"].get("labels", {})
         self.pod: Doc = self.spec["template"]["spec"]
         self.container: Doc = self.pod["containers"][0]
+        self.first: list[Doc] = self.pod.get("initContainers", [])
+        self.containers = [self.container, *self.first]
+        self.is_ours = self.container["image"].partition(":")[0] == "baton"
+        self.kind = "worker" if self.name in WORKERS else self.name
         self._manifests = manifests
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.document['kind']} {self.name}"
-
-    @property
-    def is_ours(self) -> bool:
-        return self.container["image"].partition(":")[0] == "baton"
-
-    @property
-    def kind(self) -> str:
-        """Its kind, as NEEDED names it."""
-        return "worker" if self.name in WORKERS else self.name
 
     @property
     def ports(self) -> dict[str, int]:
@@ -68,25 +64,26 @@ class Workload:
     def mounts(self) -> dict[str, tuple[Doc, Doc]]:
         """The mount and the volume at each path."""
         volumes = {one["name"]: one for one in self.pod.get("volumes", [])}
-        return {
-            one["mountPath"]: (one, volumes.get(one["name"], {}))
-            for one in self.container.get("volumeMounts", [])
-        }
+        mounts = self.container.get("volumeMounts", [])
+        return {one["mountPath"]: (one, volumes.get(one["name"], {})) for one in mounts}
+
+    def secret_at(self, path: str) -> tuple[str, str]:
+        """Return the Secret that is mounted as this file, empty if there is none, and its key."""
+        _, volume = self.mounts.get(str(Path(path).parent), ({}, {}))
+        return volume.get("secret", {}).get("secretName", ""), Path(path).name
 
     @cached_property
     def environment(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for one in self.container.get("envFrom", []):
-            config = self._manifests.named("ConfigMap", one["configMapRef"]["name"])
-            found |= config.get("data", {}) if config else {}
+            found |= self._manifests.named("ConfigMap", one["configMapRef"]["name"])["data"]
         for one in self.container.get("env", []):
             source = one.get("valueFrom", {})
             if "fieldRef" in source:
                 found[one["name"]] = FIELDS.get(source["fieldRef"]["fieldPath"], "")
             elif "resourceFieldRef" in source:
-                found[one["name"]] = self.limit(
-                    source["resourceFieldRef"]["resource"].removeprefix("limits.")
-                )
+                resource = source["resourceFieldRef"]["resource"].removeprefix("limits.")
+                found[one["name"]] = self.limit(resource)
             else:
                 found[one["name"]] = one.get("value", "")
         return found
@@ -101,13 +98,48 @@ class Workload:
             return load()
 
     @property
+    def listens(self) -> list[str]:
+        """The addresses that it listens on; the first is that of its requests."""
+        settings, words = self.settings, self.container.get("command", [])
+        if self.kind == "ca":  # a flag, as nobody else needs to know
+            return [words[words.index("--listen") + 1]]
+        if self.kind == "router":
+            return [addresses.join(settings.router.host, settings.router.port)]
+        if self.kind == "scheduler":
+            return [settings.scheduler.address]
+        handoff = settings.handoff
+        return [
+            settings.worker.listen,
+            *([addresses.join(handoff.host, handoff.port)] if handoff.host else []),
+        ]
+
+    @property
+    def handoff_ports(self) -> list[int]:
+        return list(of_worker(self.settings.handoff.port, self.settings.engine.tensor_parallel_size))
+
+    @property
+    def metrics_port(self) -> int:
+        """The port of its metrics; 0 for a free one on loopback. The CA has none."""
+        return 0 if self.kind == "ca" else int(getattr(self.settings, self.kind).metrics_port)
+
+    def ports_of(self, setting: str) -> list[int]:
+        """Return the ports that a setting names."""
+        if self.kind == "redis":
+            return list(self.ports.values())
+        if self.kind == "ca":
+            return [addresses.split(self.listens[0])[1]]
+        if setting == "handoff.port":
+            return self.handoff_ports
+        section, _, key = setting.partition(".")
+        value = getattr(getattr(self.settings, section), key)
+        return [value if isinstance(value, int) else addresses.split(value)[1]]
+
+    @property
     def place(self) -> Place:
         return Place(self.name, NAMESPACE, self.labels, self.ports)
 
 
 class Manifests:
-    """Rendered documents."""
-
     def __init__(self, documents: list[Doc]) -> None:
         self.documents = documents
         self.workloads = [Workload(one, self) for one in self.of("Deployment", "StatefulSet")]
@@ -115,12 +147,14 @@ class Manifests:
     def of(self, *kinds: str) -> list[Doc]:
         return [one for one in self.documents if one["kind"] in kinds]
 
-    def named(self, kind: str, name: str) -> Doc | None:
-        return next((one for one in self.of(kind) if one["metadata"]["name"] == name), None)
+    def named(self, kind: str, name: str) -> Doc:
+        found = [one for one in self.of(kind) if one["metadata"]["name"] == name]
+        assert len(found) == 1, f"{len(found)} documents are {kind} {name}"
+        return found[0]
 
     @property
     def ours(self) -> list[Workload]:
-        """Those that run Baton."""
+        """The workloads that run Baton."""
         return [one for one in self.workloads if one.is_ours]
 
     @property
@@ -134,69 +168,62 @@ class Manifests:
         return [one.name for one in self.workloads if matches(selector, one.labels)]
 
 
+class RayManifests(Manifests):
+    """The documents of the overlay for KubeRay, with a workload for each group of Ray's nodes."""
+
+    def __init__(self, documents: list[Doc]) -> None:
+        (self.service,) = [one for one in documents if one["kind"] == "RayService"]
+        self.cluster = self.service["spec"]["rayClusterConfig"]
+        self.groups = [self.cluster["headGroupSpec"], *self.cluster["workerGroupSpecs"]]
+        templates = [
+            {
+                "apiVersion": "v1",
+                "kind": "PodTemplate",
+                "metadata": {"name": one.get("groupName", "head"), "namespace": NAMESPACE},
+                "template": one["template"],
+            }
+            for one in self.groups
+        ]
+        super().__init__([*(one for one in documents if one is not self.service), *templates])
+        self.workloads = [self._workload(one) for one in self.groups]
+
+    def _workload(self, group: Doc) -> Workload:
+        name = group["template"]["spec"]["containers"][0]["name"]
+        spec = {"template": group["template"], "replicas": group.get("replicas", 1)}
+        return Workload({"kind": "RayService", "metadata": {"name": name}, "spec": spec}, self)
+
+    @property
+    def workers(self) -> list[Workload]:
+        return [one for one in self.workloads if one.name == "ray-worker"]
+
+    @property
+    def serve(self) -> Doc:
+        found: Doc = yaml.safe_load(self.service["spec"]["serveConfigV2"])
+        return found
+
+    @property
+    def arguments(self) -> ServeArgs:
+        """Read the arguments as build_pd_openai_app does, with the checkout's files. Raises ConfigError."""
+        given = in_checkout(self.serve["applications"][0]["args"])
+        given.get("router", {}).pop("api_key_file", None)  # which only the pods have
+        return read(given)
+
+
+def in_checkout(given: Any) -> Any:
+    """Return the arguments with paths of the image replaced by those of the checkout."""
+    text = yaml.safe_dump(given)
+    return yaml.safe_load(text.replace(f"{dockerfile.workdir()}/", f"{ROOT}/"))
+
+
+@cache
+def rendered(overlay: str) -> Manifests:
+    return (RayManifests if overlay == "ray" else Manifests)(render(overlay))
+
+
 def secrets() -> set[tuple[str, str]]:
     """Return the Secrets, each with its key, that the page says how to make."""
     made = re.findall(r"kubectl create secret generic (\S+) (.*)", PAGE.read_text())
     return {(name, key) for name, rest in made for key in re.findall(r"--from-file=([\w.-]+)=", rest)}
-
-
-def ports(one: Workload) -> list[int]:
-    """Return the ports on which it listens; the first is that of its requests."""
-    settings = one.settings
-    if one.kind == "ca":
-        return [addresses.split(ca_address(one))[1]]
-    if one.kind == "router":
-        own = [settings.router.port]
-    else:
-        listens = settings.scheduler.address if one.kind == "scheduler" else settings.worker.listen
-        own = [addresses.split(listens)[1]]
-    if figures := metrics_port(one):
-        own.append(figures)
-    return own + (_handoff_ports(settings) if one.kind == "worker" else [])
-
-
-def metrics_port(one: Workload) -> int:
-    """Return the port of its metrics; 0 for a free one on loopback. Not for the CA, which has none."""
-    found: int = getattr(one.settings, one.kind).metrics_port
-    return found
-
-
-def ca_address(one: Workload) -> str:
-    """Return where `baton ca serve` listens: a flag, as nobody else needs to know."""
-    words = one.container["command"]
-    found: str = words[words.index("--listen") + 1] if "--listen" in words else "127.0.0.1:7443"
-    return found
-
-
-def port_of(manifests: Manifests, name: str, setting: str) -> list[int]:
-    """Return the ports of a workload that a setting names."""
-    if name == "redis":
-        return list(manifests.workload(name).ports.values())
-    if name == "ca":
-        return ports(manifests.workload(name))
-    settings = manifests.workload(name).settings
-    if setting == "handoff.port":
-        return _handoff_ports(settings)
-    section, _, key = setting.partition(".")
-    value = getattr(getattr(settings, section), key)
-    if not value:  # a free port on loopback
-        return []
-    return [value if isinstance(value, int) else addresses.split(value)[1]]
-
-
-def _handoff_ports(settings: Settings) -> list[int]:
-    return list(of_worker(settings.handoff.port, settings.engine.tensor_parallel_size))
-
-
-def listens(one: Workload) -> list[str]:
-    settings = one.settings
-    if one.kind == "router":
-        return [settings.router.host]
-    if one.kind == "ca":
-        return [ca_address(one)]
-    if one.kind == "scheduler":
-        return [settings.scheduler.address]
-    return [settings.worker.listen, *([settings.handoff.host] if settings.handoff.host else [])]
 
 
 def quantity(text: str) -> float:

@@ -1,38 +1,47 @@
-"""NetworkPolicies as a cluster reads them: which connections a set of them lets through."""
+"""Read NetworkPolicies as a cluster does, and compare what they let through with what has to pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Doc = dict[str, Any]
-Labels = Mapping[str, str]
-NAMESPACE_NAME = "kubernetes.io/metadata.name"  # the label that every namespace has
+NAMESPACE_NAME = "kubernetes.io/metadata.name"  # a label that Kubernetes gives every namespace
+UNUSED_PORTS = (22, 443, 65535)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A pod, or with an empty namespace something outside the cluster."""
+    """A pod, or something outside the cluster if the namespace is empty."""
 
     name: str
     namespace: str = ""
-    labels: Labels = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     ports: Mapping[str, int] = field(default_factory=dict)  # by name
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Port:
-    """A port of a protocol."""
-
     number: int
     protocol: str = "TCP"
 
+    def __str__(self) -> str:
+        return f"{self.number}/{self.protocol}"
 
-def matches(selector: Doc, labels: Labels) -> bool:
+
+DNS = Place("dns", "kube-system", {"k8s-app": "kube-dns"})
+PROMETHEUS = Place("prometheus", "monitoring")
+STRANGERS = [  # each may be a client
+    Place("something outside"),
+    Place("another namespace", "default", {"baton/engine": "worker"}),
+    Place("another pod of the namespace", "baton"),
+    Place("another pod of kube-system", "kube-system"),
+]
+
+
+def matches(selector: Doc, labels: Mapping[str, str]) -> bool:
     """Tell whether a label selector matches; an empty one matches everything."""
-    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
-        return False
     for one in selector.get("matchExpressions", []):
         key, values = one["key"], one.get("values", [])
         holds = {
@@ -43,82 +52,100 @@ def matches(selector: Doc, labels: Labels) -> bool:
         }
         if not holds[one["operator"]]:
             return False
-    return True
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
-def lets_in(policies: Iterable[Doc], source: Place, target: Place, port: Port) -> bool:
-    """Tell whether the target's side lets the connection through."""
-    return _allows(policies, "Ingress", target, source, port, target.ports)
+def dns(own: Iterable[Place]) -> set[tuple[str, str, Port]]:
+    """Return the connections by which pods look up names."""
+    return {(one.name, DNS.name, Port(53, protocol)) for one in own for protocol in ("UDP", "TCP")}
 
 
-def lets_out(policies: Iterable[Doc], source: Place, target: Place, port: Port) -> bool:
-    """Tell whether the source's side lets the connection through."""
-    return _allows(policies, "Egress", source, target, port, target.ports)
+def differences(
+    policies: list[Doc],
+    own: list[Place],
+    others: list[Place],
+    needed: set[tuple[str, str, Port]],
+    not_out: Collection[tuple[str, str]] = (),
+) -> list[str]:
+    """Return each connection that is refused though needed, or let through though not needed.
+
+    `needed` holds (from, to, port). `not_out` holds pairs of our pods of which the first never dials the
+    second, though the second lets everybody in. All ports are tried at which a rule could begin or end.
+    """
+    found = []
+    numbers = {*edges(policies), *(port.number for _, _, port in needed), *UNUSED_PORTS}
+    ours = [(one, *(_about(policies, way, one) for way in ("Ingress", "Egress"))) for one in own]
+    for port in (Port(number, protocol) for number in sorted(numbers) for protocol in ("TCP", "UDP")):
+        for one, inwards, outwards in ours:
+            for other in [*own, *others]:
+                wanted = (other.name, one.name, port) in needed
+                if _allows(inwards, ("ingress", "from"), one, other, port, one.ports) != wanted:
+                    found.append(f"{one.name} {_must(wanted)} let {other.name} in at {port}")
+                wanted = (one.name, other.name, port) in needed and (one.name, other.name) not in not_out
+                if _allows(outwards, ("egress", "to"), one, other, port, other.ports) != wanted:
+                    found.append(f"{one.name} {_must(wanted)} be let out to {other.name} at {port}")
+    return found
 
 
-def about(policies: Iterable[Doc], way: str, place: Place) -> list[Doc]:
-    """Return those that say something of a place's connections, `way`: Ingress or Egress."""
-    return [one for one in policies if _is_about(one, way, place)]
+def _must(wanted: bool) -> str:
+    return "must" if wanted else "must not"
 
 
 def edges(policies: Iterable[Doc]) -> Iterator[int]:
     """Yield the port numbers that rules name, and their neighbours."""
     for policy in policies:
         for rule in [*policy["spec"].get("ingress", []), *policy["spec"].get("egress", [])]:
-            for one in rule.get("ports", []):
-                for number in (one.get("port"), one.get("endPort")):
-                    if isinstance(number, int):
-                        yield from (number - 1, number, number + 1)
+            for number in (one.get(key) for one in rule.get("ports", []) for key in ("port", "endPort")):
+                if isinstance(number, int):
+                    yield from (number - 1, number, number + 1)
+
+
+def _about(policies: Iterable[Doc], way: str, place: Place) -> list[Doc]:
+    """Return the policies that restrict a pod's connections one way: Ingress or Egress."""
+
+    def ways(spec: Doc) -> list[str]:
+        return spec.get("policyTypes") or ["Ingress", *(["Egress"] if "egress" in spec else [])]
+
+    return [
+        one
+        for one in policies
+        if one["metadata"]["namespace"] == place.namespace
+        and way in ways(one["spec"])
+        and matches(one["spec"]["podSelector"], place.labels)
+    ]
 
 
 def _allows(
-    policies: Iterable[Doc], way: str, own: Place, other: Place, port: Port, names: Mapping[str, int]
+    policies: list[Doc], side: tuple[str, str], own: Place, other: Place, port: Port, names: Mapping[str, int]
 ) -> bool:
-    said = about(policies, way, own)
-    if not said:
-        return True  # nobody has said anything
-    side, peers = ("ingress", "from") if way == "Ingress" else ("egress", "to")
-    return any(
+    rules, peers = side
+    return not policies or any(
         _has_port(rule.get("ports"), port, names) and _has_peer(rule.get(peers), other, own.namespace)
-        for policy in said
-        for rule in policy["spec"].get(side, [])
+        for policy in policies
+        for rule in policy["spec"].get(rules, [])
     )
 
 
-def _is_about(policy: Doc, way: str, place: Place) -> bool:
-    spec = policy["spec"]
-    ways = spec.get("policyTypes") or ["Ingress", *(["Egress"] if "egress" in spec else [])]
-    same = policy["metadata"]["namespace"] == place.namespace
-    return same and way in ways and matches(spec["podSelector"], place.labels)
-
-
 def _has_port(allowed: list[Doc] | None, port: Port, names: Mapping[str, int]) -> bool:
-    if not allowed:
-        return True
-    for one in allowed:
-        if one.get("protocol", "TCP") != port.protocol:
-            continue
+    for one in allowed or ():
         first = one.get("port")
         number = names.get(first, -1) if isinstance(first, str) else first
-        if number is None or number <= port.number <= one.get("endPort", number):
+        if one.get("protocol", "TCP") == port.protocol and (
+            number is None or number <= port.number <= one.get("endPort", number)
+        ):
             return True
-    return False
+    return not allowed
 
 
 def _has_peer(allowed: list[Doc] | None, place: Place, own_namespace: str) -> bool:
-    if not allowed:
-        return True
-    for one in allowed:
-        if "ipBlock" in one:
-            return True  # it may hold anything's address
-        if not place.namespace:
-            continue
-        namespace = one.get("namespaceSelector")
-        here = (
-            place.namespace == own_namespace
-            if namespace is None
-            else matches(namespace, {NAMESPACE_NAME: place.namespace})
-        )
-        if here and matches(one.get("podSelector", {}), place.labels):
+    for one in allowed or ():
+        if "ipBlock" in one:  # any place may have an address in it
             return True
-    return False
+        selector = one.get("namespaceSelector", {"matchLabels": {NAMESPACE_NAME: own_namespace}})
+        if (
+            place.namespace
+            and matches(selector, {NAMESPACE_NAME: place.namespace})
+            and matches(one.get("podSelector", {}), place.labels)
+        ):
+            return True
+    return not allowed

@@ -19,7 +19,7 @@ Series = dict[str, str]  # name with labels -> values at each scrape, in promtoo
 
 @dataclass(frozen=True)
 class Case:
-    """Series, and the labels of the alerts that must fire some time after their beginning."""
+    """Series, and the labels of the alerts that must fire after a time."""
 
     about: str
     series: Series
@@ -61,7 +61,6 @@ UP = {'up{role="scheduler", instance="s"}': flat(1), "baton_router_scheduler_up"
 REQUESTS = "baton_router_requests_total"
 HITS, LOOKED_UP = "baton_worker_prefix_cache_hits_total", "baton_worker_prefix_cache_queries_total"
 THREE = "0x11 1x24 2x24 3x60"
-READY = 'baton_scheduler_workers{{role="{}", state="ready"}}'
 ATTEMPTS = 'baton_router_request_attempts_bucket{{le="{}"}}'
 
 
@@ -95,81 +94,87 @@ def errors(share: float, hours: float) -> Series:
 
 
 def prefixes(before_s: float, then_s: float) -> Series:
-    """Return the tokens found a second, for an hour and then for 20 minutes, of 100 looked up."""
+    """Return the tokens found per second, for an hour and then for 20 minutes, of 100 looked up."""
     later = seldom(then_s, 1200, begin=3600 * before_s + SELDOM_S * then_s)
     return {HITS: f"{seldom(before_s, 3600)} {later}", LOOKED_UP: seldom(100, 4860)}
 
 
+def handoffs(avoided: str, recomputed: str) -> Series:
+    return {
+        "baton_router_pairs_avoided_total": avoided,
+        "baton_router_recomputed_prompts_total": recomputed,
+        PAIRS: growing(10),
+    }
+
+
+def waiting(requests: str, seconds: float) -> Series:
+    return {"baton_router_waiting_requests": requests, "baton_router_waiting_estimate_seconds": flat(seconds)}
+
+
+def ready(prefill: str, decode: str, mixed: str) -> Series:
+    values = zip(("prefill", "decode", "mixed"), (prefill, decode, mixed), strict=True)
+    return {f'baton_scheduler_workers{{role="{role}", state="ready"}}': value for role, value in values}
+
+
+def certificate(left_s: float) -> Series:
+    labels = '{instance="d", role="decode"}'
+    return {
+        f"baton_certificate_left_seconds{labels}": flat(left_s),
+        f"baton_certificate_life_seconds{labels}": flat(3600),
+    }
+
+
+AWAY = "1x5 0x50"
+AGAIN = "100x10 200x50"  # a start time, of a process that was started again
+ROUTER = 'up{role="router", instance="r"}'
+SCHEDULER = 'up{role="scheduler", instance="s"}'
+LOST = 'baton_scheduler_workers_lost_total{role="decode"}'
+SAW = 'baton_scheduler_workers_lost_total{role="decode", instance="%s"}'
+PAIRS = 'baton_router_placements_total{kind="pair"}'
+ALONE = "baton_router_placements_without_scheduler_total"
+REJECTED = 'baton_router_rejections_total{code="%s"}'
+OVERDUE = 'baton_worker_handoffs_pinned_overdue_seconds{instance="p"}'
+SILENT = 'baton_worker_acceptance_alarm{instance="d", method="mtp", role="decode"}'
+OFFSET = 'baton_worker_clock_offset_seconds{instance="d"}'
+STORE, STORE_LOSSES = "baton_scheduler_store_up", "baton_scheduler_store_losses_total"
+# fmt: off
 CASES: dict[str, list[Case]] = {
     "BatonSchedulerAway": [
-        fires("routers reach none", {"baton_router_scheduler_up": "1x5 0x50"}, 60),
+        fires("routers reach none", {"baton_router_scheduler_up": AWAY}, 60),
         fires("none answered for a moment", UP | {"baton_router_scheduler_losses_total": once(60)}, 70),
-        fires("it does not answer Prometheus", UP | {'up{role="scheduler", instance="s"}': "1x5 0x50"}, 60),
-        fires(
-            "it was started again",
-            UP | {'process_start_time_seconds{role="scheduler"}': "100x10 200x50"},
-            65,
-        ),
+        fires("it does not answer Prometheus", UP | {SCHEDULER: AWAY}, 60),
+        fires("it was started again", UP | {'process_start_time_seconds{role="scheduler"}': AGAIN}, 65),
         quiet("all is well", UP | {"baton_router_scheduler_losses_total": flat(3)}),
-        quiet(
-            "a router was started again", {'process_start_time_seconds{role="router"}': "100x10 200x50"}, 65
-        ),
+        quiet("a router was started again", {'process_start_time_seconds{role="router"}': AGAIN}, 65),
     ],
     "BatonStoreAway": [
-        fires("it does not answer", {"baton_scheduler_store_up": "1x5 0x50"}, 60),
-        fires(
-            "for a moment, between two scrapes",
-            {"baton_scheduler_store_up": flat(1), "baton_scheduler_store_losses_total": once(60)},
-            70,
-        ),
-        quiet("it was away yesterday", {"baton_scheduler_store_losses_total": flat(2)}),
+        fires("it does not answer", {STORE: AWAY}, 60),
+        fires("for a moment, between two scrapes", {STORE: flat(1), STORE_LOSSES: once(60)}, 70),
+        quiet("it was away yesterday", {STORE_LOSSES: flat(2)}),
     ],
     "BatonPlacingAlone": [
-        fires("one placement", {"baton_router_placements_without_scheduler_total": once(60)}, 70),
-        quiet("long ago", {"baton_router_placements_without_scheduler_total": flat(9)}),
+        fires("one placement", {ALONE: once(60)}, 70),
+        quiet("long ago", {ALONE: flat(9)}),
     ],
     "BatonWorkerLost": [
-        fires("one", {'baton_scheduler_workers_lost_total{role="decode"}': once(60)}, 70, role="decode"),
-        quiet("a minute later", {'baton_scheduler_workers_lost_total{role="decode"}': once(60)}, 200),
+        fires("one", {LOST: once(60)}, 70, role="decode"),
+        quiet("a minute later", {LOST: once(60)}, 200),
     ],
     "BatonWorkerRestarting": [
-        fires(
-            "three in ten minutes, seen by two schedulers",
-            {
-                f'baton_scheduler_workers_lost_total{{role="decode", instance="{name}"}}': THREE
-                for name in ("s1", "s2")
-            },
-            400,
-            role="decode",
-        ),
-        quiet("one", {'baton_scheduler_workers_lost_total{role="decode"}': once(60)}, 70),
+        fires("three in ten minutes, seen by two schedulers", {SAW % "s1": THREE, SAW % "s2": THREE}, 400,
+              role="decode"),
+        quiet("one", {LOST: once(60)}, 70),
     ],
     "BatonProcessDown": [
-        fires("a router", {'up{role="router", instance="r"}': "1x5 0x50"}, 45, role="router", instance="r"),
-        quiet("one scrape failed", {'up{role="router", instance="r"}': "1x5 0 1x50"}, 35),
+        fires("a router", {ROUTER: AWAY}, 45, role="router", instance="r"),
+        quiet("one scrape failed", {ROUTER: "1x5 0 1x50"}, 35),
         quiet("somebody else's process", {'up{job="node"}': flat(0)}),
         quiet("a scheduler has an alert of its own", {'up{role="scheduler"}': flat(0)}),
     ],
     "BatonSideMissing": [
-        fires(
-            "no prefill worker",
-            {
-                READY.format("prefill"): "1x5 0x50",
-                READY.format("decode"): flat(1),
-                READY.format("mixed"): flat(0),
-            },
-            60,
-            role="prefill",
-        ),
-        quiet(
-            "mixed workers alone",
-            {
-                READY.format("prefill"): flat(0),
-                READY.format("decode"): flat(0),
-                READY.format("mixed"): flat(1),
-            },
-        ),
-        quiet("nothing has started yet", {READY.format(role): flat(0) for role in ("prefill", "decode")}),
+        fires("no prefill worker", ready(AWAY, flat(1), flat(0)), 60, role="prefill"),
+        quiet("mixed workers alone", ready(flat(0), flat(0), flat(1))),
+        quiet("nothing has started yet", ready(flat(0), flat(0), flat(0))),
     ],
     "BatonSideStarving": [
         fires("decode is full, prefill idle", queues(0, 9), role="decode"),
@@ -178,33 +183,12 @@ CASES: dict[str, list[Case]] = {
         quiet("both are idle", queues(0, 0)),
     ],
     "BatonQueueGrowing": [
-        fires(
-            "more each second",
-            {
-                "baton_router_waiting_requests": growing(1),
-                "baton_router_waiting_estimate_seconds": flat(10),
-            },
-            200,
-        ),
-        quiet(
-            "long, but no longer than before",
-            {"baton_router_waiting_requests": flat(99), "baton_router_waiting_estimate_seconds": flat(10)},
-            200,
-        ),
-        fires(
-            "full, and flat",
-            {
-                "baton_router_waiting_requests": flat(2048),
-                'baton_router_rejections_total{code="QUEUE"}': growing(1),
-            },
-            200,
-        ),
-        quiet("one does not fit", {'baton_router_rejections_total{code="JOURNAL"}': once(60)}, 100),
-        quiet(
-            "it goes quickly",
-            {"baton_router_waiting_requests": growing(1), "baton_router_waiting_estimate_seconds": flat(1)},
-            200,
-        ),
+        fires("more each second", waiting(growing(1), 10), 200),
+        quiet("long, but no longer than before", waiting(flat(99), 10), 200),
+        fires("full, and flat", {"baton_router_waiting_requests": flat(2048), REJECTED % "QUEUE": growing(1)},
+              200),
+        quiet("one does not fit", {REJECTED % "JOURNAL": once(60)}, 100),
+        quiet("it goes quickly", waiting(growing(1), 1), 200),
     ],
     "BatonRetries": [
         fires("one in ten", attempts(10, 9)),
@@ -212,55 +196,18 @@ CASES: dict[str, list[Case]] = {
         quiet("no requests", attempts(0, 0)),
     ],
     "BatonHandoffsFailing": [
-        fires(
-            "recomputed",
-            {
-                "baton_router_pairs_avoided_total": flat(0),
-                "baton_router_recomputed_prompts_total": growing(1),
-                'baton_router_placements_total{kind="pair"}': growing(10),
-            },
-        ),
-        fires(
-            "a pair is cut",
-            {
-                "baton_router_pairs_avoided_total": growing(1),
-                "baton_router_recomputed_prompts_total": flat(0),
-                'baton_router_placements_total{kind="pair"}': growing(10),
-            },
-        ),
-        fires(
-            "not saved",
-            {
-                "baton_worker_handoffs_save_failed_total": growing(1),
-                'baton_router_placements_total{kind="pair"}': growing(10),
-            },
-        ),
-        quiet(
-            "one in a thousand",
-            {
-                "baton_router_pairs_avoided_total": flat(0),
-                "baton_router_recomputed_prompts_total": growing(0.01),
-                'baton_router_placements_total{kind="pair"}': growing(10),
-            },
-        ),
+        fires("recomputed", handoffs(flat(0), growing(1))),
+        fires("a pair is cut", handoffs(growing(1), flat(0))),
+        fires("not saved", {"baton_worker_handoffs_save_failed_total": growing(1), PAIRS: growing(10)}),
+        quiet("one in a thousand", handoffs(flat(0), growing(0.01))),
     ],
     "BatonKVPinned": [
-        fires(
-            "for a minute beyond its lease",
-            {'baton_worker_handoffs_pinned_overdue_seconds{instance="p"}': growing(1)},
-            60,
-            instance="p",
-        ),
-        quiet("a while", {'baton_worker_handoffs_pinned_overdue_seconds{instance="p"}': flat(20)}),
+        fires("for a minute beyond its lease", {OVERDUE: growing(1)}, 60, instance="p"),
+        quiet("a while", {OVERDUE: flat(20)}),
     ],
     "BatonDrafterSilent": [
-        fires(
-            "the worker says so",
-            {'baton_worker_acceptance_alarm{instance="d", method="mtp", role="decode"}': flat(1)},
-            instance="d",
-            method="mtp",
-        ),
-        quiet("it does not", {'baton_worker_acceptance_alarm{instance="d", method="mtp"}': flat(0)}),
+        fires("the worker says so", {SILENT: flat(1)}, instance="d", method="mtp"),
+        quiet("it does not", {SILENT: flat(0)}),
     ],
     "BatonPrefixHitsCollapsed": [
         fires("from half to a tenth", prefixes(50, 10), 4500),
@@ -276,29 +223,16 @@ CASES: dict[str, list[Case]] = {
         quiet("one in two thousand", errors(0.0005, 7), 7 * 3600 - 300),
     ],
     "BatonCertificateEnding": [
-        fires(
-            "half of its second half is over",
-            {
-                'baton_certificate_left_seconds{instance="d", role="decode"}': flat(800),
-                'baton_certificate_life_seconds{instance="d", role="decode"}': flat(3600),
-            },
-            instance="d",
-            role="decode",
-        ),
-        quiet(
-            "it is being renewed",
-            {
-                'baton_certificate_left_seconds{instance="d"}': flat(1700),
-                'baton_certificate_life_seconds{instance="d"}': flat(3600),
-            },
-        ),
+        fires("half of its second half is over", certificate(800), instance="d", role="decode"),
+        quiet("it is being renewed", certificate(1700)),
     ],
     "BatonClockSkew": [
-        fires("behind", {'baton_worker_clock_offset_seconds{instance="d"}': flat(5)}, instance="d"),
-        fires("before", {'baton_worker_clock_offset_seconds{instance="d"}': flat(-5)}, instance="d"),
-        quiet("a slow heartbeat", {'baton_worker_clock_offset_seconds{instance="d"}': flat(0.2)}),
+        fires("behind", {OFFSET: flat(5)}, instance="d"),
+        fires("before", {OFFSET: flat(-5)}, instance="d"),
+        quiet("a slow heartbeat", {OFFSET: flat(0.2)}),
     ],
 }
+# fmt: on
 
 
 def test_every_alert_has_cases_of_both_kinds() -> None:
@@ -319,7 +253,7 @@ def test_a_wrong_expectation_is_found(tmp_path: Path) -> None:
 
 
 def promtool(folder: Path, name: str, cases: list[Case]) -> subprocess.CompletedProcess[str]:
-    """Test the rules without their annotations, whose texts are no matter of these tests."""
+    """Test the rules without their annotations."""
     every = f"{SELDOM_S if name in SELDOM else EVERY_S}s"
     content = yaml.safe_load(rules())
     severity = {}

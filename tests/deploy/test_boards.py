@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -19,16 +18,15 @@ from prometheus_client import REGISTRY
 from baton.services.router.vllm import metrics as vllm_metrics
 from deploy.boards.__main__ import BOARDS, DEPLOY, files, main
 from deploy.boards.alerts import ALERTS, RECORDS, RUNBOOKS
-from deploy.boards.model import WINDOW, Panel
+from deploy.boards.model import WINDOW
 from harness.metric_families import series_names
 from harness.prometheus import why_not
 from harness.support import ROOT
 
-# Prometheus' own, and those of vLLM's front end, which a router serves.
-OTHERS = {"up", "ALERTS", "vllm:prompt_tokens_total", "vllm:num_preemptions_total"} | {
-    "vllm:inter_token_latency_seconds_bucket"
-}
-# Of the whole process: prometheus_client's, on Linux.
+# Metrics of Prometheus itself, and of vLLM's front end, which a router serves.
+OTHERS = {"up", "ALERTS", "vllm:prompt_tokens_total", "vllm:num_preemptions_total"}
+OTHERS |= {"vllm:inter_token_latency_seconds_bucket"}
+# Metrics of a process, which prometheus_client adds on Linux.
 PROCESS = {
     name
     for one in REGISTRY.collect()
@@ -36,9 +34,7 @@ PROCESS = {
     if name.startswith("process_")
 }
 RECORDED = {one.name for one in RECORDS}
-PANELS = [panel for board in BOARDS for row in board.rows for panel in row.panels]
 OPS = ("prometheus", "alertmanager", "grafana", "collector", "tempo")
-needs_promtool = pytest.mark.skipif(bool(why_not("promtool")), reason=why_not("promtool"))
 
 
 def names_in(expr: str) -> set[str]:
@@ -78,19 +74,22 @@ def test_grafana_reads_each_board_as_it_is_written() -> None:
             assert len(set(numbers)) == len(numbers)
 
 
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
-def test_a_panels_metrics_are_declared(panel: Panel) -> None:
-    assert panel.queries
-    for query in panel.queries:
-        found = names_in(query.expr)
+EXPRESSIONS = {
+    f"{board.title}: {row.title}: {panel.title}": [query.expr for query in panel.queries]
+    for board in BOARDS
+    for row in board.rows
+    for panel in row.panels
+}
+EXPRESSIONS |= {rule.name: [rule.expr] for rule in [*ALERTS, *RECORDS]}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_metrics_of_panels_and_rules_are_declared(name: str) -> None:
+    assert EXPRESSIONS[name]
+    for expr in EXPRESSIONS[name]:
+        found = names_in(expr)
         assert found
         assert found <= known(), f"nobody declares {found - known()}"
-
-
-@pytest.mark.parametrize("rule", [*ALERTS, *RECORDS], ids=lambda rule: rule.name)
-def test_a_rules_metrics_are_declared(rule: Any) -> None:
-    found = names_in(rule.expr)
-    assert found <= known(), f"nobody declares {found - known()}"
 
 
 def test_the_names_of_an_expression_are_found() -> None:
@@ -116,33 +115,26 @@ def test_a_page_has_its_alert() -> None:
     assert pages == {alert.name for alert in ALERTS}
 
 
-@needs_promtool
-def test_promtool_takes_the_rules() -> None:
-    done = run(["promtool", "check", "rules", "rules.yaml"])
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_promtool
-def test_prometheus_takes_its_configuration() -> None:
-    done = run(["promtool", "check", "config", "prometheus.yaml"])
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(not shutil.which("amtool"), reason=why_not("amtool"))
-def test_alertmanager_takes_its_configuration() -> None:
-    done = run(["amtool", "check-config", "alertmanager.yaml"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "promtool check rules rules.yaml",
+        "promtool check config prometheus.yaml",
+        "amtool check-config alertmanager.yaml",
+    ],
+)
+def test_prometheus_and_alertmanager_take_their_files(command: str) -> None:
+    words = command.split()
+    if why := why_not(words[0]):
+        pytest.skip(why)
+    folder = DEPLOY / "prometheus"
+    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_inhibitions_name_alerts() -> None:
     text = (DEPLOY / "prometheus" / "alertmanager.yaml").read_text()
     assert set(re.findall(r"alertname = (\w+)", text)) <= {alert.name for alert in ALERTS}
-
-
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=DEPLOY / "prometheus", timeout=120, check=False
-    )
 
 
 # -- the compose profile

@@ -1,10 +1,15 @@
-"""deploy/kubernetes/overlays/ray, without a cluster: rendered, and checked against Ray and Baton."""
+"""deploy/kubernetes/overlays/ray, without a cluster: rendered, and compared with Ray and Baton.
+
+test_kubernetes.py tests its pods as those of the other overlays. KubeRay adds the command, probes and
+variables (KubeRay 1.7: `ray start` with rayStartParams, RAY_AUTH_*, a wait for the head).
+"""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,159 +17,148 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.deploy.manifests import render
-from tests.deploy.network_policies import Doc
-from tests.deploy.ray_service import problems
+import baton.ray
+from baton.services.config import ENV_PREFIX
+from baton.services.ray.config import WORKER_ROLES
+from harness.support import ROOT
+from tests.deploy.manifests import NAMESPACE, RayManifests, quantity, render, secrets
+from tests.deploy.network_policies import (
+    DNS,
+    PROMETHEUS,
+    STRANGERS,
+    UNUSED_PORTS,
+    Doc,
+    Place,
+    Port,
+    differences,
+    dns,
+    edges,
+    matches,
+)
 
 CRDS = "KUBERAY_CRDS"  # the folder with ray.io_rayservices.yaml, of KubeRay's ray-operator/config/crd/bases
+HEAD, WORKER = "ray-head", "ray-worker"
+# A node's ports, each with the option of `ray start` that changes it. Serve's port is in its configuration.
+PORTS = {
+    "gcs-server": ("port", 6379),
+    "dashboard": ("dashboard-port", 8265),
+    "client": ("ray-client-server-port", 10001),
+    "metrics": ("metrics-export-port", 8080),
+}
+OPERATOR = Place("kuberay", "operators", {"app.kubernetes.io/component": "kuberay-operator"})
+# The table in docs/clusters.md: from, to, port, setting. Among themselves nodes use every port.
+DIALS = [
+    ("client", "ray", 8000, "http_options.port"),
+    ("kuberay", "ray", 8265, "dashboard-port"),
+    ("prometheus", "ray", 8080, "metrics-export-port"),
+]
+VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"}
 
 
 @pytest.fixture(scope="module")
-def rendered() -> list[Doc]:
-    return render("ray")
+def manifests() -> RayManifests:
+    return RayManifests(render("ray"))
 
 
-def test_the_overlay_fits_kubernetes_ray_and_baton(rendered: list[Doc]) -> None:
-    assert not problems(rendered)
+def test_a_head_and_workers_in_one_namespace(manifests: RayManifests) -> None:
+    assert [one.name for one in manifests.workloads] == [HEAD, WORKER]
+    for one in [manifests.service, *manifests.documents]:
+        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == NAMESPACE, one["metadata"]
+    (budget,) = [one["spec"]["selector"] for one in manifests.of("PodDisruptionBudget")]
+    # A budget for the one head would keep it on its node for ever.
+    assert [matches(budget, one.labels) for one in manifests.workloads] == [False, True]
 
 
-def service(documents: list[Doc]) -> Doc:
-    found: Doc = next(one for one in documents if one["kind"] == "RayService")["spec"]
-    return found
+def test_serve_and_baton_know_every_option(manifests: RayManifests) -> None:
+    # Here: Ray takes a second, and each process of pytest imports this file.
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
+    ServeDeploySchema.model_validate(manifests.serve)
+    (application,) = manifests.serve["applications"]
+    assert manifests.serve.keys() <= ServeDeploySchema.model_fields.keys()  # Serve would not mind
+    assert application.keys() <= ServeApplicationSchema.model_fields.keys()
+    builder = f"{baton.ray.__name__}:{baton.ray.build_pd_openai_app.__name__}"
+    assert application["import_path"] == builder
+    assert manifests.arguments
 
 
-def group(documents: list[Doc], name: str) -> Doc:
-    cluster = service(documents)["rayClusterConfig"]
-    found: Doc = cluster["headGroupSpec"] if name == "head" else cluster["workerGroupSpecs"][0]
-    return found
+def test_the_most_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
+    settings, options = manifests.arguments.settings, manifests.arguments.options
+    cores = 0.0
+    for group in manifests.groups:
+        each = float(group["rayStartParams"]["num-cpus"])
+        cores += each * group.get("replicas", 1)
+        resources = group["template"]["spec"]["containers"][0]["resources"]
+        assert each <= quantity(resources["limits"].get("cpu", "0"))
+    wanted: dict[str, float] = {}
+    for role in WORKER_ROLES:
+        scaling = options[role].get("autoscaling_config", {})
+        most = scaling.get("max_replicas", options[role].get("num_replicas", 1))
+        for name, amount in settings.bundle(role).items():
+            wanted[name] = wanted.get(name, 0.0) + most * amount
+    assert wanted.keys() == {"CPU"}
+    assert wanted["CPU"] <= cores
 
 
-def pod(documents: list[Doc], name: str) -> Doc:
-    found: Doc = group(documents, name)["template"]["spec"]
-    return found
+def test_nodes_start_as_ray_and_kuberay_want(manifests: RayManifests) -> None:
+    from ray.scripts.scripts import start
+
+    known = {word.lstrip("-") for one in start.params for word in one.opts}
+    serve = {"serve": manifests.serve["http_options"]["port"]}
+    for group, one in zip(manifests.groups, manifests.workloads, strict=True):
+        given = group["rayStartParams"]
+        assert given.keys() <= known, one
+        wanted = {name: int(given.get(option, default)) for name, (option, default) in PORTS.items()}
+        assert one.ports == serve | (wanted if one.name == HEAD else {"metrics": wanted["metrics"]}), one
+        assert one.environment.keys() <= VARIABLES, one
+        assert not any(name.startswith(ENV_PREFIX) for name in one.environment), one
+        # Else engines give way to everything on their machine.
+        assert one.environment["RAY_worker_niceness"] == "0", one
+        assert not one.container.get("command"), f"{one}: KubeRay writes the command"
+        assert not one.container.get("args"), one
+    # KubeRay's own readiness probe needs wget, which the image lacks.
+    probe = manifests.workers[0].container["readinessProbe"]["httpGet"]
+    assert probe == {"path": "/-/healthz", "port": "serve"}
+    pin = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pin
+    assert manifests.cluster["rayVersion"] == pin[1]
+    assert manifests.cluster["authOptions"] == {"mode": "token"}  # whoever reaches Ray may use it
 
 
-def container(documents: list[Doc], name: str) -> Doc:
-    found: Doc = pod(documents, name)["containers"][0]
-    return found
+def test_keys_are_mounted_and_the_ca_is_at_home(manifests: RayManifests) -> None:
+    path = manifests.serve["applications"][0]["args"]["router"]["api_key_file"]
+    for one in manifests.workloads:  # a router may run on each
+        assert one.secret_at(path) in secrets(), one
+    assert Path(manifests.arguments.settings.security.ca).is_relative_to("~")
 
 
-def policy(documents: list[Doc], name: str) -> Doc:
-    found: Doc = next(
-        one for one in documents if (one["kind"], one["metadata"]["name"]) == ("NetworkPolicy", name)
-    )["spec"]
-    return found
+def network(manifests: RayManifests) -> list[str]:
+    own, others = [one.place for one in manifests.workloads], [DNS, PROMETHEUS, OPERATOR, *STRANGERS]
+    of = {"client": [*own, *others], "kuberay": [OPERATOR], "prometheus": [PROMETHEUS]}
+    needed = dns(own) | {
+        (source.name, target.name, Port(number))
+        for kind, _, number, _ in DIALS
+        for source in of[kind]
+        for target in own
+        if (kind, target.name) != ("kuberay", WORKER)
+    }
+    policies = manifests.of("NetworkPolicy")
+    numbers = {*edges(policies), *(port.number for _, _, port in needed), *UNUSED_PORTS}
+    needed |= {
+        (one.name, other.name, Port(number, protocol))
+        for one in own
+        for other in own
+        for number in numbers
+        for protocol in ("UDP", "TCP")
+    }
+    return differences(policies, own, others, needed)
 
 
-def serving(documents: list[Doc], old: str, new: str) -> None:
-    text = service(documents)["serveConfigV2"]
-    assert old in text
-    service(documents)["serveConfigV2"] = text.replace(old, new)
+def test_policies_let_through_what_is_dialled_and_nothing_else(manifests: RayManifests) -> None:
+    assert not network(manifests)
 
 
-Edit = Callable[[list[Doc]], Any]
-# What is done, and a part of the line that must say so.
-EDITS: dict[str, tuple[Edit, str]] = {
-    "a misspelt key of a pod": (lambda d: pod(d, "workers").update(volume=[]), "schema: PodTemplate workers"),
-    "another namespace": (
-        lambda d: next(one for one in d if one["kind"] == "RayService")["metadata"].update(namespace="x"),
-        "is not in the namespace",
-    ),
-    "no budget": (
-        lambda d: d.remove(next(one for one in d if one["kind"] == "PodDisruptionBudget")),
-        "a budget for ray-worker",
-    ),
-    "Ray's own builder": (
-        lambda d: serving(d, "baton.ray:build", "ray.serve.llm:build"),
-        "is not Baton's",
-    ),
-    "no such option of Serve": (
-        lambda d: serving(d, "route_prefix", "rout_prefix"),
-        "Serve knows no 'rout_prefix'",
-    ),
-    "no such option of Baton": (
-        lambda d: serving(d, "prefill_config", "prefil_config"),
-        "args: unknown key 'prefil_config'",
-    ),
-    "what Baton cannot do": (
-        lambda d: serving(d, "deployment_config: {num", "llm_engine: SGLang\n      deployment_config: {num"),
-        "'SGLang' is not served",
-    ),
-    "a model that is not in the image": (lambda d: serving(d, "weights-mtp", "weight"), "does not exist"),
-    "more workers than room": (
-        lambda d: serving(d, "max_replicas: 3", "max_replicas: 4"),
-        "workers want 5 CPU",
-    ),
-    "more cores than the pod has": (
-        lambda d: group(d, "workers")["rayStartParams"].update({"num-cpus": "4"}),
-        "more cores than the pod has",
-    ),
-    "an unknown option of Ray": (
-        lambda d: group(d, "head")["rayStartParams"].update({"num-cpu": "1"}),
-        "no option --num-cpu",
-    ),
-    "Serve elsewhere": (lambda d: serving(d, "port: 8000", "port: 8001"), "'serve': 8001"),
-    "a port that Ray does not have": (
-        lambda d: container(d, "head")["ports"][0].update(containerPort=6380),
-        "lists the ports",
-    ),
-    "a setting that the pods of Ray do not pass on": (
-        lambda d: container(d, "workers")["env"].append({"name": "BATON_ROUTER__PORT", "value": "1"}),
-        "nobody reads the variable BATON_ROUTER__PORT",
-    ),
-    "engines of low priority": (lambda d: container(d, "workers")["env"].pop(), "engines give way"),
-    "a command": (lambda d: container(d, "head").update(command=["baton"]), "KubeRay writes the command"),
-    "a probe by wget": (lambda d: container(d, "workers").pop("readinessProbe"), "needs wget"),
-    "another Ray": (
-        lambda d: service(d)["rayClusterConfig"].update(rayVersion="2.53.0"),
-        "rayVersion is 2.53.0",
-    ),
-    "Ray without a token": (lambda d: service(d)["rayClusterConfig"].pop("authOptions"), "authOptions"),
-    "keys elsewhere": (lambda d: serving(d, "router/keys", "keys"), "where no key of a Secret is mounted"),
-    "no volume": (lambda d: pod(d, "head")["volumes"].pop(), "not both declared and mounted"),
-    "root": (lambda d: pod(d, "workers")["securityContext"].pop("runAsNonRoot"), "may run as root"),
-    "an image that changes": (
-        lambda d: container(d, "head")["securityContext"].update(readOnlyRootFilesystem=False),
-        "may change its image's files",
-    ),
-    "no limit": (lambda d: container(d, "head")["resources"]["limits"].pop("memory"), "memory has no limit"),
-    "two images": (lambda d: container(d, "head").update(image="baton:old"), "several images"),
-    "strangers at the dashboard": (
-        lambda d: policy(d, "ray-head")["ingress"][0].pop("from"),
-        "ray-head must not let something outside in at 8265/TCP",
-    ),
-    "KubeRay cannot reach Ray": (
-        lambda d: policy(d, "ray-head").update(ingress=[]),
-        "ray-head must let kuberay in at 8265/TCP",
-    ),
-    "strangers among the nodes": (
-        lambda d: policy(d, "ray")["ingress"][0]["from"].append({"podSelector": {}}),
-        "must not let another pod of the namespace in at 22/TCP",
-    ),
-    "nodes that do not reach each other": (
-        lambda d: policy(d, "ray")["egress"].pop(0),
-        "must be let out to ray-worker at 22/TCP",
-    ),
-    "nothing is closed": (
-        lambda d: (
-            policy(d, "ray").update(policyTypes=["Ingress"])
-            or policy(d, "nothing-else").update(policyTypes=["Ingress"])
-        ),
-        "must not be let out to something outside",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_a_wrong_edit_is_found(rendered: list[Doc], name: str) -> None:
-    documents = copy.deepcopy(rendered)
-    edit, said = EDITS[name]
-    edit(documents)
-    found = problems(documents)
-    assert any(said in one for one in found), found
-
-
-# KubeRay's own schema, which no package ships.
+# -- KubeRay's own schema, which no package ships
 
 
 @pytest.fixture(scope="module")
@@ -176,41 +170,30 @@ def crd() -> Doc:
     with (Path(folder) / "ray.io_rayservices.yaml").open() as file:
         versions = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]["versions"]
     (found,) = [one["schema"]["openAPIV3Schema"] for one in versions if one["name"] == "v1"]
-    _close(found)
-    return dict(found)
-
-
-def _close(schema: Any) -> None:
-    for one in _every(schema):
+    for one in _every(found):
         if "properties" in one and not one.get("x-kubernetes-preserve-unknown-fields"):
             one.setdefault("additionalProperties", False)
+    return dict(found)
 
 
 def _every(schema: Any) -> Iterator[Doc]:
     if isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
-            yield from (
-                (each for one in value.values() for each in _every(one))
-                if key == "properties"
-                else _every(value)
-            )
+            for one in value.values() if key == "properties" else [value]:
+                yield from _every(one)
     elif isinstance(schema, list):
         for one in schema:
             yield from _every(one)
 
 
-def _against(crd: Doc, documents: list[Doc]) -> list[str]:
-    (one,) = [copy.deepcopy(each) for each in documents if each["kind"] == "RayService"]
-    one["metadata"] = {}  # which the API server checks itself
-    return [error.message for error in jsonschema.Draft4Validator(crd).iter_errors(one)]
+def test_kuberays_own_schema(crd: Doc, manifests: RayManifests) -> None:
+    def against(service: Doc) -> list[str]:
+        # The API server checks the metadata itself.
+        errors = jsonschema.Draft4Validator(crd).iter_errors({**service, "metadata": {}})
+        return [error.message for error in errors]
 
-
-def test_kuberays_own_schema(crd: Doc, rendered: list[Doc]) -> None:
-    assert not _against(crd, rendered)
-    wrong = copy.deepcopy(rendered)
-    service(wrong)["serveConfigV3"] = ""
-    container(wrong, "workers")["imag"] = "baton"
-    found = _against(crd, wrong)
-    assert any("serveConfigV3" in one for one in found)
-    assert any("imag" in one for one in found)
+    assert not against(manifests.service)
+    wrong = copy.deepcopy(manifests.service)
+    wrong["spec"]["serveConfigV3"] = ""
+    assert any("serveConfigV3" in one for one in against(wrong))

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from harness.deployment import ENGINE, MODEL_NAME
-from harness.ray_autoscaler import RayCluster, ray_autoscaler
+from harness.ray_head import RayCluster, ray_autoscaler
 from harness.support import BATON, CALL_S, ROOT, eventually, free_port
 
 STREAMS = 8  # twice what one worker runs at a time

@@ -26,8 +26,7 @@ from baton import addresses
 from harness.deployment import MODEL_NAME
 from harness.ray_head import RayHead, ray_head
 from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port
-from tests.deploy.manifests import render
-from tests.deploy.ray_service import RayManifests, in_checkout
+from tests.deploy.manifests import RayManifests, in_checkout, render
 
 START_S = 150.0
 KEY = "a-clients-key"

@@ -12,9 +12,9 @@ import pytest
 from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.keys import topic_keys
 from baton.scheduler.store import Store, open_store
+from harness.chaos.proxy import Proxy
 from harness.redis_groups import (
     MASTER,
-    Forwarder,
     admin,
     cluster,
     follow,
@@ -68,11 +68,13 @@ def keys_on(server: RedisServer) -> int:
 async def test_both_schedulers_follow_to_the_new_master_though_their_connections_stay(tmp_path: Path) -> None:
     with servers(tmp_path, 2) as (one, other):
         follow(other, one)
-        forwarder = Forwarder(one.port)
+        forwarder = Proxy(target=one.port)
+        await forwarder.start()
+        url = f"redis://127.0.0.1:{forwarder.port}/0"
         try:
-            async with schedulers(forwarder.url) as stores:
+            async with schedulers(url) as stores:
                 assert await shared(stores, "before")
-                forwarder.to = other.port
+                forwarder.target = other.port  # of new connections
                 await asyncio.to_thread(promote, other, one)
                 await asyncio.to_thread(follow, one, other)
                 assert not await shared(stores, "during")
@@ -80,7 +82,7 @@ async def test_both_schedulers_follow_to_the_new_master_though_their_connections
                 await recovered(stores)
                 assert await shared(stores, "before", "during", "after")
         finally:
-            forwarder.close()
+            await forwarder.close()
 
 
 @pytest.mark.parametrize("setting", [("min-replicas-to-write", "1", "0"), ("maxmemory", "1", "0")])

@@ -14,7 +14,8 @@ from baton.services.tenants.model import ApiKey, Book, Caller, Limits, Tenant, d
 from baton.services.tenants.quotas import Quotas
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import SharedStore
-from harness.redis_groups import Forwarder, admin, cluster, follow, promote, servers
+from harness.chaos.proxy import Proxy
+from harness.redis_groups import admin, cluster, follow, promote, servers
 from harness.scheduling import RedisServer, until
 
 TOPIC = "t"
@@ -47,15 +48,17 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
     caplog.set_level("INFO")
     with servers(tmp_path, 2) as (one, other):
         follow(other, one)
-        forwarder = Forwarder(one.port)
-        store, book = SharedStore(forwarder.url, TOPIC), RedisBook(forwarder.url, TOPIC, for_router=True)
+        forwarder = Proxy(target=one.port)
+        await forwarder.start()
+        url = f"redis://127.0.0.1:{forwarder.port}/0"
+        store, book = SharedStore(url, TOPIC), RedisBook(url, TOPIC, for_router=True)
         quotas = Quotas(store, "r1")
         store.start()
         try:
             await book.edit(with_key("k", b"one"))
             assert await book.changed()
             await asyncio.gather(*(quotas.enter(WHO) for _ in range(20)))  # over many connections
-            forwarder.to = other.port
+            forwarder.target = other.port  # of new connections
             await asyncio.to_thread(promote, other, one)
             await asyncio.to_thread(follow, one, other)
             (await quotas.enter(WHO)).leave()  # no request fails because of it
@@ -78,7 +81,7 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
         finally:
             await store.close()
             await book.close()
-            forwarder.close()
+            await forwarder.close()
 
 
 async def _true(value: bool) -> bool:

@@ -1,0 +1,85 @@
+"""Run a part of a deployment, or `baton up`, in a forked process; see harness/zygote.py."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+WORKER_KINDS = ("prefill", "decode", "mixed")
+
+
+def run(
+    kind: str,
+    settings: dict[str, Any],
+    path: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+    unique: bool = True,
+) -> None:
+    """Run a scheduler, a router or a worker until it ends.
+
+    `path` is a folder of further packages. A worker that is `unique` has its process id in its worker id, so
+    that its restarts share a name, as those of `baton up` do.
+    """
+    from baton.services.config import Settings
+    from baton.services.leave import leave
+
+    os.environ.update(environment)
+    if path:
+        sys.path.insert(0, path)
+    faulthandler.register(signal.SIGUSR1)  # ranks inherit it
+    loaded = Settings(**settings)
+    if kind == "scheduler":
+        from baton.services.fleet.scheduler import run_scheduler
+
+        run_scheduler(loaded)
+    elif kind == "router":
+        from baton.services.fleet.routers import run_routers
+
+        run_routers(loaded)
+        leave(0)
+    else:
+        from baton.services.worker.lifecycle import run_worker
+        from harness.ranks import fork_ranks
+
+        if loaded.engine.tensor_parallel_size > 1:
+            fork_ranks()
+        if unique:
+            loaded.worker.worker_id += f".{os.getpid()}"
+        run_worker(loaded, kind)
+
+
+def up(fleet: dict[str, int], settings: dict[str, Any], logs: str) -> None:
+    """Run `baton up` with one core per worker, as two threads that wait for each other crawl."""
+    from baton.services.config import Settings
+    from baton.services.fleet import devices, supervisor
+
+    def one_core_each(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[devices.Devices]:
+        del named
+        return devices._cpus(max(len(gpus), 2))[: len(gpus)]
+
+    devices.assign = one_core_each
+    supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())
+
+
+class _Log:
+    """The supervisor's observer, which prints."""
+
+    def begun(self, log_dir: object) -> None:
+        del log_dir
+
+    def step(self, since_start_s: float, name: str, text: str) -> None:
+        print(f"[{since_start_s:5.1f} s] {name} {text}", flush=True)
+
+    def ready(self) -> None:
+        print("Ready.", flush=True)
+
+    def ending(self, drain_s: float) -> None:
+        del drain_s
+
+    def ended(self) -> None:
+        print("ended", flush=True)

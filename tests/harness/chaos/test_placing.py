@@ -1,0 +1,255 @@
+"""The placing plan and an operator's drain, on real schedulers without engines, and their judge."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from baton.attempts import Attempt
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import scheduler_pb2_grpc
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.session import WorkerSession
+from baton.scheduler.types import Booking
+from harness.chaos.faults import FAULTS, Act
+from harness.chaos.placed import Left, Placed, Workers
+from harness.chaos.placing import Placing, registered
+from harness.chaos.site import Part, Shape, Site
+from harness.scheduling import Options, capacity, identity, place, until
+from harness.support import PATIENCE
+
+
+def idle(free: int = 99, **load: int) -> pb.Description:
+    identity = pb.WorkerIdentity(worker_id="d", capacity=pb.Capacity(num_blocks=100))
+    worker = pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(free_blocks=free, **load))
+    return pb.Description(workers=[worker])
+
+
+# -- the checker of placements
+
+
+def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: int = 10) -> Booking:
+    return Booking(Attempt(request, 1), "router", prefill, "d", tokens, blocks)
+
+
+def workers() -> Workers:
+    """4 requests and 99 blocks a worker, 300 tokens to be read."""
+    limits = Options(max_queued_prompt_tokens=300, max_queue_factor=1.0)
+    return Workers(capacity(max_num_seqs=4, num_blocks=100), limits)
+
+
+@pytest.mark.parametrize(
+    ("most", "full", "changes"),
+    [(4, "d", {"tokens": 10}), (3, "p", {"tokens": 100}), (2, "d", {"tokens": 10, "blocks": 45})],
+)
+def test_a_full_worker_refuses_until_attempts_end(most: int, full: str, changes: dict[str, int]) -> None:
+    one = workers()
+    stays = [one.take(a_booking(f"{number}", **changes), 1.0) for number in range(most)]
+    assert {refused for _, refused in stays} == {""}
+    assert one.take(a_booking("more", **changes), 1.0)[1] == full
+    assert 0.3 < one.fullest <= 1.0
+    for stay, _ in stays:
+        one.prefilled(stay, 1.0)
+        one.end(stay, 1.0)
+    assert one.take(a_booking("long", tokens=900), 1.0)[1] == ""  # nothing is queued: any prompt is taken
+
+
+def test_a_sum_may_lag_behind_and_must_hold_what_was_there_all_the_time() -> None:
+    one = workers()
+    stay, _ = one.take(a_booking("one"), 10.0)
+    one.prefilled(stay, 20.0)
+    one.end(stay, 30.0)
+
+    def unlike(
+        worker_id: str, at: float, tokens: int, requests: int, blocks: int, *, knows: bool = True
+    ) -> list[str]:
+        told = pb.Description()
+        worker = told.workers.add(
+            reserved_prompt_tokens=tokens, reserved_requests=requests, reserved_blocks=blocks
+        )
+        worker.identity.worker_id = worker_id
+        if knows:
+            told.attempts.add(attempt=pb.Attempt(request_id="one", epoch=1))
+        return one.unlike(told, at, at)
+
+    assert unlike("p", 9.5, 0, 0, 0) == unlike("p", 9.5, 100, 1, 0) == unlike("p", 15.0, 100, 1, 0) == []
+    assert "p: 0 prompt tokens, which can only be 100 to 100" in unlike("p", 15.0, 0, 0, 0)
+    assert "p: 0 requests, which can only be 1 to 1" in unlike("p", 15.0, 0, 0, 0)
+    assert unlike("p", 20.5, 0, 0, 0) == unlike("p", 20.5, 100, 1, 0) == unlike("d", 25.0, 0, 1, 10) == []
+    assert unlike("d", 25.0, 0, 1, 11) == ["d: 11 blocks, which can only be 10 to 10"]
+    assert unlike("p", 25.0, 0, 1, 0) == ["p: 1 requests, which can only be 0 to 0"]
+    assert unlike("d", 25.0, 0, 1, 10, knows=False) == ["d: it lacks Attempt(request_id='one', epoch=1)"]
+    assert unlike("d", 30.5, 0, 1, 10) == unlike("d", 30.5, 0, 0, 0) == []
+    assert unlike("d", 33.0, 0, 1, 10) != []
+
+
+def test_what_a_worker_refused_is_held_until_its_router_has_heard() -> None:
+    one = workers()
+    for number in range(4):
+        one.take(a_booking(f"{number}", tokens=10), 1.0)
+    one.take(a_booking("more", tokens=10), 5.0)
+    told = pb.Description(attempts=[{"attempt": {"request_id": f"{n}", "epoch": 1}} for n in range(4)])
+    told.workers.add(reserved_requests=5, reserved_blocks=50).identity.worker_id = "d"
+    assert one.unlike(told, 5.5, 5.5) == []
+    assert one.unlike(told, 8.0, 8.0) != []
+
+
+def test_placements_are_judged() -> None:
+    def told(placed: int = 1, compared: int = 1) -> Placed:
+        return Placed("p", 1, 500, 20, 2, 2, placed=placed, compared=compared)
+
+    assert told().good
+    assert not told(placed=0).good
+    assert not told(compared=0).good
+    live = idle()
+    live.attempts.add()
+    live.workers[0].reserved_requests = 3
+    left = Left.of([live, None])
+    assert (left.attempts, left.requests, left.silent) == (1, 3, 1)
+    assert not Left.of([idle(), idle()]).any
+    for name in ("failed", "twice", "unlike", "crashes", "unhealed", "left"):
+        one = told()
+        setattr(one, name, {"left": left, "crashes": ["x"], "unhealed": ["x"]}.get(name, 1))
+        assert not one.good
+
+
+def test_latencies_are_told_in_faults_and_beside_them() -> None:
+    one = Placed("p", 1, 500, 20, 2, 2)
+    one.add([(1.0, 1.1), (2.9, 3.1), (3.5, 3.6), (3.9, 5.0), (5.0, 5.2)], [(3.0, 4.0)])
+    assert (one.calm.count, one.disturbed.count) == (2, 3)
+    assert (one.calm.max_ms, one.disturbed.max_ms) == (200.0, 1100.0)
+
+
+class _Schedulers(Site):
+    """A scheduler that a test started itself."""
+
+    def __init__(self, server: SchedulerServer, folder: Path) -> None:
+        super().__init__(Shape(0, 0, routers=0), folder)
+        self._addresses = [server.address]
+        self.channel = grpc.aio.insecure_channel(server.address)
+        self._stubs = [scheduler_pb2_grpc.SchedulerStub(self.channel)]
+        self.parts = [Part("scheduler-0", "scheduler", {}, self, wanted=True)]
+
+    def _bury(self) -> None:
+        """Do nothing: there is no process to end."""
+
+
+@contextlib.asynccontextmanager
+async def _scheduled(folder: Path) -> Any:
+    async with SchedulerServer(Options(max_queued_prompt_tokens=32_768, max_queue_factor=1.25)) as server:
+        site = _Schedulers(server, folder)
+        yield site
+        await site.channel.close(None)
+
+
+async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
+    """A real scheduler in this process; routers that remember something else notice it."""
+    told = Placed("p", 1, 200, 20, 2, 1)
+    async with _scheduled(tmp_path) as site, registered(site):
+        async with Placing(site, told, "s") as load:
+            await until(lambda: _is(told.placed > 100 and told.late > 0 and told.compared > 0), 15.0)
+            assert told.unlike == 0, told.messages
+
+            async def noticed() -> bool:
+                for attempt in load._pairs:  # repeatedly: attempts live only briefly
+                    load._pairs[attempt] = ("nobody", "nobody")
+                return told.twice > 0
+
+            await until(noticed)
+            load._workers.take(replace(a_booking("lost"), decode_id="worker-0"), 0.0)  # nobody tells of it
+            await until(lambda: _is(told.unlike > 0), 10.0)
+        assert (told.failed, told.dropped) == (0, 0)
+        assert told.placed - told.alone > 100
+        assert 0.0 < told.fullest <= 1.0
+        assert len(load.over) == told.placed
+        await until(lambda: _nothing(site))
+        async with SchedulerClient(site.scheduler_address) as client:
+            await place(client, "kept", 1, 100, 10)
+            left = Left.of(await site.describe_each())
+        assert (left.attempts, left.prompt_tokens) == (1, 100)
+        assert left.blocks > 0
+        assert any("and is booked on" in message for message in told.messages)
+
+
+async def _is(what: bool) -> bool:
+    return what
+
+
+async def _nothing(site: Site) -> bool:
+    return not Left.of(await site.describe_each()).any
+
+
+# -- a drain by an operator
+
+
+class _Life(Part):
+    """A worker without an engine: it registers at each start, and ends when it is told to drain."""
+
+    lives = 0
+    unnamed = False  # its restarts share no name, so the next one does not know of a drain
+    greedy = False  # its second life takes requests all the same
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return f"{self.name}.{self.lives}"
+
+    def start(self) -> None:
+        self.lives += 1
+        self.wanted = True
+        self.task = asyncio.create_task(self._live())
+
+    async def ended(self, within_s: float = 10.0) -> int:
+        assert self.task is not None
+        await asyncio.wait_for(asyncio.shield(self.task), within_s * PATIENCE)
+        return 0
+
+    async def _live(self) -> None:
+        one = identity(self.worker_id, pb.ROLE_PREFILL)
+        one.name = "" if self.unnamed else self.name
+        busy = pb.WorkerLoad(running=int(self.greedy and self.lives > 1))
+        async with SchedulerClient(self.site.scheduler_address) as client:
+            session = WorkerSession(client, one, lambda: busy)
+            await session.start(5.0)
+            await session.ready(one.capacity)
+            await session.draining.wait()
+            await session.close()
+
+
+@pytest.mark.parametrize(
+    ("flaw", "noticed"),
+    [("", ""), ("unnamed", "is not there, drained"), ("greedy", "is drained, and was given")],
+)
+async def test_an_operators_drain_holds_the_next_life(
+    flaw: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flaw == "unnamed":
+        monkeypatch.setattr("harness.chaos.site.START_S", 0.5)
+    async with _scheduled(tmp_path) as site, SchedulerClient(site.scheduler_address) as client:
+        worker = _Life("prefill-0", "prefill", {}, site)
+        if flaw:
+            setattr(worker, flaw, True)
+        site.parts.append(worker)
+        worker.start()
+        watching = asyncio.create_task(site._watch())
+        await site.whole(10.0 * PATIENCE)
+        first = worker.worker_id
+        act = Act(site, None, random.Random(1), "any", 0.2)
+        with pytest.raises(AssertionError, match=noticed) if noticed else contextlib.nullcontext():
+            await FAULTS["operator-drain"].run(act)
+        assert worker.worker_id != first
+        assert not (await client.describe()).drained
+        await site.whole(10.0 * PATIENCE)
+        assert not site.crashes
+        watching.cancel()
+        assert worker.task is not None
+        worker.task.cancel()
+        await asyncio.gather(watching, worker.task, return_exceptions=True)
