@@ -52,7 +52,9 @@ def as_request(dialogue: Any) -> list[dict[str, Any]]:
 def test_a_seed_names_the_same_dialogues_for_good() -> None:
     from dialogues import stream
 
-    said = [message.content for _, dialogue in itertools.islice(stream(5), 300) for message in dialogue.messages]
+    said = [
+        message.content for _, dialogue in itertools.islice(stream(5), 300) for message in dialogue.messages
+    ]
     # Benchmarks draw their prompts from here: their figures are comparable while this holds.
     assert zlib.crc32("\n".join(said).encode()) == CRC
 
@@ -97,9 +99,9 @@ def test_windows_begin_with_documents_and_lose_nothing() -> None:
 
 
 def test_the_learning_rate_is_constant_and_then_falls_to_zero() -> None:
-    from schedule import Schedule
+    from trainer import Schedule
 
-    schedule = Schedule(began_at=0.0, finish_at=1000.0, steps=10**6, warmup_steps=10, decay_share=0.25)
+    schedule = Schedule(seconds=1000.0, warmup_steps=10, decay_share=0.25)
     assert schedule.scale(0, 0.0) == pytest.approx(0.1)
     assert schedule.scale(500, 700.0) == 1.0
     assert schedule.scale(500, 875.0) == pytest.approx(0.5)
