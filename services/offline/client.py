@@ -205,7 +205,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
         for data in (line[5:].strip() for line in lines if line.startswith(b"data:")):
             if data == b"[DONE]":
                 return
-            event = _object(data)
+            event = json_object(data)
             if event is None:
                 shown = data[:_SHOWN].decode(errors="replace")
                 raise RequestError(f"the stream holds something that is not a JSON object: {shown!r}")
@@ -213,10 +213,11 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
     raise RequestError("the stream ended before its last event")
 
 
-def _object(data: bytes) -> Body | None:
+def json_object(data: bytes) -> Body | None:
+    """Return the object in a text, None if it holds anything else."""
     try:
         found = json.loads(data)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: lists nested thousands deep
         return None
     return found if isinstance(found, dict) else None
 
@@ -224,7 +225,7 @@ def _object(data: bytes) -> Body | None:
 async def _read(response: aiohttp.ClientResponse) -> HttpResponse:
     async with response:
         data = await response.read()
-    body = _object(data)
+    body = json_object(data)
     if body is None:  # a proxy's page, or an empty body
         text = data[:_SHOWN].decode(errors="replace") or response.reason or "no body"
         body = {"error": {"message": text, "code": response.status}}

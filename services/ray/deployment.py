@@ -20,11 +20,10 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Self
 
-from baton import addresses, plain_http
+from baton import addresses
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
@@ -33,6 +32,7 @@ from baton.services import identities, roles
 from baton.services.errors import ServiceError, StartError, describe
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.fleet.watch import healthy
 from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
@@ -356,7 +356,7 @@ class Deployment:
                 continue
             if name in self._healthy or node not in self._machines:
                 continue
-            if await asyncio.to_thread(_healthy, self._url(node)):
+            if await asyncio.to_thread(healthy, f"{self._url(node)}/health"):
                 self._healthy.add(name)
                 self._tell(name, f"ready: {self._url(node)}")
         if not self._ready:
@@ -508,11 +508,3 @@ class Deployment:
             report.order >= node.order and set(report.states) <= {part["name"] for part in node.parts or []}
             for node, report in pairs
         )
-
-
-def _healthy(url: str) -> bool:
-    try:
-        with plain_http.get(f"{url}/health", 1.0) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):
-        return False
