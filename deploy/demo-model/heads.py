@@ -104,6 +104,8 @@ class Layer(nn.Module):
 class Head(nn.Module, ABC):
     """A drafter: `start` makes the hidden states of step 0, `forward` runs one step."""
 
+    prefix = ""  # of the weights' names, as vLLM expects them
+
     @abstractmethod
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the input of step 0, from the trunk's hidden states [B, T, H] by layers below them."""
@@ -114,13 +116,11 @@ class Head(nn.Module, ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one step; return the inputs of the output embedding and of the next step, both [B, T, H]."""
 
-    @abstractmethod
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights under the names that vLLM expects."""
-
 
 class MtpHead(Head):
     """The MTP layer of MiMo, on the last layer's output before the trunk's final norm."""
+
+    prefix = "model."
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -143,9 +143,6 @@ class MtpHead(Head):
         x = x + layer.mlp(layer.post_attention_layernorm(x))
         out = layer.final_layernorm(x)
         return out, out
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {f"model.{name}": value for name, value in self.state_dict().items()}
 
 
 class Eagle3Head(Head):
@@ -174,9 +171,6 @@ class Eagle3Head(Head):
         x = hidden + layer.self_attn(both, rope, mask, cache)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
         return self.norm(x), x
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return dict(self.state_dict())
 
 
 HEADS: dict[str, type[Head]] = {"mtp": MtpHead, "eagle3": Eagle3Head}

@@ -78,7 +78,8 @@ def write_trunk(model: Qwen2ForCausalLM, tokenizer: Tokenizer, target: Path) -> 
     _save(tensors, target / "model.safetensors")
     model.config.save_pretrained(target)
     ends = [model.config.eos_token_id, model.config.pad_token_id]
-    _write_json({"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False}, target, LINKED[3])
+    generation = {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False}
+    _write_json(generation, target, "generation_config.json")
 
 
 def write_drafter(kind: str, tensors: dict[str, torch.Tensor], target: Path) -> None:

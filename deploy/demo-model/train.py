@@ -64,7 +64,8 @@ def drafter(options: argparse.Namespace) -> None:
         tokens = Tokens(saved["ids"], saved["weights"], saved["starts"])
     batches = Batches({"replies": tokens}, {"replies": 1.0}, options.seed, {DRAFT_WINDOW: 1.0})
     train(head, DraftLoss(head, model), batches, schedule_of(options), 1)
-    write_drafter(options.kind, head.tensors(), options.out or TARGETS[options.kind])
+    tensors = {f"{head.prefix}{name}": value for name, value in head.state_dict().items()}
+    write_drafter(options.kind, tensors, options.out or TARGETS[options.kind])
 
 
 def score(options: argparse.Namespace) -> None:
