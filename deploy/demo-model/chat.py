@@ -63,5 +63,4 @@ def rendered(dialogue: Dialogue) -> str:
 
 def prompt_of(dialogue: Dialogue) -> str:
     """Return all text before the last reply: the prompt that a server would get."""
-    pieces = segments(dialogue)
-    return "".join(text for text, _ in pieces[:-2])
+    return "".join(text for text, _ in segments(dialogue)[:-2])
