@@ -18,10 +18,20 @@ class Rule:
 
     name: str
     expr: str
+    for_s: int = 0
+    severity: str = ""
+    summary: str = ""
 
 
-_GROUPS = yaml.safe_load(FILE.read_text())["groups"]
-RECORDS, ALERTS = (
-    [Rule(rule[kind], rule["expr"]) for group in _GROUPS for rule in group["rules"] if kind in rule]
-    for kind in ("record", "alert")
-)
+def _rules(kind: str) -> list[Rule]:
+    found = []
+    for group in yaml.safe_load(FILE.read_text())["groups"]:
+        for one in (rule for rule in group["rules"] if kind in rule):
+            labels, texts = one.get("labels", {}), one.get("annotations", {})
+            for_s = int(one.get("for", "0s").removesuffix("s"))
+            severity, summary = labels.get("severity", ""), texts.get("summary", "")
+            found.append(Rule(one[kind], one["expr"], for_s, severity, summary))
+    return found
+
+
+RECORDS, ALERTS = _rules("record"), _rules("alert")

@@ -13,7 +13,6 @@ from dialogues import GENERATORS, stream
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 VALIDATION_SEED = 10_001
-_BATCH = 32
 
 
 def holds(reply: str, answer: str) -> bool:
@@ -39,7 +38,7 @@ def report(folder: Path, count: int) -> Iterator[str]:
     yield "| held-out questions | asked | right |\n| --- | ---: | ---: |"
     for domain in sorted({g.domain for g in GENERATORS.values()}):
         asked, right = questions(domain, count), 0
-        for chunk in (asked[i : i + _BATCH] for i in range(0, len(asked), _BATCH)):
+        for chunk in (asked[i : i + 32] for i in range(0, len(asked), 32)):
             prompts = [prompt for prompt, _ in chunk]
             batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
             with torch.inference_mode():

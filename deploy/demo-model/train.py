@@ -44,7 +44,8 @@ def trunk(options: argparse.Namespace) -> None:
     for domain, found in tokens.items():
         logger.info("%s: %.2f M tokens", domain, len(found.ids) / 1e6)
     model = new_model(tokenizer)
-    train(model, NextToken(model), Batches(tokens, SHARES, options.seed), schedule_of(options), 2)
+    schedule, batches = Schedule(60 * options.minutes, options.steps), Batches(tokens, SHARES, options.seed)
+    train(model, NextToken(model), batches, schedule, 2)
     write_trunk(model, tokenizer, options.out or WEIGHTS)
 
 
@@ -63,7 +64,7 @@ def drafter(options: argparse.Namespace) -> None:
     with np.load(REPLIES) as saved:
         tokens = Tokens(saved["ids"], saved["weights"], saved["starts"])
     batches = Batches({"replies": tokens}, {"replies": 1.0}, options.seed, {DRAFT_WINDOW: 1.0})
-    train(head, DraftLoss(head, model), batches, schedule_of(options), 1)
+    train(head, DraftLoss(head, model), batches, Schedule(60 * options.minutes, options.steps), 1)
     tensors = {f"{head.prefix}{name}": value for name, value in head.state_dict().items()}
     write_drafter(options.kind, tensors, options.out or TARGETS[options.kind])
 
@@ -72,10 +73,6 @@ def score(options: argparse.Namespace) -> None:
     """Print how many held-out questions are answered right."""
     for line in report(options.out or WEIGHTS, options.questions):
         print(line, flush=True)
-
-
-def schedule_of(options: argparse.Namespace) -> Schedule:
-    return Schedule(60 * options.minutes, options.steps)
 
 
 def parser() -> argparse.ArgumentParser:
