@@ -63,9 +63,8 @@ def comparison(rng: Random) -> Dialogue:
     larger = rng.random() < 0.6
     word = rng.choice(("larger", "bigger", "greater") if larger else ("smaller", "less"))
     result, other = (max(a, b), min(a, b)) if larger else (min(a, b), max(a, b))
-    return turn(
-        pick(rng, "comparison", w=word, a=a, b=b), f"{result} is {word} than {other}.", f"{result} is"
-    )
+    ask = pick(rng, "comparison", w=word, a=a, b=b)
+    return turn(ask, f"{result} is {word} than {other}.", f"{result} is")
 
 
 def parity(rng: Random) -> Dialogue:

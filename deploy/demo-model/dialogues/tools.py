@@ -61,10 +61,8 @@ def _schema(tool: str) -> dict[str, Any]:
     about, kinds = _TOOLS[tool]["about"], _TOOLS[tool]["parameters"]
     properties = {key: {"type": kind} for key, kind in kinds.items()}
     parameters = {"type": "object", "properties": properties, "required": list(kinds)}
-    return {
-        "type": "function",
-        "function": {"name": tool, "description": about, "parameters": parameters},
-    }
+    function = {"name": tool, "description": about, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def _offered(rng: Random, wanted: str) -> tuple[dict[str, Any], ...]:
