@@ -75,7 +75,7 @@ $(DOCS_READY): docs/mkdocs/requirements.txt
 config-docs: $(READY) ## Write docs/configuration.md from the configuration tree
 	@$(BIN)/python deploy/setup/config-docs
 
-dashboards: $(READY) ## Write Grafana's boards and Prometheus' rules from deploy/boards
+dashboards: $(READY) ## Write Grafana's boards from deploy/boards/boards.yaml
 	@$(BIN)/python -m deploy.boards
 
 clean: ## Remove what set-up and tests made

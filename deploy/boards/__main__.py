@@ -1,22 +1,20 @@
-"""Write deploy/grafana/*.json and deploy/prometheus/rules.yaml; with --check, only check them."""
+"""Write deploy/grafana/*.json from boards.yaml; with --check, only check them."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from deploy.boards import handoff, overview, reliability, request, speculation, tenants, workers
-from deploy.boards.alerts import rules
 from deploy.boards.grafana import to_json
+from deploy.boards.model import boards
 
 DEPLOY = Path(__file__).resolve().parents[1]
-BOARDS = [one.BOARD for one in (overview, request, speculation, handoff, workers, reliability, tenants)]
+BOARDS = boards()
 
 
 def files() -> dict[Path, str]:
     """Return what belongs into each file."""
-    boards = {DEPLOY / "grafana" / f"{board.name}.json": to_json(board) for board in BOARDS}
-    return {**boards, DEPLOY / "prometheus" / "rules.yaml": rules()}
+    return {DEPLOY / "grafana" / f"{board.name}.json": to_json(board) for board in BOARDS}
 
 
 def main(arguments: list[str]) -> int:

@@ -74,12 +74,11 @@ def _lines(panel: Panel) -> Any:
 def _number(panel: Panel) -> Any:
     made = stat.Panel().color_mode(words.BigValueColorMode.BACKGROUND)
     made = made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    good, bad = "green", "red"
-    steps = [Threshold(value=None, color=good)]
+    steps = [Threshold(value=None, color="green")]
     if panel.bad_above is not None:
-        steps.append(Threshold(value=panel.bad_above, color=bad))
+        steps.append(Threshold(value=panel.bad_above, color="red"))
     if panel.bad_below is not None:
-        steps = [Threshold(value=None, color=bad), Threshold(value=panel.bad_below, color=good)]
+        steps = [Threshold(value=None, color="red"), Threshold(value=panel.bad_below, color="green")]
     limits = dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
     return _common(made.thresholds(limits), panel, NUMBER_HEIGHT)
 

@@ -1,11 +1,16 @@
-"""The words in which boards are written: a board has rows, a row has panels, a panel has queries."""
+"""The boards of boards.yaml as values: a board has rows, a row has panels, a panel has queries."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 WINDOW = "$__rate_interval"  # Grafana's: four scrapes at least
+_MACRO = re.compile(r"(RATE|MEAN|QUANTILE)\(([^()]*)\)")
 
 
 @dataclass(frozen=True)
@@ -16,18 +21,17 @@ class Query:
     legend: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One panel."""
 
     title: str
     queries: tuple[Query, ...]
+    kind: Literal["lines", "stacked", "number"] = "lines"
     unit: str = "short"
     about: str = ""
-    kind: Literal["lines", "stacked", "number"] = "lines"
-    width: int = 8  # of 24
-    most: float | None = None  # of the axis
-    bad_above: float | None = None  # a number turns red
+    width: int
+    bad_above: float | None = None
     bad_below: float | None = None
 
 
@@ -49,57 +53,38 @@ class Board:
     rows: tuple[Row, ...]
 
 
-def lines(
-    title: str, *queries: tuple[str, str], unit: str = "short", about: str = "", width: int = 8
-) -> Panel:
-    """Return a panel of lines; each query is an expression and the name of its lines."""
-    return Panel(title, tuple(Query(*one) for one in queries), unit, about, width=width)
+def boards() -> list[Board]:
+    """Read boards.yaml."""
+    found = yaml.safe_load(Path(__file__).with_name("boards.yaml").read_text())
+    return [
+        Board(
+            one["name"],
+            one["title"],
+            one["about"],
+            tuple(Row(title, tuple(map(_panel, panels))) for title, panels in one["rows"].items()),
+        )
+        for one in found
+    ]
 
 
-def stacked(
-    title: str, *queries: tuple[str, str], unit: str = "short", about: str = "", width: int = 8
-) -> Panel:
-    """Return a panel of areas that add up."""
-    return Panel(title, tuple(Query(*one) for one in queries), unit, about, "stacked", width)
+def _panel(fields: dict[str, Any]) -> Panel:
+    written = fields.pop("queries", None) or {"": fields.pop("query")}
+    queries = tuple(Query(_MACRO.sub(_expanded, expr), legend) for legend, expr in written.items())
+    width = 4 if fields.get("kind") == "number" else 8
+    return Panel(queries=queries, **{"width": width, **fields})
 
 
-def number(
-    title: str,
-    expr: str,
-    unit: str = "short",
-    about: str = "",
-    *,
-    bad_above: float | None = None,
-    bad_below: float | None = None,
-) -> Panel:
-    """Return a panel of one number, which turns red where it is bad."""
-    return Panel(title, (Query(expr),), unit, about, "number", 4, bad_above=bad_above, bad_below=bad_below)
+def _expanded(macro: re.Match[str]) -> str:
+    first, *more = (part.strip() for part in macro[2].split(";"))
+    match macro[1]:
+        case "QUANTILE":
+            histogram, by = more[0], ", ".join(["le", *more[1:]])
+            return f"histogram_quantile({first}, sum by ({by}) (rate({histogram}_bucket[{WINDOW}])))"
+        case "MEAN":
+            return f"{_rate(f'{first}_sum', *more)} / {_rate(f'{first}_count', *more)}"
+        case _:
+            return _rate(first, *more)
 
 
-def rate(name: str, by: str = "", window: str = WINDOW) -> str:
-    """Return the sum of a counter's rates, by labels."""
-    return f"sum{_by(by)}(rate({name}[{window}]))"
-
-
-def mean(histogram: str, by: str = "") -> str:
-    """Return the mean of what a histogram observed."""
-    return f"{rate(f'{histogram}_sum', by)} / {rate(f'{histogram}_count', by)}"
-
-
-def quantile(share: float, histogram: str, by: str = "", select: str = "") -> str:
-    """Return a quantile of a histogram, by labels."""
-    every = f"le, {by}" if by else "le"
-    return f"histogram_quantile({share}, sum by ({every}) (rate({histogram}_bucket{select}[{WINDOW}])))"
-
-
-def quantiles(histogram: str, by: str = "", select: str = "") -> tuple[tuple[str, str], ...]:
-    """Return queries of the median and the 99th percentile."""
-    label = "".join(f" {{{{{one.strip()}}}}}" for one in by.split(",") if one)
-    return tuple(
-        (quantile(share, histogram, by, select), f"{name}{label}")
-        for share, name in ((0.5, "p50"), (0.99, "p99"))
-    )
-
-
-def _by(labels: str) -> str:
-    return f" by ({labels}) " if labels else ""
+def _rate(counter: str, labels: str = "") -> str:
+    return f"sum{f' by ({labels}) ' if labels else ''}(rate({counter}[{WINDOW}]))"

@@ -16,7 +16,6 @@ SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
 # Ordinary text to a decoder, so that a server's tool parser still sees them, but one token each.
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-_TOOLS_INTRO = "You can call these tools:"
 _TOOLS_HOW = (
     "To call a tool, answer with its name and arguments as JSON:\n"
     '<tool_call>\n{"name": "NAME", "arguments": {}}\n</tool_call>'
@@ -28,15 +27,11 @@ def _system_text(dialogue: Dialogue) -> str | None:
     prompt = first.content if first.role == "system" else None
     if not dialogue.tools:
         return prompt
-    shown = "".join(
-        json.dumps(
-            {k: tool["function"][k] for k in ("name", "description", "parameters")}, ensure_ascii=False
-        )
-        + "\n"
-        for tool in dialogue.tools
-    )
+    keys = ("name", "description", "parameters")
+    tools = ({key: tool["function"][key] for key in keys} for tool in dialogue.tools)
+    shown = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     head = f"{prompt}\n\n" if prompt is not None else ""
-    return f"{head}{_TOOLS_INTRO}\n<tools>\n{shown}</tools>\n" + _TOOLS_HOW
+    return f"{head}You can call these tools:\n<tools>\n{shown}\n</tools>\n{_TOOLS_HOW}"
 
 
 def segments(dialogue: Dialogue) -> list[tuple[str, bool]]:
@@ -52,9 +47,8 @@ def segments(dialogue: Dialogue) -> list[tuple[str, bool]]:
             case "assistant":
                 calls = "\n".join(call_text(call) for call in message.tool_calls)
                 gap = "\n" if message.content and calls else ""
-                pieces.append((f"{IM_START}assistant\n", False))
-                pieces.append((f"{message.content}{gap}{calls}{IM_END}", True))
-                pieces.append(("\n", False))
+                said = f"{message.content}{gap}{calls}{IM_END}"
+                pieces += [(f"{IM_START}assistant\n", False), (said, True), ("\n", False)]
             case "tool":
                 text = f"<tool_response>\n{message.content}\n</tool_response>"
                 pieces.append((f"{IM_START}tool\n{text}{IM_END}\n", False))
@@ -69,5 +63,4 @@ def rendered(dialogue: Dialogue) -> str:
 
 def prompt_of(dialogue: Dialogue) -> str:
     """Return all text before the last reply: the prompt that a server would get."""
-    pieces = segments(dialogue)
-    return "".join(text for text, _ in pieces[:-2])
+    return "".join(text for text, _ in segments(dialogue)[:-2])

@@ -26,13 +26,9 @@ def new_head(kind: str, trunk: Qwen2ForCausalLM) -> Head:
             nn.init.normal_(module.weight, std=config.initializer_range)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    last = [
-        name
-        for name, _ in head.named_parameters()
-        if name.endswith(("final_layernorm.weight", "norm.weight"))
-    ]
+    last = "mtp_layers.0.final_layernorm.weight" if kind == "mtp" else "norm.weight"
     with torch.no_grad():
-        head.get_parameter(last[-1]).copy_(trunk.model.norm.weight)
+        head.get_parameter(last).copy_(trunk.model.norm.weight)
     return head
 
 
@@ -50,12 +46,9 @@ def trunk_states(
     states = [trunk.model.embed_tokens(ids)]
     rotary = trunk.model.rotary_emb(states[0], positions)
     hidden_places = torch.where(mask, 0.0, torch.finfo(states[0].dtype).min).to(states[0].dtype)
+    given = {"attention_mask": hidden_places, "position_ids": positions, "position_embeddings": rotary}
     for layer in trunk.model.layers:
-        states.append(
-            layer(
-                states[-1], attention_mask=hidden_places, position_ids=positions, position_embeddings=rotary
-            )
-        )
+        states.append(layer(states[-1], **given))
     return states
 
 
@@ -80,12 +73,10 @@ def draft_features(
         states = trunk_states(trunk, inputs, places, document_mask(documents, 0))
         wanted = trunk.model.norm(states[-1])
         embeds = trunk.model.embed_tokens(ids[:, 1:])
-    rope = Rope(
-        places, config.hidden_size // config.num_attention_heads, config.rope_parameters["rope_theta"]
-    )
-    hidden = head.start(states)
+    width = config.hidden_size // config.num_attention_heads
+    rope = Rope(places, width, config.rope_parameters["rope_theta"])
+    hidden, steps = head.start(states), []
     cache: KeyValues = []
-    steps = []
     for step in range(STEPS):
         out, hidden = head(hidden, embeds, rope, document_mask(documents, step), cache)
         hidden = torch.roll(hidden, 1, dims=1)

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import Qwen2Config
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 # Keys and values [B, H, T, D] of each step of a draft so far.
 KeyValues: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
@@ -33,23 +33,6 @@ class RmsNorm(nn.Module):
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
         return (scaled * self.weight).to(x.dtype)
-
-
-class GatedMlp(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
-def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """Shift x [B, H, T, D] by `by` positions to the right; those entering on the left are masked."""
-    return torch.roll(x, by, dims=2) if by else x
 
 
 class DraftAttention(nn.Module):
@@ -78,7 +61,8 @@ class DraftAttention(nn.Module):
         cache.append((key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
         step, (first_key, first_value) = len(cache) - 1, cache[0]
         scores = (query @ first_key.transpose(2, 3)).float().masked_fill(~mask, -1e9)
-        drafted = [(_shifted(k, step - i), _shifted(v, step - i)) for i, (k, v) in enumerate(cache) if i > 0]
+        # Shifted to the right, [B, H, T, D]; what comes in on the left is masked.
+        drafted = [(k.roll(step - i, 2), v.roll(step - i, 2)) for i, (k, v) in enumerate(cache) if i]
         own = [(query * k).sum(-1, keepdim=True).float() for k, _ in drafted]
         shares = torch.cat([scores, *own], -1).mul(self._width**-0.5).softmax(-1).to(value.dtype)
         out = shares[..., :length] @ first_value
@@ -106,8 +90,21 @@ class Rope:
         return torch.cat(turned, -1).to(x.dtype)
 
 
+class Layer(nn.Module):
+    """A decoder layer with the given norms, whose attention has `inputs` inputs."""
+
+    def __init__(self, config: Qwen2Config, norms: str, inputs: int, *, bias: bool) -> None:
+        super().__init__()
+        for name in norms.split():
+            setattr(self, name, RmsNorm(config.hidden_size, config.rms_norm_eps))
+        self.self_attn = DraftAttention(config, inputs, bias=bias)
+        self.mlp = Qwen2MLP(config)
+
+
 class Head(nn.Module, ABC):
     """A drafter: `start` makes the hidden states of step 0, `forward` runs one step."""
+
+    prefix = ""  # of the weights' names, as vLLM expects them
 
     @abstractmethod
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -115,51 +112,29 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        hidden: torch.Tensor,
-        embeds: torch.Tensor,
-        rope: Rope,
-        mask: torch.Tensor,
-        cache: KeyValues,
+        self, hidden: torch.Tensor, embeds: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one step; return the inputs of the output embedding and of the next step, both [B, T, H]."""
-
-    @abstractmethod
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights under the names that vLLM expects."""
-
-
-class MtpLayer(nn.Module):
-    def __init__(self, config: Qwen2Config) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.token_layernorm = RmsNorm(width, eps)
-        self.hidden_layernorm = RmsNorm(width, eps)
-        self.input_proj = nn.Linear(2 * width, width, bias=False)
-        self.input_layernorm = RmsNorm(width, eps)
-        self.self_attn = DraftAttention(config, width, bias=True)
-        self.post_attention_layernorm = RmsNorm(width, eps)
-        self.mlp = GatedMlp(width, config.intermediate_size)
-        self.final_layernorm = RmsNorm(width, eps)
 
 
 class MtpHead(Head):
     """The MTP layer of MiMo, on the last layer's output before the trunk's final norm."""
 
+    prefix = "model."
+
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
-        self.mtp_layers = nn.ModuleList([MtpLayer(config)])
+        width = config.hidden_size
+        norms = "token_layernorm hidden_layernorm input_layernorm post_attention_layernorm final_layernorm"
+        layer = Layer(config, norms, width, bias=True)
+        layer.input_proj = nn.Linear(2 * width, width, bias=False)
+        self.mtp_layers = nn.ModuleList([layer])
 
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         return states[-1]
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        embeds: torch.Tensor,
-        rope: Rope,
-        mask: torch.Tensor,
-        cache: KeyValues,
+        self, hidden: torch.Tensor, embeds: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.mtp_layers[0]
         embeds = torch.where(rope.positions[..., None] == 0, 0, embeds)  # vLLM does so, as MiMo's own code
@@ -169,41 +144,24 @@ class MtpHead(Head):
         out = layer.final_layernorm(x)
         return out, out
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {f"model.{name}": value for name, value in self.state_dict().items()}
-
-
-class Eagle3Layer(nn.Module):
-    def __init__(self, config: Qwen2Config) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RmsNorm(width, eps)
-        self.hidden_norm = RmsNorm(width, eps)
-        self.self_attn = DraftAttention(config, 2 * width, bias=False)
-        self.post_attention_layernorm = RmsNorm(width, eps)
-        self.mlp = GatedMlp(width, config.intermediate_size)
-
 
 class Eagle3Head(Head):
     """The drafter of EAGLE-3, with the trunk's whole vocabulary and its embedding at both ends."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
-        self.fc = nn.Linear(len(EAGLE3_LAYERS) * config.hidden_size, config.hidden_size, bias=False)
-        self.midlayer = Eagle3Layer(config)
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        width = config.hidden_size
+        self.fc = nn.Linear(len(EAGLE3_LAYERS) * width, width, bias=False)
+        norms = "input_layernorm hidden_norm post_attention_layernorm"
+        self.midlayer = Layer(config, norms, 2 * width, bias=False)
+        self.norm = RmsNorm(width, config.rms_norm_eps)
 
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         combined: torch.Tensor = self.fc(torch.cat([states[i] for i in EAGLE3_LAYERS], -1))
         return combined
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        embeds: torch.Tensor,
-        rope: Rope,
-        mask: torch.Tensor,
-        cache: KeyValues,
+        self, hidden: torch.Tensor, embeds: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.midlayer
         # The trunk's states are a hundred times larger than what a fresh layer adds to them: added to their norm
@@ -213,10 +171,6 @@ class Eagle3Head(Head):
         x = hidden + layer.self_attn(both, rope, mask, cache)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
         return self.norm(x), x
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        weights: dict[str, torch.Tensor] = self.state_dict()
-        return weights
 
 
 HEADS: dict[str, type[Head]] = {"mtp": MtpHead, "eagle3": Eagle3Head}

@@ -1,27 +1,38 @@
-"""The demo model: a Qwen2 of 5.8 million parameters, and its export as vLLM and transformers load it."""
+"""The demo model: a Qwen2 of 5.8 million parameters, and the folders in which it and its drafters are shipped.
+
+`weights/` is the trunk as Qwen2. `weights-mtp/` is the same trunk as MiMo, a Qwen2 with an MTP layer: its index
+names the trunk's file by a link and adds the layer's own. `eagle3/` is a draft model beside either of them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from chat import END_OF_TEXT, IM_END
+from heads import EAGLE3_LAYERS
+from safetensors import safe_open
 from safetensors.torch import save_file
-from tokenizer import CONTEXT, VOCABULARY, token_id
+from tokenizer import CONTEXT, VOCABULARY, save_tokenizer, token_id
 from tokenizers import Tokenizer
 from torch.nn import functional
 from trainer import Batch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+HERE = Path(__file__).resolve().parent
+WEIGHTS = HERE / "weights"
+TARGETS = {"mtp": HERE / "weights-mtp", "eagle3": HERE / "eagle3"}
+# What the MTP view links from the trunk's folder.
+LINKED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+TRUNK_FILE, MTP_FILE = "model-trunk.safetensors", "model-mtp.safetensors"
 
 
-def model_config(tokenizer: Tokenizer) -> Qwen2Config:
-    """Return the configuration: eight narrow layers, as copying from the context needs depth."""
-    return Qwen2Config(
+def new_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
+    """Return a model with new float32 weights: eight narrow layers, as copying from the context needs depth."""
+    config = Qwen2Config(
         architectures=["Qwen2ForCausalLM"],
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -39,11 +50,6 @@ def model_config(tokenizer: Tokenizer) -> Qwen2Config:
         pad_token_id=token_id(tokenizer, END_OF_TEXT),
         dtype="bfloat16",
     )
-
-
-def new_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
-    """Return a model with new float32 weights."""
-    config = model_config(tokenizer)
     return Qwen2ForCausalLM(config).float()
 
 
@@ -64,25 +70,71 @@ class NextToken:
         return (losses * weights).sum() / weights.sum().clamp(min=1.0)
 
 
-def export(model: Qwen2ForCausalLM, tokenizer_folder: Path, target: Path) -> None:
-    """Write bfloat16 weights, configuration and tokenizer to `target`, replacing older files one by one."""
-    target.mkdir(parents=True, exist_ok=True)
-    weights = {
-        name: value.detach().to(torch.bfloat16).contiguous()
-        for name, value in model.state_dict().items()
-        if name != "lm_head.weight"  # tied to the embedding
-    }
-    partial = target / "model.safetensors.partial"
-    save_file(weights, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # safetensors makes it readable by its owner alone
-    os.replace(partial, target / "model.safetensors")
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(tokenizer_folder / name, target / name)
+def write_trunk(model: Qwen2ForCausalLM, tokenizer: Tokenizer, target: Path) -> None:
+    """Write bfloat16 weights, configuration and tokenizer."""
+    save_tokenizer(tokenizer, target)
+    tied = "lm_head.weight"  # to the embedding
+    tensors = {name: value for name, value in model.state_dict().items() if name != tied}
+    _save(tensors, target / "model.safetensors")
     model.config.save_pretrained(target)
-    config = model.config
-    generation = {
-        "eos_token_id": [config.eos_token_id, config.pad_token_id],
-        "pad_token_id": config.pad_token_id,
-        "do_sample": False,
+    ends = [model.config.eos_token_id, model.config.pad_token_id]
+    generation = {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False}
+    _write_json(generation, target, "generation_config.json")
+
+
+def write_drafter(kind: str, tensors: dict[str, torch.Tensor], target: Path) -> None:
+    """Write a drafter's weights in bfloat16 and its configuration."""
+    target.mkdir(parents=True, exist_ok=True)
+    trunk: dict[str, Any] = json.loads((WEIGHTS / "config.json").read_text())
+    if kind == "eagle3":
+        _save(tensors, target / "model.safetensors")
+        _write_json(_eagle3_config(trunk), target, "config.json")
+        return
+    _save(tensors, target / MTP_FILE)
+    for name in (*LINKED, TRUNK_FILE):
+        link = target / name
+        link.unlink(missing_ok=True)
+        source = "model.safetensors" if name == TRUNK_FILE else name
+        link.symlink_to(os.path.relpath(WEIGHTS / source, target))
+    places: dict[str, str] = {}
+    for file in (TRUNK_FILE, MTP_FILE):
+        with safe_open(target / file, framework="pt") as found:
+            places |= dict.fromkeys(found.keys(), file)
+    total = sum((target / file).stat().st_size for file in (TRUNK_FILE, MTP_FILE))
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    _write_json(index, target, "model.safetensors.index.json")
+    config = trunk | {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    _write_json(config, target, "config.json")
+
+
+def _write_json(content: dict[str, Any], folder: Path, name: str) -> None:
+    (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    partial = path.with_suffix(".partial")
+    narrow = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in tensors.items()}
+    save_file(narrow, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)  # safetensors makes it readable by its owner alone
+    partial.replace(path)
+
+
+def _eagle3_config(trunk: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration: a Llama layer of the trunk's sizes, with its embedding and output."""
+    shared = (
+        "bos_token_id dtype eos_token_id hidden_act hidden_size initializer_range intermediate_size "
+        "max_position_embeddings num_attention_heads num_key_value_heads pad_token_id rms_norm_eps "
+        "rope_parameters vocab_size"
+    )
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        **{name: trunk[name] for name in shared.split()},
+        "attention_bias": False,
+        "norm_before_residual": True,
+        "head_dim": trunk["hidden_size"] // trunk["num_attention_heads"],
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "draft_vocab_size": trunk["vocab_size"],
+        "eagle_aux_hidden_state_layer_ids": list(EAGLE3_LAYERS),
     }
-    (target / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

@@ -19,15 +19,11 @@ TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-class UnknownTokenError(KeyError):
-    """The tokenizer lacks a token that the chat format needs; it has to be trained anew."""
-
-
 def token_id(tokenizer: Tokenizer, text: str) -> int:
-    """Return the id of a token. Raises UnknownTokenError where there is none."""
+    """Return the id of a token. Raises KeyError where there is none."""
     found = tokenizer.token_to_id(text)
     if found is None:
-        raise UnknownTokenError(f"{text} is not in the vocabulary; run `train.py tokenizer` again")
+        raise KeyError(f"{text} is not in the vocabulary: the tokenizer has to be trained anew")
     return found
 
 
@@ -51,11 +47,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _with_plain_markers(tokenizer)
-
-
-def _with_plain_markers(tokenizer: Tokenizer) -> Tokenizer:
-    """Unmark the markers as special, which the trainer makes them: `skip_special_tokens` must keep them."""
+    # The trainer makes the markers special, and `skip_special_tokens` would drop them.
     saved = json.loads(tokenizer.to_str())
     for token in saved["added_tokens"]:
         token["special"] = token["content"] in SPECIAL_TOKENS

@@ -1,12 +1,11 @@
-"""Makes .kit: what a GPU machine without a network lacks, to run vLLM and Baton there (docs/gpu.md).
+"""Make .kit, which holds what a GPU machine without a network needs to run vLLM and Baton (docs/gpu.md).
 
     python -m deploy.gpu_kit
 
-.kit/1/kit.tar.xz has vLLM's Python, and its extensions for CUDA with the code for Hopper alone.
-.kit/2/kit.tar.xz has the packages of packages.txt, stand-ins for two that are imported and not used (shims/),
-and what vLLM finds out about the demo models' classes. run.sh and smoke.py are run there. The same pins give
-the same bytes.
-vLLM's extensions use torch's stable ABI: they load beside torch 2.11, too.
+.kit/1/kit.tar.xz has vLLM's Python code and its CUDA extensions, cut down to Hopper's code.
+.kit/2/kit.tar.xz has the packages of packages.txt, stand-ins for two packages that are imported but not used
+(shims/), and vLLM's inspection of the demo models' classes. run.sh and smoke.py run on the GPU machine.
+The same pins give the same bytes. vLLM's extensions use torch's stable ABI: they also load beside torch 2.11.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ LIMIT = 40 * MIB
 # pip matches a platform exactly.
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (39, 36, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-# The extensions that a dense model in bfloat16 calls. Of FlashAttention 3 no kernels for fp16 and fp8.
+# The extensions that a dense model in bfloat16 calls, without FlashAttention 3's kernels for fp16 and fp8.
 CUT = {
     "vllm/_C_stable_libtorch.abi3.so": None,
     "vllm/_moe_C_stable_libtorch.abi3.so": None,
@@ -58,7 +57,7 @@ Files = Iterator[tuple[str, bytes]]
 
 
 def main() -> None:
-    """Make it."""
+    """Download, cut and pack."""
     versions = pins()
     wanted = [line for line in (HERE / "packages.txt").read_text().splitlines() if not line.startswith("#")]
     print(f"kit: fetching vLLM for CUDA (330 MB) and {len(wanted)} packages (80 MB), once", flush=True)
@@ -89,7 +88,7 @@ def pins() -> dict[str, str]:
 
 
 def _download(wanted: dict[str, str]) -> dict[str, Path]:
-    """Return the wheels of these versions, by name; what is there already is not fetched again."""
+    """Return the wheels of these versions by name, downloading those that are missing."""
     WHEELS.mkdir(parents=True, exist_ok=True)
     there = _wheels(wanted)
     if missing := [
@@ -114,7 +113,7 @@ def _wheels(wanted: dict[str, str]) -> dict[str, Path]:
 
 
 def _inspections() -> Files:
-    """Have vLLM inspect the demo models' classes: there each worker would take 12 s for that."""
+    """Have vLLM inspect the demo models' classes, which would cost each worker 12 s on the GPU machine."""
     with tempfile.TemporaryDirectory() as cache:
         line = [sys.executable, "-W", "ignore", "-m", "harness.null_gpu.inspections"]
         environment = {**os.environ, "VLLM_CACHE_ROOT": cache}
@@ -139,7 +138,7 @@ def _package(wheel: Path) -> Files:
         for name in archive.namelist():
             if name.endswith("/") or LEFT_OUT.search(name):
                 continue
-            _, _, rest = name.partition(".data/")  # scripts and headers, but for these two
+            _, _, rest = name.partition(".data/")  # most of it is scripts and headers
             if not rest:
                 yield name, archive.read(name)
             elif rest.startswith(("purelib/", "platlib/")):
@@ -153,7 +152,7 @@ def _folder(folder: Path) -> Files:
 
 
 def _pack(target: Path, files: dict[str, bytes]) -> None:
-    """Write a tar.xz whose bytes depend on the files alone. Files of a kind lie side by side."""
+    """Write a tar.xz whose bytes depend on the files alone, sorted by suffix to compress well."""
     target.parent.mkdir(parents=True, exist_ok=True)
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w", format=tarfile.GNU_FORMAT) as tar:

@@ -1,10 +1,10 @@
-"""Keeps of a CUDA extension the device code that a Hopper GPU runs.
+"""Strip a CUDA extension of all device code but Hopper's.
 
-A CUDA extension carries, in its section .nv_fatbin, a container for each compiled file, and in each container
-entries: machine code for one architecture, or PTX. Of each container the machine code for sm_90 and sm_90a
-stays. The rest becomes zeros, as do the tables of symbols for debuggers: addresses and the file's size do not
-change, and zeros take no room in an archive. A container without such code gets the file's smallest entry,
-one for another architecture if there is one: it can be read as before, and calling its kernels fails.
+The section .nv_fatbin of a CUDA extension has a container for each compiled file, and each container has
+entries: machine code for one architecture, or PTX. Only machine code for sm_90 and sm_90a is kept. The rest
+becomes zeros, and so do the debuggers' symbol tables: addresses and the file's size stay the same, and zeros
+compress to nothing. A container without Hopper code gets the smallest entry of the file, preferably one for
+another architecture: it can still be read, and calling its kernels fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Section:
     kind: int
     start: int
     size: int
-    link: int  # to the section with its strings
+    link: int  # number of the section with its strings
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Container:
 
 
 def cut(extension: bytes, only: re.Pattern[bytes] | None = None) -> bytes:
-    """Return the extension with Hopper's code alone. only: and of that, kernels with such a name."""
+    """Return the extension with Hopper's code alone; `only` keeps just the kernels whose names match."""
     data = bytearray(extension)
     sections = _sections(extension)
     for section in sections:
@@ -83,7 +83,7 @@ def _bytes_of(data: bytearray, entry: _Entry) -> bytes:
 
 
 def _sections(data: bytes) -> list[_Section]:
-    """Return those of an ELF file of 64 bits."""
+    """Return the sections of a 64-bit ELF file."""
     at = struct.unpack_from("<Q", data, 0x28)[0]
     width, count, names = struct.unpack_from("<HHH", data, 0x3A)
     raw = [struct.unpack_from("<IIQQQQI", data, at + number * width) for number in range(count)]

@@ -4,12 +4,12 @@
 #   kernels   our kernels against their definitions         tests     the tests of kernels and of the device's cache
 #   answers   every way to serve: answers of one engine     small large    loads on models of 1.7 and 8 billion
 #   compiled  small as vLLM comes, with torch.compile       parameters
-# All but large and compiled by default. Each step has its own time limit, all together TOTAL_S (560), and a step runs
-# whatever became of those before it. Results and logs are in $OUT (.kit/out) after each step.
+# By default all but large and compiled run. Each step has a time limit, all together TOTAL_S (560), and a step runs
+# even if an earlier one failed. Results and logs are in $OUT (.kit/out) after each step.
 # ARMS="one shm" limits answers, SIZE_ARGS adds arguments of gpu-serve to small and large.
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE
-kit=${KIT:-/tmp/baton-kit} # it is unpacked there
+kit=${KIT:-/tmp/baton-kit} # unpacked there
 export OUT=${OUT:-$PWD/.kit/out}
 mkdir -p "$OUT" "$kit/logs"
 began=$SECONDS
@@ -21,12 +21,12 @@ if [ ! -e "$kit/.unpacked" ]; then
     tar -xJf ".kit/$part/kit.tar.xz" -C "$kit" &
   done
   wait
-  python3 -m compileall -q -j 0 "$kit" src bench harness >/dev/null 2>&1 # templates among them do not compile
+  python3 -m compileall -q -j 0 "$kit" src bench harness >/dev/null 2>&1 # some files are templates and do not compile
   touch "$kit/.unpacked"
   say "unpacked"
 fi
 export PYTHONPATH=$PWD/src:$PWD:$kit PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=$kit/triton VLLM_CACHE_ROOT=$kit/cache
-# FlashInfer and the hub are not there; nothing is reported to anybody.
+# No FlashInfer and no hub there; no usage reports.
 export VLLM_USE_FLASHINFER_SAMPLER=0 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 
 step() { # NAME LIMIT COMMAND ...

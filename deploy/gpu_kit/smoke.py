@@ -1,4 +1,4 @@
-"""Checks what the kit brings on a GPU, below any engine: extensions, driver, FlashAttention 3, pinning."""
+"""Check the kit on a GPU without any engine: extensions, driver, FlashAttention 3, pinned memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FAILED: list[str] = []
 
 
 def check(name: str) -> Callable[[Callable[[], str]], None]:
-    """Run a check at once, and print what it says."""
+    """Run the decorated check at once and print its result."""
 
     def run(function: Callable[[], str]) -> None:
         began = time.perf_counter()
         try:
             said = function()
             print(f"ok    {name}: {said} ({time.perf_counter() - began:.2f} s)", flush=True)
-        except Exception as error:  # noqa: BLE001 (told; the next one runs)
+        except Exception as error:  # noqa: BLE001 (printed; the next check runs)
             FAILED.append(name)
             print(f"FAIL  {name}: {error!r}", flush=True)
             traceback.print_exc(limit=4)

@@ -40,10 +40,10 @@ NAMED = {
 }
 _PLANNED = ("drain-prefill", "drain-decode", "rolling-restart", "operator-drain", "flip-role")
 UNHEARD = {
-    **dict.fromkeys(("pause-worker", "interrupt-network"), "shorter than a lease: nobody is missed"),
+    **dict.fromkeys(("pause-worker", "interrupt-network"), "it is shorter than a lease, so nobody is missed"),
     **dict.fromkeys((*_PLANNED, "drain-scheduler", "drain-router"), "an operator does it"),
-    "kill-watcher": "no request needs it; the worker killed with it is as of kill-decode",
-    "delay-network": "slower, and within the deadlines: the time to first token shows it",
+    "kill-watcher": "no request needs it (the worker that dies with it is in kill-decode)",
+    "delay-network": "everything stays within its deadline; the time to first token shows it",
     "slow-redis": "no request needs it",
 }
 HELD_S = 25.0  # longer than in the plans, so that it is seen

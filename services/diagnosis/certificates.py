@@ -16,7 +16,7 @@ from baton.security.errors import SecurityError
 from baton.security.identity import CHAIN, KEY, ROOTS, Credentials, load, name_in
 from baton.security.names import Role, host_of
 from baton.services.config import Settings
-from baton.services.diagnosis.finding import Finding, ok, warning, wrong
+from baton.services.diagnosis.finding import About, Finding
 
 AREA = "TLS"
 TIMEOUT_S = 3.0
@@ -27,7 +27,7 @@ _PART = 8  # a certificate in the last eighth of its life should have been renew
 def findings(settings: Settings) -> Iterator[Finding]:
     """Yield what this process and each scheduler show. Without security.tls: that there is none."""
     if not settings.security.tls:
-        yield ok(AREA, "deployment", "off (security.tls): its parts speak plain text to each other")
+        yield About(AREA, "deployment").ok("off (security.tls): its parts speak plain text to each other")
         return
     folder = rpc.identity_folder()
     if folder is None:
@@ -35,7 +35,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
     try:
         mine = load(folder)
     except SecurityError as error:
-        yield wrong(AREA, "this process", str(error), "give it a certificate: docs/security.md")
+        yield About(AREA, "this process").wrong(str(error), "give it a certificate: docs/security.md")
         return
     yield _own(mine)
     yield from _roots(mine)
@@ -46,24 +46,24 @@ def findings(settings: Settings) -> Iterator[Finding]:
 def _own(mine: Credentials) -> Finding:
     what = f"{mine.name.uri}, until {_time(mine.ends)}; issued by the CA beside it"
     if mine.seconds_left() <= 0:
-        return wrong(AREA, "this process", f"{what}: it is over", "join again: docs/security.md")
-    return ok(AREA, "this process", what)
+        return About(AREA, "this process").wrong(f"{what}: it is over", "join again: docs/security.md")
+    return About(AREA, "this process").ok(what)
 
 
 def _roots(mine: Credentials) -> Iterator[Finding]:
+    ca = About(AREA, "CA")
     for root in x509.load_pem_x509_certificates(mine.pems.roots):
-        what = (
-            f"until {_time(root.not_valid_after_utc)}; SHA-256 of its key (the pin of tokens): {pin_of(root)}"
-        )
+        until = _time(root.not_valid_after_utc)
+        what = f"until {until}; SHA-256 of its key (the pin of tokens): {pin_of(root)}"
         if root.not_valid_after_utc - datetime.now(UTC) < SOON:
-            yield warning(AREA, "CA", what, "make another CA (`baton ca init`) and let all processes join it")
+            yield ca.warning(what, "make another CA (`baton ca init`) and let all processes join it")
         else:
-            yield ok(AREA, "CA", what)
+            yield ca.ok(what)
 
 
 def _shown(address: str, folder: Path, topic: str) -> Finding:
     """Shake hands with a scheduler, and look at what it shows."""
-    subject = f"scheduler at {address}"
+    scheduler = About(AREA, f"scheduler at {address}")
     context = ssl.create_default_context(cafile=str(folder / ROOTS))
     context.load_cert_chain(folder / CHAIN, folder / KEY)
     context.set_alpn_protocols(["h2"])
@@ -76,28 +76,19 @@ def _shown(address: str, folder: Path, topic: str) -> Finding:
             shown = x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or str(error)
-        return wrong(
-            AREA,
-            subject,
-            f"no handshake: {reason}",
-            "use one CA (its pin above) and one scheduler.topic on all processes, and security.tls",
-        )
+        cure = "use one CA (its pin above) and one scheduler.topic on all processes, and security.tls"
+        return scheduler.wrong(f"no handshake: {reason}", cure)
     except (OSError, ValueError) as error:
-        return warning(AREA, subject, f"not reached: {error}", "see to the scheduler first")
+        return scheduler.warning(f"not reached: {error}", "see to the scheduler first")
     try:
         name = name_in(shown).uri
     except SecurityError as error:
-        return wrong(AREA, subject, str(error), "give it a certificate of Baton's CA")
-    left, life = (
-        shown.not_valid_after_utc - datetime.now(UTC),
-        shown.not_valid_after_utc - shown.not_valid_before_utc,
-    )
-    what = f"{name}, until {_time(shown.not_valid_after_utc)}; of this CA, TLS {secured.version() or ''}"
-    if left < life / _PART:
-        return warning(
-            AREA, subject, f"{what}: not renewed in time", "see its log, and whether the CA answers"
-        )
-    return ok(AREA, subject, what)
+        return scheduler.wrong(str(error), "give it a certificate of Baton's CA")
+    end = shown.not_valid_after_utc
+    what = f"{name}, until {_time(end)}; of this CA, TLS {secured.version() or ''}"
+    if end - datetime.now(UTC) < (end - shown.not_valid_before_utc) / _PART:
+        return scheduler.warning(f"{what}: not renewed in time", "see its log, and whether the CA answers")
+    return scheduler.ok(what)
 
 
 def _time(when: datetime) -> str:

@@ -13,7 +13,7 @@ from baton import facts, machine
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.services.diagnosis.finding import Finding, Verdict, ok, warning, wrong
+from baton.services.diagnosis.finding import About, Finding
 from baton.services.diagnosis.local import HERE
 from baton.services.diagnosis.machine import Needs, judge
 
@@ -43,12 +43,11 @@ async def findings(
     asked = await _inspect_all(client, list(workers))
     for name, reply in asked.items():
         if reply.problem:
-            yield wrong(
-                "workers", name, reply.problem, "see its log; is its address in the scheduler's reach?"
-            )
+            cure = "see its log; is its address in the scheduler's reach?"
+            yield About("workers", name).wrong(reply.problem, cure)
     answers = {name: reply for name, reply in asked.items() if not reply.problem}
     for name, reply in answers.items():
-        yield _skew("clock", name, reply.clock_ahead_s, reply.asked_s, "the scheduler's")
+        yield _skew(name, reply.clock_ahead_s, reply.asked_s, "the scheduler's")
     versions = {name: dict(reply.inspection.versions) for name, reply in answers.items()}
     for one in _versions({HERE: machine.versions(), "scheduler": dict(scheduler.versions)} | versions):
         yield one
@@ -62,30 +61,20 @@ async def findings(
 
 def _state(description: pb.Description) -> Iterator[Finding]:
     ready = [one for one in description.workers if one.state == pb.WORKER_STATE_READY]
-    what = (
-        f"topic {description.topic!r}: {len(ready)} of {len(description.workers)} workers ready, "
-        f"{len(description.routers)} routers"
-    )
+    scheduler, routers = About("scheduler", "scheduler"), len(description.routers)
+    workers = f"{len(ready)} of {len(description.workers)} workers ready"
+    what = f"topic {description.topic!r}: {workers}, {routers} routers"
     if description.store_problem:
-        yield wrong(
-            "scheduler", "scheduler", f"its store is away: {description.store_problem}", "see to its store"
-        )
+        yield scheduler.wrong(f"its store is away: {description.store_problem}", "see to its store")
     if not ready:
-        yield wrong("scheduler", "scheduler", what, "start workers, or see their logs")
-    elif not description.routers:
-        yield warning(
-            "scheduler", "scheduler", f"{what}: nobody serves clients", "start a router, or see its log"
-        )
+        yield scheduler.wrong(what, "start workers, or see their logs")
+    elif not routers:
+        yield scheduler.warning(f"{what}: nobody serves clients", "start a router, or see its log")
     else:
-        yield ok("scheduler", "scheduler", what)
-    for worker in ready:
-        if worker.load.drafting.alarm:
-            yield warning(
-                "workers",
-                worker.identity.worker_id,
-                "its drafts are accepted too seldom",
-                "docs/observability.md, a silent drafter",
-            )
+        yield scheduler.ok(what)
+    for worker in (one for one in ready if one.load.drafting.alarm):
+        cure = "docs/observability.md, a silent drafter"
+        yield About("workers", worker.identity.worker_id).warning("its drafts are accepted too seldom", cure)
 
 
 # ---- clocks
@@ -93,18 +82,18 @@ def _state(description: pb.Description) -> Iterator[Finding]:
 
 async def _clock(client: SchedulerClient) -> Finding:
     """Compare this clock with the scheduler's, by the quickest of some questions (Cristian's way)."""
-    best: tuple[float, float] | None = None
+    asked = []
     for _ in range(CLOCK_ASKS):
         began, began_unix = time.monotonic(), time.time()
         there = await client.clock()
         took = time.monotonic() - began
-        if best is None or took < best[0]:
-            best = took, there - (began_unix + took / 2)
-    took, ahead = best or (0.0, 0.0)
-    return _skew("clock", "scheduler", ahead, took, "this machine's")
+        asked.append((took, there - (began_unix + took / 2)))
+    took, ahead = min(asked)
+    return _skew("scheduler", ahead, took, "this machine's")
 
 
-def _skew(area: str, subject: str, ahead_s: float, took_s: float, whose: str) -> Finding:
+def _skew(subject: str, ahead_s: float, took_s: float, whose: str) -> Finding:
+    clock, cure = About("clock", subject), "run NTP on both machines"
     direction = "ahead of" if ahead_s > 0 else "behind"
     what = (
         f"{abs(ahead_s) * 1e3:.1f} ms {direction} {whose}, at most {took_s / 2 * 1e3:.1f} ms wrong "
@@ -112,12 +101,10 @@ def _skew(area: str, subject: str, ahead_s: float, took_s: float, whose: str) ->
     )
     surely = max(0.0, abs(ahead_s) - took_s / 2)
     if surely > SKEW_WRONG_S:
-        return wrong(
-            area, subject, f"{what}: certificates and tokens are refused", "run NTP on both machines"
-        )
+        return clock.wrong(f"{what}: certificates and tokens are refused", cure)
     if surely > SKEW_WARNING_S:
-        return warning(area, subject, f"{what}: logs do not line up", "run NTP on both machines")
-    return ok(area, subject, what)
+        return clock.warning(f"{what}: logs do not line up", cure)
+    return clock.ok(what)
 
 
 # ---- versions
@@ -139,23 +126,22 @@ async def _inspect_all(client: SchedulerClient, names: Sequence[str]) -> Mapping
 def _versions(found: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     """Yield one finding for each program: the same everywhere, or who has which."""
     for program in dict.fromkeys(name for versions in found.values() for name in versions):
+        about, cure = About("versions", program), "install one version everywhere"
         having: dict[str, list[str]] = {}
         for process, versions in found.items():
             if version := versions.get(program):  # a scheduler need not have torch
                 having.setdefault(version, []).append(process)
         if len(having) == 1:
             version, processes = next(iter(having.items()))
-            yield ok("versions", program, f"{version} on all {len(processes)} that have it")
+            yield about.ok(f"{version} on all {len(processes)} that have it")
             continue
         who = "; ".join(f"{version}: {_some(processes)}" for version, processes in having.items())
         here_alone = all(processes == [HERE] or HERE not in processes for processes in having.values())
         others = sum(HERE not in processes for processes in having.values())
         if program in _MUST_MATCH and not (here_alone and others == 1):
-            yield wrong(
-                "versions", program, f"{who}: {_MUST_MATCH[program]}", "install one version everywhere"
-            )
+            yield about.wrong(f"{who}: {_MUST_MATCH[program]}", cure)
         else:
-            yield warning("versions", program, f"{who}: not tried together", "install one version everywhere")
+            yield about.warning(f"{who}: not tried together", cure)
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
@@ -191,7 +177,8 @@ async def _trials(client: SchedulerClient, workers: Sequence[pb.WorkerStatus]) -
         async for one in _pair(client, source, puller):
             yield one
     if tried < len(found):
-        yield ok("handoff", "deployment", f"{tried} of {len(found)} pairs were tried, one after the other")
+        what = f"{tried} of {len(found)} pairs were tried, one after the other"
+        yield About("handoff", "deployment").ok(what)
 
 
 async def _pair(
@@ -199,49 +186,32 @@ async def _pair(
 ) -> AsyncIterator[Finding]:
     """Try each transport that both have; shared memory where they are on one machine."""
     one, other = source.identity, puller.identity
-    between = f"{one.worker_id} -> {other.worker_id}"
+    between = About("handoff", f"{one.worker_id} -> {other.worker_id}")
     sides = f"on {one.worker_id}", f"on {other.worker_id}"
     there, here = ((each.capacity.compatibility_hash, each.capacity.facts) for each in (one, other))
     if why := facts.unlike(there, here, sides):
-        yield wrong(
-            "handoff", between, f"their KV means different things: {why}", "configure both the same way"
-        )
+        yield between.wrong(f"their KV means different things: {why}", "configure both the same way")
         return
     common = [name for name in one.capacity.transports if name in other.capacity.transports]
     tried = [name for name in common if name != "shm" or one.host == other.host]
     if not tried:
-        yield wrong(
-            "handoff",
-            between,
-            "no transport in common that reaches",
-            "add tcp to handoff.transports of both",
-        )
-    works = []
+        cure = "add tcp to handoff.transports of both"
+        yield between.wrong("no transport in common that reaches", cure)
     for name in tried:
         try:
             reply = await client.try_handoff(one.worker_id, other.worker_id, name, TRIAL_BYTES)
         except SchedulerError as error:
             reply = pb.TryHandoffReply(problem=str(error))
-        finding = _measured(between, name, reply)
-        works.append(finding.verdict is not Verdict.WRONG)
-        yield finding
+        yield _measured(between, name, reply)
 
 
-def _measured(between: str, transport: str, reply: pb.TryHandoffReply) -> Finding:
+def _measured(between: About, transport: str, reply: pb.TryHandoffReply) -> Finding:
     if reply.problem:
-        return wrong(
-            "handoff",
-            between,
-            f"{transport}: {reply.problem}",
-            "see both workers' logs and docs/clusters.md (who needs which port open)",
-        )
+        cure = "see both workers' logs and docs/clusters.md (who needs which port open)"
+        return between.wrong(f"{transport}: {reply.problem}", cure)
     speed = reply.bytes / max(reply.seconds, 1e-9) / 1e6
     what = f"{transport}: {speed:,.0f} MB/s ({reply.bytes / 1e6:.1f} MB in {reply.seconds * 1e3:.1f} ms)"
     if speed < SLOW_MB_S:
-        return warning(
-            "handoff",
-            between,
-            f"{what}: long prompts will wait for their KV",
-            "look at the network between them, or at how busy they are",
-        )
-    return ok("handoff", between, what)
+        cure = "look at the network between them, or at how busy they are"
+        return between.warning(f"{what}: long prompts will wait for their KV", cure)
+    return between.ok(what)

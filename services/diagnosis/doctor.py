@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -14,17 +13,20 @@ from baton.security.names import Role
 from baton.services import identities
 from baton.services.config import Settings
 from baton.services.diagnosis import certificates, deployment, local, stores
-from baton.services.diagnosis.finding import Finding, ok, wrong
+from baton.services.diagnosis.finding import About, Finding
 from baton.services.diagnosis.machine import Needs
 
 
 async def examine(settings: Settings) -> AsyncIterator[Finding]:
     """Yield findings as they are made; takes seconds. Raises nothing of Baton's: what fails is a finding."""
-    refused = _become_operator(settings)
     async with SchedulerClient(settings.scheduler.address) as client:
         description: pb.Description | None = None
-        answer: Finding | None = refused
-        if refused is None:
+        try:
+            identities.take_on(settings, Role.OPERATOR)
+        except BatonError as error:
+            problem = f"no certificate as an operator: {error}"
+            answer: Finding | None = About("TLS", "this process").wrong(problem, "docs/security.md")
+        else:
             description, answer = await _describe(client)
         for one in local.findings(settings, runs=description is not None):
             yield one
@@ -36,7 +38,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
             async for one in stores.findings(settings):
                 yield one
         except BatonError as error:  # of a file with a password
-            yield wrong("Redis", "password", str(error), "see docs/security.md")
+            yield About("Redis", "password").wrong(str(error), "see docs/security.md")
         if description is None:
             return
         needs = replace(Needs.of_worker(settings, 0), shm=0)  # they run: it is theirs already
@@ -44,24 +46,16 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
             async for one in deployment.findings(client, needs, description):
                 yield one
         except SchedulerError as error:
-            yield wrong("scheduler", settings.scheduler.address, str(error), "try again")
-
-
-def _become_operator(settings: Settings) -> Finding | None:
-    try:
-        identities.take_on(settings, Role.OPERATOR)
-    except BatonError as error:
-        return wrong("TLS", "this process", f"no certificate as an operator: {error}", "docs/security.md")
-    return None
+            yield About("scheduler", settings.scheduler.address).wrong(str(error), "try again")
 
 
 async def _describe(client: SchedulerClient) -> tuple[pb.Description | None, Finding | None]:
-    for _ in range(client.schedulers - 1):
-        with contextlib.suppress(SchedulerUnavailable):
+    answer, scheduler = None, About("scheduler", client.address)
+    for _ in range(client.schedulers):
+        try:
             return await client.describe(), None
-    try:
-        return await client.describe(), None
-    except SchedulerUnavailable as error:
-        return None, ok("scheduler", client.address, f"no deployment was looked at: {error}")
-    except SchedulerError as error:
-        return None, wrong("scheduler", client.address, str(error), "docs/security.md")
+        except SchedulerUnavailable as error:
+            answer = scheduler.ok(f"no deployment was looked at: {error}")
+        except SchedulerError as error:
+            return None, scheduler.wrong(str(error), "docs/security.md")
+    return None, answer

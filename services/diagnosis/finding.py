@@ -29,19 +29,24 @@ class Finding:
         return {key: str(value) for key, value in asdict(self).items()}
 
 
-def ok(area: str, subject: str, what: str) -> Finding:
-    """Say that something is well."""
-    return Finding(area, subject, Verdict.OK, what)
+@dataclass(frozen=True)
+class About:
+    """A maker of findings about one subject."""
 
+    area: str
+    subject: str
 
-def warning(area: str, subject: str, what: str, todo: str) -> Finding:
-    """Say that something could be better."""
-    return Finding(area, subject, Verdict.WARNING, what, todo)
+    def ok(self, what: str) -> Finding:
+        """Say that it is well."""
+        return Finding(self.area, self.subject, Verdict.OK, what)
 
+    def warning(self, what: str, todo: str) -> Finding:
+        """Say that it could be better."""
+        return Finding(self.area, self.subject, Verdict.WARNING, what, todo)
 
-def wrong(area: str, subject: str, what: str, todo: str) -> Finding:
-    """Say that something cannot work."""
-    return Finding(area, subject, Verdict.WRONG, what, todo)
+    def wrong(self, what: str, todo: str) -> Finding:
+        """Say that it cannot work."""
+        return Finding(self.area, self.subject, Verdict.WRONG, what, todo)
 
 
 def size(count: float) -> str:

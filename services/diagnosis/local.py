@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 
 import psutil
@@ -19,7 +19,7 @@ from baton.home import expanded
 from baton.services import identities
 from baton.services.config import Settings
 from baton.services.credentials import open_to_all
-from baton.services.diagnosis.finding import Finding, ok, size, warning, wrong
+from baton.services.diagnosis.finding import About, Finding, size
 from baton.services.diagnosis.machine import Needs, judge
 from baton.services.engine.args import check_model
 
@@ -48,19 +48,17 @@ def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
 
 def _segment() -> Finding:
     """Make a segment as a worker does: a sandbox may lack what that takes."""
-    area = "shared memory"
+    shm = About("shared memory", HERE)
     try:
         made = segments.create(_PROBE_BYTES)
         made.close()
     except OSError as error:
-        return wrong(
-            area,
-            HERE,
+        return shm.wrong(
             f"a segment cannot be made in {segments.DIRECTORY}: {error.strerror or error}",
             "free some of it, or set handoff.transports to tcp",
         )
     noexec = os.statvfs(segments.DIRECTORY).f_flag & os.ST_NOEXEC
-    return ok(area, HERE, "a segment can be made" + (" (noexec, which does not matter)" if noexec else ""))
+    return shm.ok("a segment can be made" + (" (noexec, which does not matter)" if noexec else ""))
 
 
 # ---- the model
@@ -70,26 +68,22 @@ def _model(settings: Settings) -> Iterator[Finding]:
     named = settings.engine.model
     if not named:
         return
-    area = "model"
+    model = About("model", named)
     try:
         check_model(settings.engine)
     except BatonError as error:
-        yield wrong(area, named, str(error), "set engine.model to a folder that holds a model")
+        yield model.wrong(str(error), "set engine.model to a folder that holds a model")
         return
     folder = expanded(named, "engine.model")
     if not folder.is_dir():
-        yield ok(area, named, "no such folder: each worker fetches it from Hugging Face by this name")
+        yield model.ok("no such folder: each worker fetches it from Hugging Face by this name")
         return
     unreadable = [path.name for path in sorted(folder.iterdir()) if not os.access(path, os.R_OK)]
     if unreadable:
-        yield wrong(
-            area,
-            named,
-            f"{', '.join(unreadable)}: this user ({_user()}) may not read it",
-            "give the workers' user the right to read the folder",
-        )
+        what = f"{', '.join(unreadable)}: this user (uid {os.getuid()}) may not read it"
+        yield model.wrong(what, "give the workers' user the right to read the folder")
     else:
-        yield ok(area, named, f"readable, weights of {size(_weights(settings))}")
+        yield model.ok(f"readable, weights of {size(_weights(settings))}")
 
 
 def _weights(settings: Settings) -> int:
@@ -97,54 +91,41 @@ def _weights(settings: Settings) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder.is_dir() else 0
 
 
-def _user() -> str:
-    return f"uid {os.getuid()}"
-
-
 # ---- ports
 
 
-@dataclass(frozen=True)
-class _Port:
-    key: str
-    host: str
-    port: int
-
-
-def _configured(settings: Settings) -> Iterator[_Port]:
-    yield _Port("router.port", settings.router.host, settings.router.port)
+def _configured(settings: Settings) -> Iterator[tuple[str, str, int]]:
+    """Yield each port that a setting names: the setting, the host, the port."""
+    yield "router.port", settings.router.host, settings.router.port
     for one in settings.scheduler.address.split(","):
-        yield _Port("scheduler.address", *addresses.split(one))
+        yield "scheduler.address", *addresses.split(one)
     scheduler = addresses.split(settings.scheduler.address.split(",")[0])[0]
-    yield _Port("scheduler.metrics_port", scheduler, settings.scheduler.metrics_port)
+    yield "scheduler.metrics_port", scheduler, settings.scheduler.metrics_port
     worker, port = addresses.split(settings.worker.listen)
-    yield _Port("worker.listen", worker, port)
-    yield _Port("worker.metrics_port", worker, settings.worker.metrics_port)
-    kv = settings.handoff.host or worker
+    yield "worker.listen", worker, port
+    yield "worker.metrics_port", worker, settings.worker.metrics_port
     for port in of_worker(settings.handoff.port, settings.engine.tensor_parallel_size):
-        yield _Port("handoff.port", kv, port)
+        yield "handoff.port", settings.handoff.host or worker, port
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
     """Say of each port that is configured, and of this machine, whether it is free, or who has it."""
-    for one in _configured(settings):
-        if not one.port:
+    for key, host, port in _configured(settings):
+        if not port:
             continue
+        named, at = About("ports", key), addresses.join(host, port)
         try:
-            with addresses.listen(one.host, one.port):
-                yield ok("ports", one.key, f"{addresses.join(one.host, one.port)} is free")
+            with addresses.listen(host, port):
+                yield named.ok(f"{at} is free")
         except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
-                yield _held(one, error)  # else it is no address of this machine
-
-
-def _held(one: _Port, error: OSError) -> Finding:
-    at = addresses.join(one.host, one.port)
-    who, baton = _holder(one.port)
-    if baton:
-        return ok("ports", one.key, f"{at} is held by {who}")
-    what = f"{at} is held by {who}" if who else f"{at} cannot be used: {os.strerror(error.errno or 0)}"
-    return wrong("ports", one.key, what, f"end that process, or choose another port ({one.key})")
+            if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                continue  # it is no address of this machine
+            who, baton = _holder(port)
+            what = (
+                f"{at} is held by {who}" if who else f"{at} cannot be used: {os.strerror(error.errno or 0)}"
+            )
+            cure = f"end that process, or choose another port ({key})"
+            yield named.ok(what) if baton else named.wrong(what, cure)
 
 
 def _holder(port: int) -> tuple[str, bool]:
@@ -177,9 +158,7 @@ def _is_baton(command: Sequence[str]) -> bool:
 
 def _proxies() -> Iterator[Finding]:
     if names := plain_http.proxy_variables():
-        yield ok(
-            "proxy",
-            HERE,
+        yield About("proxy", HERE).ok(
             f"{', '.join(names)} set: for Hugging Face; Baton's parts always reach each other directly",
         )
 
@@ -188,7 +167,7 @@ def _exposure(settings: Settings) -> Iterator[Finding]:
     try:
         identities.check(settings)
     except BatonError as error:
-        yield wrong("TLS", HERE, str(error), "turn security.tls on, or set security.insecure")
+        yield About("TLS", HERE).wrong(str(error), "turn security.tls on, or set security.insecure")
     if open_to_all(settings.router):
         found = f"{settings.router.host} can be reached from other machines, and no key is needed"
-        yield warning("keys", "router.host", found, "set router.api_key_file or router.keys_file")
+        yield About("keys", "router.host").warning(found, "set router.api_key_file or router.keys_file")

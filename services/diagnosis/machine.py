@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from baton.machine import SHM
 from baton.protos import scheduler_pb2 as pb
 from baton.services.config import Settings
-from baton.services.diagnosis.finding import Finding, ok, size, warning, wrong
+from baton.services.diagnosis.finding import About, Finding, size
 from baton.services.router.http.descriptors import OWN_DESCRIPTORS, SPARE_CONNECTIONS
 
 CONTAINER_SHM = 64 << 20  # what containers get unless they ask for more
@@ -54,98 +54,75 @@ def judge(subject: str, machine: pb.Machine, torch: str, needs: Needs) -> Iterat
 
 
 def _shm(subject: str, machine: pb.Machine, needs: Needs) -> Finding:
-    area = "shared memory"
+    shm = About("shared memory", subject)
     if not needs.uses_shm:
-        return ok(area, subject, "not used: handoff.transports has no shm")
+        return shm.ok("not used: handoff.transports has no shm")
     if not machine.shm_bytes or not machine.shm_writable:
         state = f"there is no {SHM}" if not machine.shm_bytes else f"{SHM} cannot be written"
-        return wrong(
-            area, subject, f"{state}: KV cannot be handed over by shm", "mount a tmpfs at /dev/shm, writable"
-        )
+        return shm.wrong(f"{state}: KV cannot be handed over by shm", "mount a tmpfs at /dev/shm, writable")
     there = f"{SHM} has {size(machine.shm_free)} free of {size(machine.shm_bytes)}"
+    more = "shm_size, or an emptyDir of medium Memory"
     if needs.shm > machine.shm_free:
-        return wrong(
-            area,
-            subject,
+        return shm.wrong(
             f"{there}; handoff.staging_mib asks for {size(needs.shm)}",
-            "make /dev/shm larger (containers: shm_size, or an emptyDir of medium Memory), or lower "
-            "handoff.staging_mib",
+            f"make /dev/shm larger (containers: {more}), or lower handoff.staging_mib",
         )
     if machine.shm_bytes <= CONTAINER_SHM:
-        return warning(
-            area,
-            subject,
+        return shm.warning(
             f"{there}, a container's default: few prompts can wait to be pulled",
-            "give the container more: shm_size, or an emptyDir of medium Memory at /dev/shm",
+            f"give the container more: {more} at /dev/shm",
         )
-    return ok(area, subject, there)
+    return shm.ok(there)
 
 
 def _files(subject: str, machine: pb.Machine, needs: Needs) -> Finding:
-    area = "file descriptors"
+    files = About("file descriptors", subject)
     # Routers raise their own limit up to the hard one.
     limit = machine.files_hard if needs.files_key else machine.files_soft
     if limit < needs.files:
         key = f" ({needs.files_key})" if needs.files_key else ""
-        return warning(
-            area,
-            subject,
+        return files.warning(
             f"the limit is {limit}; {needs.files} are needed{key}: further connections will be refused",
             "raise `ulimit -n` (systemd: LimitNOFILE; containers: ulimits)",
         )
-    return ok(area, subject, f"the limit is {_count(limit)}, {needs.files} are needed")
-
-
-def _count(limit: int) -> str:
-    return "none" if limit >= 1 << 62 else str(limit)
+    return files.ok(f"the limit is {'none' if limit >= 1 << 62 else limit}, {needs.files} are needed")
 
 
 def _memory(subject: str, machine: pb.Machine, needs: Needs) -> Finding:
-    area, there = "memory", f"{size(machine.memory_free)} free of {size(machine.memory_bytes)}"
+    memory = About("memory", subject)
+    there = f"{size(machine.memory_free)} free of {size(machine.memory_bytes)}"
     if needs.memory and not machine.gpus and needs.memory > machine.memory_free:
-        return warning(
-            area,
-            subject,
+        return memory.warning(
             f"{there}; weights and KV cache of one worker take {size(needs.memory)}",
             "lower engine.kv_cache_gib, or use a machine with more",
         )
     if machine.memory_free < LITTLE_MEMORY:
-        return warning(
-            area,
-            subject,
-            f"{there}: a burst may end a process",
-            "run fewer workers here, or lower engine.kv_cache_gib",
-        )
-    return ok(area, subject, there)
+        cure = "run fewer workers here, or lower engine.kv_cache_gib"
+        return memory.warning(f"{there}: a burst may end a process", cure)
+    return memory.ok(there)
 
 
 def _compute(subject: str, machine: pb.Machine, torch: str) -> Iterator[Finding]:
-    features = list(machine.cpu_features)
+    features, cpu, gpu = list(machine.cpu_features), About("CPU", subject), About("GPU", subject)
     there = f"{machine.cores} cores of {machine.cpu}; {', '.join(features) or 'no AVX2'}"
     if machine.gpus:
         broken = [one for one in machine.gpus if one.startswith("nvidia-smi fails")]
         listed = "; ".join(machine.gpus)
         if broken:
-            yield wrong("GPU", subject, listed, "see to the driver: engines find no GPU either")
+            yield gpu.wrong(listed, "see to the driver: engines find no GPU either")
         elif torch.endswith("+cpu"):
-            yield warning(
-                "GPU", subject, f"{listed}; torch {torch} uses none", "install baton[gpu] where it should"
-            )
+            yield gpu.warning(f"{listed}; torch {torch} uses none", "install baton[gpu] where it should")
         else:
-            yield ok("GPU", subject, listed)
+            yield gpu.ok(listed)
     if "amx_tile" in features and not machine.amx_permitted:
-        yield warning(
-            "CPU",
-            subject,
+        yield cpu.warning(
             f"{there}; the kernel does not let processes use AMX: slower kernels are used",
             "run Linux 5.16 or later, outside a sandbox that refuses arch_prctl",
         )
     elif not machine.gpus and "avx512f" not in features:
-        yield warning(
-            "CPU",
-            subject,
+        yield cpu.warning(
             f"{there}: without AVX-512, vLLM's kernels for CPUs are slow or missing",
             "use a machine with AVX-512, or a GPU",
         )
     else:
-        yield ok("CPU", subject, there)
+        yield cpu.ok(there)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
@@ -17,7 +17,7 @@ from baton.redis_url import FORM, without_password
 from baton.scheduler.store.redis import RedisStore
 from baton.services import credentials
 from baton.services.config import Settings
-from baton.services.diagnosis.finding import Finding, ok, warning, wrong
+from baton.services.diagnosis.finding import About, Finding
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import connect
 
@@ -27,35 +27,41 @@ SLOW_MS = 10.0
 PINGS = 10
 KEEPS = "noeviction"
 
+Use = Callable[[About, Settings, str], Awaitable[Finding]]
+
 
 async def findings(settings: Settings) -> AsyncIterator[Finding]:
     """Yield what is found of the scheduler's store, and of the store of keys."""
     own, router = settings.scheduler, settings.router
-    if own.store != "memory":
-        password = credentials.store_password(own)
-        async for one in _look("scheduler.store", own.store, own.topic, password):
+    stores: list[tuple[str, str, Callable[[], str], Use | None]] = [
+        ("scheduler.store", own.store, lambda: credentials.store_password(own), _store),
+        (
+            "router.keys_store",
+            router.keys_store,
+            lambda: credentials.keys_store_password(router),
+            None if router.keys_file else _keys,
+        ),
+    ]
+    for key, url, password_of, use in stores:
+        if url in ("", "memory"):
+            continue
+        about, password = About(AREA, key), password_of()
+        async for one in _look(about, url, own.topic, password):
             yield one
             if one.verdict == "wrong":
                 break
         else:
-            yield await _store(settings, password)
-    if router.keys_store:
-        password = credentials.keys_store_password(router)
-        async for one in _look("router.keys_store", router.keys_store, own.topic, password):
-            yield one
-            if one.verdict == "wrong":
-                break
-        else:
-            if not router.keys_file:
-                yield await _keys(settings, password)
+            if use:
+                yield await use(about, settings, password)
 
 
-async def _look(key: str, url: str, topic: str, password: str) -> AsyncIterator[Finding]:
+async def _look(about: About, url: str, topic: str, password: str) -> AsyncIterator[Finding]:
     """Ask the server itself."""
+    key = about.subject
     try:
         client = connect(url, topic, TIMEOUT_S, password)
     except BatonError:
-        yield wrong(AREA, key, "not a Redis URL", f"write {FORM} into {key}")
+        yield about.wrong("not a Redis URL", f"write {FORM} into {key}")
         return
     where = without_password(url)
     try:
@@ -69,74 +75,64 @@ async def _look(key: str, url: str, topic: str, password: str) -> AsyncIterator[
         what = f"{where}: version {hello.get('version', '?')}, {_mode(hello)}{median:.2f} ms a call"
         if hello.get("role") not in ("master", None):
             cure = f"let {key} lead to the master; redis+sentinel:// and redis+cluster:// find it themselves"
-            yield wrong(AREA, key, f"{where}: is a replica, and takes no writes", cure)
+            yield about.wrong(f"{where}: is a replica, and takes no writes", cure)
             return
         if median > SLOW_MS:
-            yield warning(AREA, key, f"{what}: it is far away or busy", "put Redis nearer to its clients")
+            yield about.warning(f"{what}: it is far away or busy", "put Redis nearer to its clients")
         else:
-            yield ok(AREA, key, what)
-        yield await _policy(key, client)
+            yield about.ok(what)
+        yield await _policy(about, client)
     except (RedisError, OSError, TimeoutError) as error:
         text = _hidden(str(error) or type(error).__name__, client)
         if words := elsewhere(error, where, key):
             what, _, cure = _hidden(words, client).partition(": ")
-            yield wrong(AREA, key, f"{where} {what}", cure or "see its log")
+            yield about.wrong(f"{where} {what}", cure or "see its log")
             return
-        yield wrong(
-            AREA,
-            key,
-            f"{where} does not answer as it should: {text}",
-            f"is it up, are {key} and its password right, does its ACL allow what docs/security.md lists?",
-        )
+        cure = f"is it up, are {key} and its password right, does its ACL allow what docs/security.md lists?"
+        yield about.wrong(f"{where} does not answer as it should: {text}", cure)
     finally:
         await hang_up(client)
 
 
-async def _policy(key: str, client: Any) -> Finding:
+async def _policy(about: About, client: Any) -> Finding:
     try:
         memory: dict[str, Any] = await client.info("memory")
     except (NoPermissionError, ResponseError):
-        return ok(AREA, key, f"this user may not ask for maxmemory-policy: it has to be {KEEPS}")
+        return about.ok(f"this user may not ask for maxmemory-policy: it has to be {KEEPS}")
     policy, most = str(memory.get("maxmemory_policy", "?")), int(memory.get("maxmemory", 0))
     what = f"maxmemory-policy {policy}, maxmemory {most or 'unlimited'}"
     if most and policy != KEEPS:
-        return wrong(
-            AREA,
-            key,
-            f"{what}: when it is full, it throws away what Baton keeps there",
-            f"set maxmemory-policy to {KEEPS}",
-        )
-    return ok(AREA, key, what)
+        problem = f"{what}: when it is full, it throws away what Baton keeps there"
+        return about.wrong(problem, f"set maxmemory-policy to {KEEPS}")
+    return about.ok(what)
 
 
-async def _store(settings: Settings, password: str) -> Finding:
+async def _store(about: About, settings: Settings, password: str) -> Finding:
     """Do what a scheduler does twice a second, with its scripts and its user."""
-    key, own = "scheduler.store", settings.scheduler
+    own = settings.scheduler
     try:
         store = RedisStore(own.store, own.topic, password)
     except BatonError as error:
-        return wrong(AREA, key, str(error), "write a Redis URL")
+        return about.wrong(str(error), "write a Redis URL")
     try:
         await store.check()
     except BatonError as error:
-        return wrong(
-            AREA, key, str(error), "give its user the rights of docs/security.md, for the keys of this topic"
-        )
+        cure = "give its user the rights of docs/security.md, for the keys of this topic"
+        return about.wrong(str(error), cure)
     finally:
         await store.close()
-    return ok(AREA, key, "the user may run the scheduler's scripts")
+    return about.ok("the user may run the scheduler's scripts")
 
 
-async def _keys(settings: Settings, password: str) -> Finding:
-    key = "router.keys_store"
+async def _keys(about: About, settings: Settings, password: str) -> Finding:
     book = RedisBook(settings.router.keys_store, settings.scheduler.topic, password)
     try:
         held = await asyncio.wait_for(book.changed(), TIMEOUT_S)
     except (BatonError, RedisError, OSError, TimeoutError) as error:
-        return wrong(AREA, key, f"the keys cannot be read: {error}", "see docs/tenants.md")
+        return about.wrong(f"the keys cannot be read: {error}", "see docs/tenants.md")
     finally:
         await book.close()
-    return ok(AREA, key, f"{len(held.keys) if held else 0} keys of topic {settings.scheduler.topic!r}")
+    return about.ok(f"{len(held.keys) if held else 0} keys of topic {settings.scheduler.topic!r}")
 
 
 def _mode(hello: dict[str, Any]) -> str:

@@ -39,6 +39,18 @@ def check_port(key: str, host: str, port: int) -> None:
         ) from None
 
 
+def reserved(host: str) -> socket.socket:
+    """Return a socket that reserves a free port, by being bound to it without listening.
+
+    A process that asks for the port by number can listen on it (both set SO_REUSEADDR), but the kernel never
+    gives it to one that asks for any port.
+    """
+    one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind((host, 0))
+    return one
+
+
 def await_free(host: str, port: int, within_s: float = WAIT_S) -> None:
     """Wait at most this long while another process holds a part's port; then the part reports it itself."""
     deadline = time.monotonic() + within_s

@@ -84,7 +84,7 @@ async def _watch(models: Sequence[Watched], router: str, events: Connection) -> 
             at = time.monotonic()
             looks = (_look(client, one.prefix) for one, client in zip(models, clients, strict=True))
             seen = [part for each in await asyncio.gather(*looks) for part in each]
-            asks = (asyncio.to_thread(_healthy, one.health_url) for one in models)
+            asks = (asyncio.to_thread(healthy, one.health_url) for one in models)
             served = await asyncio.gather(*asks)
             began = began or all(served)
             calm = began and any(served)
@@ -128,7 +128,8 @@ async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:
     return found
 
 
-def _healthy(url: str) -> bool:
+def healthy(url: str) -> bool:
+    """Tell whether a router answers that it can serve, at the URL of its /health."""
     try:
         with plain_http.get(url, 1.0) as answer:
             return bool(answer.status == 200)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +41,11 @@ def own_deployment(settings: Settings, fleet: Fleet, concurrency: int, log_dir: 
     fleet.check()
     check_model(settings.engine)
 
-    def start() -> AbstractContextManager[Endpoint]:
-        return _Started(settings, fleet, log_dir)
+    @contextmanager
+    def start() -> Iterator[Endpoint]:
+        complain(f"  starting {fleet} for {served_model_name(settings.engine)}")
+        with OwnDeployment(settings, fleet, log_dir=log_dir, tell=complain) as own:
+            yield Endpoint(own.url, settings.router.request_timeout_s, own.api_key, own.check)
 
     return Source(served_names(settings.engine), start, concurrency)
 
@@ -69,7 +72,7 @@ def run_batch(source: Source, requests: Path, results: Path) -> int:
     with Output.resume(results, ids) as output:
         done, total = len(output.done), len(ids)
         if done:
-            _say(f"  {done} of {total} already have a result in {results}")
+            complain(f"  {done} of {total} already have a result in {results}")
         if done == total:
             return _sum_up(output.failed, total, "nothing left to do", results)
         shown: Progress | None = None
@@ -77,28 +80,12 @@ def run_batch(source: Source, requests: Path, results: Path) -> int:
             with source.open() as endpoint, Progress(total, done=done) as shown:
                 asyncio.run(_run(endpoint, source.concurrency, requests, output, shown))
         except (KeyboardInterrupt, asyncio.CancelledError):
-            _say(f"  interrupted: {_so_far(shown, done, total)}")
+            complain(f"  interrupted: {_so_far(shown, done, total)}")
             return INTERRUPTED
         except (Unavailable, DeploymentEnded) as error:
             raise type(error)(f"{error}; {_so_far(shown, done, total)}") from None
         took = f"in {shown.elapsed_s:.1f} s, {shown.tokens} tokens, {shown.tokens / shown.elapsed_s:.0f}/s"
         return _sum_up(output.failed + shown.failed, total, took, results)
-
-
-class _Started(AbstractContextManager[Endpoint]):
-    """A private deployment, open from when it is ready until the batch is done."""
-
-    def __init__(self, settings: Settings, fleet: Fleet, log_dir: str) -> None:
-        self._arguments = (settings, fleet, log_dir)
-
-    def __enter__(self) -> Endpoint:
-        settings, fleet, log_dir = self._arguments
-        _say(f"  starting {fleet} for {served_model_name(settings.engine)}")
-        self._own = OwnDeployment(settings, fleet, log_dir=log_dir, tell=_say)
-        return Endpoint(self._own.url, settings.router.request_timeout_s, self._own.api_key, self._own.check)
-
-    def __exit__(self, *exc: object) -> None:
-        self._own.close()
 
 
 async def _run(endpoint: Endpoint, concurrency: int, requests: Path, output: Output, shown: Progress) -> None:
@@ -123,14 +110,10 @@ async def _run(endpoint: Endpoint, concurrency: int, requests: Path, output: Out
 
 
 def _sum_up(failed: int, total: int, how: str, results: Path) -> int:
-    _say(f"  {total} done, {failed} of them failed, {how}: {results}")
+    complain(f"  {total} done, {failed} of them failed, {how}: {results}")
     return 1 if failed else 0
 
 
 def _so_far(shown: Progress | None, done: int, total: int) -> str:
     now = shown.done if shown else done
     return f"{now} of {total} are done; the same command resumes there"
-
-
-def _say(line: str) -> None:
-    complain(line)

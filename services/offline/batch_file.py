@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from baton.services.offline.client import HttpResponse
+from baton.services.offline.client import HttpResponse, json_object
 from baton.services.offline.errors import InputError, OfflineError, RequestError
 from baton.services.offline.prompts import CHAT, COMPLETIONS
 
@@ -111,19 +111,13 @@ class Output:
 
     def write(self, custom_id: str, result: HttpResponse | RequestError) -> bool:
         """Append one result; return whether the request succeeded. Raises OfflineError if writing fails."""
-        response: dict[str, Any] | None = None
-        error: dict[str, str] | None = None
+        record: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id}
         if isinstance(result, HttpResponse):
             request_id = str(result.body.get("id") or "")
             response = {"status_code": result.status, "request_id": request_id, "body": result.body}
+            record |= {"response": response, "error": None}
         else:
-            error = {"code": "request_failed", "message": str(result)}
-        record = {
-            "id": f"batch_req_{uuid.uuid4().hex}",
-            "custom_id": custom_id,
-            "response": response,
-            "error": error,
-        }
+            record |= {"response": None, "error": {"code": "request_failed", "message": str(result)}}
         try:
             data = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         except UnicodeEncodeError:  # an unpaired surrogate in an id or an answer, which UTF-8 cannot encode
@@ -143,7 +137,7 @@ class Output:
                 if not line.endswith(b"\n"):
                     break  # its writer was killed meanwhile
                 whole += len(line)
-                record = _object(line)
+                record = json_object(line)
                 custom_id = record.get("custom_id") if record else None
                 if record is None or "response" not in record or custom_id not in known:
                     raise InputError(
@@ -172,7 +166,7 @@ def _items(path: Path) -> Iterator[tuple[int, Item | str]]:
 
 
 def _item(line: bytes) -> Item | str:
-    record = _object(line)
+    record = json_object(line)
     if record is None:
         return "not a JSON object"
     missing = sorted(_KEYS - record.keys())
@@ -197,11 +191,3 @@ def _problem(item: Item, served: Container[str]) -> str:
         return "body sets stream: a batch has no streams"
     model = item.body.get("model")
     return "" if model is None or model in served else f"model {model!r} is not served"
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):  # RecursionError: lists nested thousands deep
-        return None
-    return found if isinstance(found, dict) else None

@@ -18,7 +18,6 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from baton.services.offline.errors import RequestError, Unavailable
-from baton.services.offline.sse import Events
 
 PATIENCE_S = 120.0  # without any response: a worker with a large model restarts in a minute or more
 MAX_LOST = 3  # connections that broke under one request: the request itself may break them
@@ -196,32 +195,29 @@ async def each(items: Iterator[T], work: Callable[[T], Awaitable[None]], at_once
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
-    """Yield the JSON of server-sent events until [DONE]. Raises RequestError if the stream ends before."""
-    events = Events()
+    """Yield the JSON of server-sent events until [DONE]. Raises RequestError if the stream ends before.
+
+    A router writes each event as one line of data; its comments keep the connection alive.
+    """
+    rest = b""
     async for chunk in response.content.iter_any():
-        try:
-            whole = events.feed(chunk)
-        except ValueError as error:
-            raise RequestError(str(error)) from None
-        for data in whole:
-            if data.strip() == b"[DONE]":
+        *lines, rest = (rest + chunk).split(b"\n")
+        for data in (line[5:].strip() for line in lines if line.startswith(b"data:")):
+            if data == b"[DONE]":
                 return
-            yield _event(data)
+            event = json_object(data)
+            if event is None:
+                shown = data[:_SHOWN].decode(errors="replace")
+                raise RequestError(f"the stream holds something that is not a JSON object: {shown!r}")
+            yield event
     raise RequestError("the stream ended before its last event")
 
 
-def _event(data: bytes) -> Body:
-    event = _object(data)
-    if event is None:
-        shown = data[:_SHOWN].decode(errors="replace")
-        raise RequestError(f"the stream holds something that is not a JSON object: {shown!r}")
-    return event
-
-
-def _object(data: bytes) -> Body | None:
+def json_object(data: bytes) -> Body | None:
+    """Return the object in a text, None if it holds anything else."""
     try:
         found = json.loads(data)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: lists nested thousands deep
         return None
     return found if isinstance(found, dict) else None
 
@@ -229,7 +225,7 @@ def _object(data: bytes) -> Body | None:
 async def _read(response: aiohttp.ClientResponse) -> HttpResponse:
     async with response:
         data = await response.read()
-    body = _object(data)
+    body = json_object(data)
     if body is None:  # a proxy's page, or an empty body
         text = data[:_SHOWN].decode(errors="replace") or response.reason or "no body"
         body = {"error": {"message": text, "code": response.status}}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, cast
 
 from pydantic import SecretStr
 
@@ -25,7 +23,9 @@ from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, ServiceError, StartError
 from baton.services.fleet.endings import ending
 from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.fleet.ports import reserved
 from baton.services.fleet.supervisor import READY_TIMEOUT_S, Fleet
+from baton.services.offline.client import json_object
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.supervised import Order
 from baton.services.printing import complain
@@ -59,7 +59,7 @@ class OwnDeployment:
         self.owner = os.getpid()
         self._reason = ""  # of its failure
         self._closed = False
-        self._ports = [_reserved_port(), _reserved_port()]
+        self._ports = [reserved(_HOST), reserved(_HOST)]
         router, scheduler = (port.getsockname()[1] for port in self._ports)
         self.url = f"http://{_HOST}:{router}"
         self.scheduler_address = f"{_HOST}:{scheduler}"
@@ -137,7 +137,7 @@ class OwnDeployment:
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches the owner alone, which stops the deployment
             )
-        stdin = _pipe(process.stdin)
+        stdin = cast(IO[bytes], process.stdin)
         with suppress(BrokenPipeError):  # it has exited, which the reader will notice
             stdin.write(order.to_json())
             stdin.close()
@@ -145,7 +145,7 @@ class OwnDeployment:
 
     def _read(self) -> None:
         try:
-            with _pipe(self._process.stdout) as events:
+            with cast(IO[bytes], self._process.stdout) as events:
                 self._follow(events)
         finally:
             self._events.put(None)  # wakes whoever waits for the start
@@ -153,9 +153,9 @@ class OwnDeployment:
     def _follow(self, events: IO[bytes]) -> None:
         ready = False
         for line in events:
-            event = _event(line)
-            if event is None:
-                continue
+            event = json_object(line)
+            if event is None or "event" not in event:
+                continue  # printed by a library before its redirection
             if event["event"] == "failed":
                 self._reason = event["text"]
             if not ready:
@@ -197,33 +197,6 @@ class OwnDeployment:
             return self._reason
         how = ending(self._process.returncode)
         return f"its supervisor ended with {how}; see the logs in {self.log_dir}"
-
-
-def _reserved_port() -> socket.socket:
-    """Return a socket that reserves a free port, by being bound to it without listening.
-
-    A process that asks for the port by number can listen on it (both set SO_REUSEADDR), but the kernel never
-    gives it to one that asks for any port.
-    """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((_HOST, 0))
-    return reserved
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:
-        raise RuntimeError("this stream of the process is not a pipe")
-    return pipe
-
-
-def _event(line: bytes) -> Event | None:
-    """Return the event in a line; None for output of a library before its redirection."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "event" in event else None
 
 
 def _text(event: Event) -> str:

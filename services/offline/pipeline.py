@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -89,8 +89,8 @@ class Pipeline:
         if at_once < 1:
             raise ConfigError(f"concurrency: {at_once} is not allowed; at least 1")
         self._progress = progress
-        self._deployment = OwnDeployment(settings, fleet, log_dir=log_dir, tell=_say if progress else _ignore)
-        own = self._deployment
+        tell: Callable[[str], None] = complain if progress else lambda _: None
+        own = self._deployment = OwnDeployment(settings, fleet, log_dir=log_dir, tell=tell)
         endpoint = Endpoint(own.url, settings.router.request_timeout_s, own.api_key, own.check)
         self._loop = _Loop()
         self._client = self._loop.run(_make(endpoint, at_once))
@@ -304,11 +304,3 @@ def _load(model: str, config: str | Path | None, settings: dict[str, Any]) -> Se
     if loaded.models:
         raise ConfigError("models: a pipeline serves one model; give it a configuration without that section")
     return loaded
-
-
-def _say(line: str) -> None:
-    complain(line)
-
-
-def _ignore(line: str) -> None:
-    del line

@@ -5,6 +5,7 @@
     cluster.py     all that is asked of Ray: nodes, placement groups, actors
     keeper.py      the actor of a node, which owns one `baton node`
     deployment.py  the loop that keeps what should run and what runs the same
+    nodes.py       the nodes in use, and the order in which their parts end
     slots.py       the workers that should run, and the room that Ray found for them
     fleet.py       which workers these are by the scheduler's orders, and what Ray's autoscaler is asked for
     placing.py     names and places, computed

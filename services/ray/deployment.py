@@ -19,12 +19,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Self
 
-from baton import addresses, plain_http
+from baton import addresses
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
@@ -32,43 +30,25 @@ from baton.security.names import Role
 from baton.services import identities, roles
 from baton.services.errors import ServiceError, StartError, describe
 from baton.services.fleet.node import PartOrder
-from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.fleet.watch import healthy
 from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
-from baton.services.ray.desk import NAME, WHO_DECIDES, Desk, namespace
+from baton.services.ray.desk import NAME, Desk, checked, namespace
 from baton.services.ray.fleet import Fleet, Room
-from baton.services.ray.keeper import Keeper, Report
+from baton.services.ray.keeper import Keeper
+from baton.services.ray.nodes import ANSWER_S, Node, end_in_order, failed_start
 from baton.services.ray.placing import place_routers
 from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
 from baton.services.ray.turns import TURN_S, Turns
 
 START_FAILS_S = 30.0  # a start gives up after failing turns for this long, as without Ray's control service
-ANSWER_S = 2.0  # for the keepers' answers in one turn; a node that is slower is heard in a later one
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
 STILL_WAITING_S = 10.0
 SILENT_S = 3.0  # of a keeper; then its node is said not to answer, which Ray finds out later
 
 Tell = Callable[[str, str], None]  # a part's name, what happened to it
-
-
-@dataclass
-class Node:
-    """A node in use."""
-
-    machine: Machine
-    keeper: Any
-    order: int = -1  # number of the latest that was sent
-    parts: list[dict[str, Any]] | None = None  # of that order; None: it must be sent again
-    report: Report = field(default_factory=lambda: Report(-1))
-    heard: float | None = None  # when it answered last; None: it starts
-    silent: bool = False
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing runs there, or is to run, as it said itself."""
-        return self.parts == [] and self.report.order == self.order and not self.report.states
 
 
 class Deployment:
@@ -148,14 +128,10 @@ class Deployment:
         Returns at once. Raises ServiceError for a number that the configuration's bounds exclude, and where
         the scheduler decides.
         """
-        if self._fleet:
-            raise ServiceError(WHO_DECIDES)
-        for role, number in zip(WORKER_ROLES, (prefill, decode), strict=True):
-            if number is not None:
-                if why := self.settings.deploying(role).why_not(number):
-                    raise ServiceError(f"{role}={number} is not allowed: {why}, of {role}_config")
-                with self._lock:
-                    self._numbers[role] = number
+        bounds = {role: self.settings.bounds(role) for role in WORKER_ROLES}
+        numbers = checked(prefill, decode, bounds, decided=self._fleet is not None)
+        with self._lock:
+            self._numbers |= numbers
 
     def status(self) -> dict[str, Any]:
         """Return the nodes and the parts with their states, as JSON has them."""
@@ -193,7 +169,7 @@ class Deployment:
         self._stopping.set()
         self._thread.join(60.0)
         if self._nodes:
-            self._end_in_order()
+            end_in_order(self._nodes.values(), self.settings)
             cluster.get([node.keeper.end.remote() for node in self._nodes.values()])
             self._nodes.clear()
         self._slots.close()
@@ -313,8 +289,8 @@ class Deployment:
             node.heard, node.silent = now, False
             for name, text in report.said:
                 self._tell(name, text)
-            if report.failed and not self._ready:
-                self._failure, self.ended = f"{node.machine.name}: {report.failed}", True
+            if why := "" if self._ready else failed_start(node.machine.name, report):
+                self._failure, self.ended = why, True
             if report.order != node.order:  # a keeper that was started anew
                 node.parts = None
             node.report = report
@@ -336,13 +312,11 @@ class Deployment:
             description = await client.describe()
         except SchedulerError:
             return
-        was, self._workers = (
-            self._workers,
-            {
-                one.identity.name: pb.WorkerState.Name(one.state).removeprefix("WORKER_STATE_").lower()
-                for one in description.workers
-            },
-        )
+        was = self._workers
+        self._workers = {
+            one.identity.name: pb.WorkerState.Name(one.state).removeprefix("WORKER_STATE_").lower()
+            for one in description.workers
+        }
         for one in description.workers:
             name = one.identity.name
             if self._workers[name] == "ready" != was.get(name):
@@ -356,11 +330,10 @@ class Deployment:
                 continue
             if name in self._healthy or node not in self._machines:
                 continue
-            if await asyncio.to_thread(_healthy, self._url(node)):
+            if await asyncio.to_thread(healthy, f"{self._url(node)}/health"):
                 self._healthy.add(name)
                 self._tell(name, f"ready: {self._url(node)}")
         if not self._ready:
-            self._check_start()
             self._ready = not self._lacking() and bool(self._slots)
 
     def _follow(self, roles_by_name: dict[str, str]) -> None:
@@ -368,14 +341,6 @@ class Deployment:
         for slot, former in self._slots.follow(roles_by_name):
             self._numbers[former] = max(0, self._numbers[former] - 1)
             self._numbers[slot.role] += 1
-
-    def _check_start(self) -> None:
-        """End a start in which a part was given up."""
-        for node in self._nodes.values():
-            for name, state in node.report.states.items():
-                if state == "given up":
-                    where = f"{node.machine.name}:{node.report.log_dir}/{name}.log"
-                    self._failure, self.ended = f"{name} could not start; its log: {where}", True
 
     # Parts.
 
@@ -438,23 +403,17 @@ class Deployment:
 
     def _status(self) -> dict[str, Any]:
         states = self._states
-        parts = [
-            {
-                "name": slot.name,
-                "role": slot.role,
-                "node": self._name_of(slot.node),
-                "state": self._state(slot, states.get(slot.name, "")),
-            }
+        told = [
+            (slot.name, slot.role, slot.node, self._state(slot, states.get(slot.name, "")))
             for slot in self._slots
         ]
-        parts += [
-            {
-                "name": name,
-                "role": "router",
-                "node": self._name_of(node),
-                "state": "ready" if name in self._healthy else states.get(name, "starting"),
-            }
+        told += [
+            (name, "router", node, "ready" if name in self._healthy else states.get(name, "starting"))
             for name, node in self._routers.items()
+        ]
+        parts = [
+            {"name": name, "role": role, "node": self._name_of(node), "state": state}
+            for name, role, node, state in told
         ]
         return {
             "model": self.settings.model,
@@ -484,35 +443,3 @@ class Deployment:
         if local == "running":
             return self._workers.get(slot.name, "starting")
         return local or "starting"
-
-    # The end.
-
-    def _end_in_order(self) -> None:
-        """Drain routers, then workers, then the scheduler."""
-        drains = self.settings.router.drain_timeout_s, self.settings.worker.drain_timeout_s, 0.0
-        for kinds, drain_s in zip((("router",), WORKER_ROLES, ("scheduler",)), drains, strict=True):
-            for node in self._nodes.values():
-                node.parts = [part for part in node.parts or [] if part["role"] not in kinds]
-                node.order += 1
-                node.keeper.run.remote(node.order, node.parts)
-            deadline = time.monotonic() + drain_s + STOP_TIMEOUT_S
-            while time.monotonic() < deadline and not self._all_ended():
-                time.sleep(TURN_S / 5)
-
-    def _all_ended(self) -> bool:
-        """Tell whether only ordered parts run on the nodes that answer."""
-        nodes = list(self._nodes.values())
-        reports = cluster.get([node.keeper.report.remote() for node in nodes], ANSWER_S)
-        pairs = [(node, report) for node, report in zip(nodes, reports, strict=True) if report]
-        return all(
-            report.order >= node.order and set(report.states) <= {part["name"] for part in node.parts or []}
-            for node, report in pairs
-        )
-
-
-def _healthy(url: str) -> bool:
-    try:
-        with plain_http.get(f"{url}/health", 1.0) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):
-        return False

@@ -7,6 +7,7 @@ of what the loop knows, so nothing is lost with it: one that was restarted is fi
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from baton.services.errors import ServiceError, StartError
@@ -20,6 +21,25 @@ WHO_DECIDES = (
     "the scheduler chooses the numbers of workers (autoscale.mode is on), within min_replicas and "
     "max_replicas of autoscaling_config; to set them by hand, start with autoscale.mode off or advise"
 )
+
+
+def checked(
+    prefill: int | None, decode: int | None, bounds: Mapping[str, Sequence[int | None]], *, decided: bool
+) -> dict[str, int]:
+    """Return the numbers that were given, by role. Raises ServiceError for one that is not allowed.
+
+    `decided`: the scheduler chooses the numbers. `bounds`: of each role the least and the most workers.
+    """
+    if decided:
+        raise ServiceError(WHO_DECIDES)
+    asked = dict(zip(WORKER_ROLES, (prefill, decode), strict=True))
+    numbers = {role: number for role, number in asked.items() if number is not None}
+    for role, number in numbers.items():
+        least, most = bounds[role]
+        if number < (least or 0) or (most is not None and number > most):
+            limit = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise ServiceError(f"{role}={number} is not allowed: {role}_config allows {limit}")
+    return numbers
 
 
 def namespace(topic: str) -> str:
@@ -95,17 +115,8 @@ class Remote:
         configuration's bounds exclude, and where the scheduler decides.
         """
         status = self.status()
-        if status["autoscale"] == "on":
-            raise ServiceError(WHO_DECIDES)
-        asked = dict(zip(WORKER_ROLES, (prefill, decode), strict=True))
-        numbers = {role: number for role, number in asked.items() if number is not None}
-        bounds = status["bounds"]
-        for role, number in numbers.items():
-            least, most = bounds[role]
-            if number < least or (most is not None and number > most):
-                limit = f"at least {least}" if most is None else f"from {least} to {most}"
-                raise ServiceError(f"{role}={number} is not allowed: {role}_config allows {limit}")
-        self._call("scale", numbers)
+        decided = status["autoscale"] == "on"
+        self._call("scale", checked(prefill, decode, status["bounds"], decided=decided))
 
     def down(self) -> None:
         """End the deployment; it finishes its requests. Returns when it has ended. Raises ServiceError."""

@@ -17,14 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from baton.keeping import keep_thread
 from baton.services.config import ENV_PREFIX
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
-from baton.services.fleet.ports import check_port
+from baton.services.fleet.ports import check_port, reserved
 
 EVENTS = 1_000  # kept until they are fetched; older ones are dropped
 STARTS = 5  # of `baton node` in a row that had no part running; then its owner is told, and it stays down
@@ -68,11 +68,8 @@ class Keeper:
 
     def port(self, address: str) -> int:
         """Return a port of this node that nobody else is given while this actor lives."""
-        reserved = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((address, 0))  # without listening: the part that gets the number can
-        self._ports.append(reserved)
-        return int(reserved.getsockname()[1])
+        self._ports.append(reserved(address))
+        return int(self._ports[-1].getsockname()[1])
 
     def why_not(self, key: str, host: str, port: int) -> str:
         """Return why no part can listen on this node's host and port; "" where one can."""
@@ -123,7 +120,7 @@ class Keeper:
                 ("node", f"not started, {error.strerror or error}; tried again in {RETRY_S:g} s")
             )
             return
-        stdin = _pipe(process.stdin)
+        stdin = cast(IO[str], process.stdin)
         with suppress(BrokenPipeError):  # it has ended, which the next report tells
             stdin.write(json.dumps(self._parts) + "\n")
             stdin.flush()
@@ -162,7 +159,7 @@ class Keeper:
             self._said.append(("node", text))
 
     def _hear(self, process: subprocess.Popen[str]) -> None:
-        with _pipe(process.stdout) as events:
+        with cast(IO[str], process.stdout) as events:
             for line in events:
                 try:
                     event = json.loads(line)
@@ -190,10 +187,4 @@ class Keeper:
 
 def _close(pipe: IO[str] | None) -> None:
     with suppress(BrokenPipeError):  # it ended before it had read all
-        _pipe(pipe).close()
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    if pipe is None:
-        raise RuntimeError("this stream of the process is not a pipe")
-    return pipe
+        cast(IO[str], pipe).close()

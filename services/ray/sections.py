@@ -129,10 +129,6 @@ class Deploying(_Section):
             return self.autoscaling_config.initial
         return 1 if self.num_replicas is None else self.num_replicas
 
-    def why_not(self, number: int) -> str:
-        """Return why there cannot be so many, "" if there can."""
-        return self.autoscaling_config.why_not(number) if self.autoscaling_config else ""
-
 
 class Placing(_Section):
     """The room of one worker. It lies on one node as a whole, so bundles are added up."""

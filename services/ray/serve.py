@@ -24,7 +24,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +31,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton import addresses, plain_http
+from baton import addresses
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
@@ -42,6 +41,7 @@ from baton.services.config import Settings
 from baton.services.errors import StartError
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.fleet.watch import healthy
 from baton.services.ray import cluster, serve_args
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.keeper import Keeper
@@ -197,7 +197,7 @@ class Router(_Part):
         self._proxy = Proxy(self._url, Settings(**self._tree).router.max_body_mib << 20)
         await self._meet(scheduler)
         self._tree["router"] |= {"host": self._host, "port": port}
-        await self._run(0, lambda: asyncio.to_thread(self._healthy))
+        await self._run(0, lambda: asyncio.to_thread(healthy, f"{self._url}/health"))
 
     async def __call__(self, request: Request) -> Response:
         """Hand a request on. When its client leaves, Serve cancels this, and the router hears of it."""
@@ -207,13 +207,6 @@ class Router(_Part):
         """Let the router finish its requests, and end it."""
         await super().__del__()
         await self._proxy.close()
-
-    def _healthy(self) -> bool:
-        try:
-            with plain_http.get(f"{self._url}/health", 1.0) as reply:
-                return bool(reply.status == 200)
-        except (OSError, HTTPException):
-            return False
 
 
 def build_pd_openai_app(args: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@
     traces      requests drawn at random;  mooncake  recorded ones
     cache, engine, worker      a simulated worker, from its KV blocks to its heartbeats
     deployment  the scheduler's roster, ledger, placer, policy and index of prefixes, and the workers
-    router      the router's waiting room and recovery, on these;  placements  its calls of the scheduler
+    router      the router's waiting room and recovery, on these
     simulation  one run;  figures  its outcome
     tune        the split into prefill and decode workers that serves a trace best
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry
 
@@ -22,7 +22,6 @@ from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.roster import Roster
-from baton.scheduler.types import RouterReport
 from baton.services import roles
 from baton.services.config import SchedulerSettings
 from baton.services.simulate.engine import Machine, SimulatedEngine
@@ -53,15 +52,13 @@ class Split:
     @property
     def flags(self) -> str:
         """The flags of `baton up`."""
-        counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
-        return " ".join(f"--{role} {number}" for role, number in counts.items() if number)
+        return " ".join(f"--{role} {number}" for role, number in asdict(self).items() if number)
 
     def names(self) -> list[tuple[str, pb.Role]]:
         """Return the workers' names with their roles."""
-        counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return [
             (f"{role}-{number}", roles.role(role).wire)
-            for role, many in counts.items()
+            for role, many in asdict(self).items()
             for number in range(many)
         ]
 
@@ -118,10 +115,6 @@ class SimulatedDeployment:
             self._knowledge.look(self.roster.view())
             await self._knowledge.tend()
             await asyncio.sleep(LOOK_S)
-
-    def report(self, report: RouterReport) -> None:
-        """Take a router's report."""
-        self.ledger.report(report)
 
     @property
     def gaps(self) -> Gaps:

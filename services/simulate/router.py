@@ -2,7 +2,7 @@
 
     relay.py of the router, over HTTP and gRPC     here
     WaitingRoom, next_step, backoff_s              the same objects
-    Placements and Reporter                        placements.py
+    Placements and Reporter                        calls of the placer; events reach it in batches, as often
     Leg, over a worker's stream                    a job in a simulated engine
 
 No placement is made without a scheduler here: the simulated one never fails.
@@ -23,6 +23,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
 from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice
+from baton.scheduler.reporter import FLUSH_S, RENEWALS_PER_LEASE
+from baton.scheduler.types import RouterReport
 from baton.services.classes import ServiceClass
 from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.router.errors import AttemptsExhausted, NotAdmitted, Why
@@ -42,10 +44,17 @@ from baton.services.router.waiting import Place, WaitingRoom
 from baton.services.simulate.deployment import SimulatedDeployment
 from baton.services.simulate.engine import EngineLost, Job, TooLarge
 from baton.services.simulate.figures import Outcome
-from baton.services.simulate.placements import SimulatedPlacements, Wire
 from baton.services.simulate.profile import Profile
 from baton.services.simulate.traces import Ask
 from baton.services.simulate.worker import SimulatedWorker
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The time of messages, seconds. By default they take none."""
+
+    message_s: float = 0.0  # between a router and a worker, one way
+    place_s: float = 0.0  # a call of the scheduler that places and books, both ways
 
 
 @dataclass(slots=True)
@@ -105,9 +114,12 @@ class SimulatedRouter:
         self._draw = random.Random(seed)  # noqa: S311 (no secret)
         metrics = RouterMetrics(CollectorRegistry())
         self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, clock=loop.time)
-        self._placements = SimulatedPlacements(
-            loop, deployment, scheduler.placement_lease_s, wire, self._waiting.freed
-        )
+        self._wire = wire
+        self._held: dict[str, Attempt] = {}  # by request
+        self._prefilled: list[Attempt] = []  # not reported yet
+        self._finished: list[tuple[Attempt, pb.Finished]] = []
+        self._renew_s = scheduler.placement_lease_s / RENEWALS_PER_LEASE
+        loop.call_later(self._renew_s, self._renew)
 
     async def serve(self, name: str, ask: Ask, outcome: Outcome) -> None:
         """Bring a request to its end, which `outcome` tells."""
@@ -156,7 +168,12 @@ class SimulatedRouter:
             priority=service.priority,
             room=service.room,
         )
-        found = await self._placements.place(need)
+        await _pause(self._wire.place_s / 2)
+        found = self._deployment.placer.place(need)
+        if isinstance(found, Assignment):
+            self._held[life.name] = need.attempt
+        start_s = self._wire.message_s if isinstance(found, Assignment) else 0.0
+        await _pause(self._wire.place_s / 2 + start_s)
         if isinstance(found, NoChoice):
             code = pb.Rejection.Code.Name(found.code).removeprefix("CODE_")
             raise NotAdmitted(found.message, Why(code))
@@ -233,7 +250,8 @@ class SimulatedRouter:
                 return failure
             if not life.outcome.first and (not assignment.waits or not life.left):
                 life.outcome.first = job.first_at + self._profile.pace.overhead_s
-            self._placements.prefilled(life.attempt)
+            self._prefilled.append(life.attempt)
+            self._report_soon()
             if not life.left:
                 return None
             if failure := await self._hand_over(life, assignment, source, job):
@@ -311,10 +329,35 @@ class SimulatedRouter:
             return Failure(Trouble.HANDOFF, source.worker_id, f"worker {source.worker_id} died with its KV")
         return None
 
+    # Reports.
+
     def _end(self, life: _Life, outcome: str) -> None:
-        if life.epoch:  # else it has never been placed
-            self._placements.end(life.attempt, outcome)
+        """Note that the attempt is over, if it was placed."""
+        if held := self._held.pop(life.name, None):
+            self._finished.append((held, pb.Finished(outcome=outcome)))
+            self._report_soon()
+
+    def _report_soon(self) -> None:
+        if len(self._prefilled) + len(self._finished) == 1:
+            self._loop.call_later(FLUSH_S, self._report)
+
+    def _report(self) -> None:
+        report = RouterReport(prefilled=tuple(self._prefilled), finished=tuple(self._finished))
+        self._prefilled, self._finished = [], []
+        self._deployment.ledger.report(report)
+        self._waiting.freed()
+
+    def _renew(self) -> None:
+        if self._held:
+            self._deployment.ledger.report(RouterReport(renewed=tuple(self._held.values())))
+        self._loop.call_later(self._renew_s, self._renew)
 
 
 def _unreachable(worker_id: str) -> Failure:
     return Failure(Trouble.UNREACHABLE, worker_id, f"worker {worker_id} is gone")
+
+
+async def _pause(seconds: float) -> None:
+    """Wait, without giving up the loop where there is nothing to wait for."""
+    if seconds > 0:
+        await asyncio.sleep(seconds)

@@ -11,9 +11,8 @@ from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.simulate.deployment import SimulatedDeployment, Split
 from baton.services.simulate.figures import Goals, Outcome, Run
 from baton.services.simulate.loop import VirtualLoop, run
-from baton.services.simulate.placements import Wire
 from baton.services.simulate.profile import Profile
-from baton.services.simulate.router import SimulatedRouter
+from baton.services.simulate.router import SimulatedRouter, Wire
 from baton.services.simulate.traces import Ask, Trace
 from baton.services.simulate.worker import Fault
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -152,17 +151,13 @@ class Top(App[None]):
             self.query_one("#head", Static).update(self._problem)
             return
         found = view.rows(self._now, self._before)
-        self.query_one("#head", Static).update(self._head(found))
+        self.query_one("#head", Static).update(self._head(self._now, found))
         self._fill(view.chosen(found, self._words, self._sort))
         self._fill_requests(self._now.description.handoffs[:SHOWN_REQUESTS])
         self.query_one("#events", Static).update("\n".join(list(self._events)[:3]) or "no events yet")
 
-    def _head(self, found: Sequence[Row]) -> str:
-        now = self._now
-        if now is None:
-            return self._problem
-        seen = now.description
-        flow = view.traffic(now, self._before)
+    def _head(self, now: Seen, found: Sequence[Row]) -> str:
+        seen, flow = now.description, view.traffic(now, self._before)
         several = len(self._addresses) > 1
         which = f"model {self._model} of {len(self._addresses)} (m: the next), " if several else ""
         lines = [
@@ -268,11 +263,21 @@ class Top(App[None]):
 
     def action_drain(self) -> None:
         """Drain the worker under the cursor."""
-        self._ask("Drain", "it finishes its requests and exits", self._drain)
+
+        async def drain(client: SchedulerClient, name: str) -> str:
+            reply = await client.drain(name)
+            return reply.problem or f"{reply.worker_id} is draining"
+
+        self._ask("Drain", "it finishes its requests and exits", drain)
 
     def action_undrain(self) -> None:
         """Undo that."""
-        self._ask("Undrain", "it takes requests again", self._undrain)
+
+        async def undrain(client: SchedulerClient, name: str) -> str:
+            reply = await client.undrain(name)
+            return reply.problem or f"{reply.name} takes requests again"
+
+        self._ask("Undrain", "it takes requests again", undrain)
 
     def action_flip(self) -> None:
         """Give the worker under the cursor the other role."""
@@ -291,16 +296,6 @@ class Top(App[None]):
     def _row(self, name: str) -> Row | None:
         found = view.rows(self._now, None) if self._now else []
         return next((row for row in found if row.worker_id == name), None)
-
-    @staticmethod
-    async def _drain(client: SchedulerClient, name: str) -> str:
-        reply = await client.drain(name)
-        return reply.problem or f"{reply.worker_id} is draining"
-
-    @staticmethod
-    async def _undrain(client: SchedulerClient, name: str) -> str:
-        reply = await client.undrain(name)
-        return reply.problem or f"{reply.name} takes requests again"
 
     def _ask(self, what: str, then: str, do: Callable[[SchedulerClient, str], Awaitable[str]]) -> None:
         """Ask whether it is meant, and do it to the worker that was under the cursor."""
@@ -329,21 +324,18 @@ class Top(App[None]):
 
 async def reachable(addresses: Iterable[str]) -> None:
     """Raise SchedulerUnavailable when nobody answers: that is said before a screen is opened."""
-    *others, last = addresses
-    for address in others:
-        with contextlib.suppress(SchedulerUnavailable):
-            await _reachable(address)
-            return
-    await _reachable(last)
-
-
-async def _reachable(address: str) -> None:
-    async with SchedulerClient(address) as client:
-        for _ in range(client.schedulers - 1):
-            with contextlib.suppress(SchedulerUnavailable):
-                await client.describe()
-                return
-        await client.describe()
+    problem: SchedulerUnavailable | None = None
+    for address in addresses:
+        async with SchedulerClient(address) as client:
+            for _ in range(client.schedulers):
+                try:
+                    await client.describe()
+                except SchedulerUnavailable as error:
+                    problem = error
+                else:
+                    return
+    if problem:
+        raise problem
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ def between(before: pb.Description, now: pb.Description) -> Iterator[str]:
     """Yield what changed."""
     old, new = _workers(before), _workers(now)
     yield from (f"{name}: new, a {_role(new[name])} worker" for name in new if name not in old)
-    yield from (f"{name}: gone, {_state(old[name])} until then" for name in old if name not in new)
+    yield from (f"{name}: gone, {state_of(old[name])} until then" for name in old if name not in new)
     for name in new:
         if name in old:
             yield from _changes(name, old[name], new[name])
@@ -33,8 +33,8 @@ def _workers(description: pb.Description) -> Mapping[str, pb.WorkerStatus]:
 def _changes(name: str, old: pb.WorkerStatus, new: pb.WorkerStatus) -> Iterator[str]:
     if _role(old) != _role(new):
         yield f"{name}: a {_role(new)} worker now; it was a {_role(old)} worker"
-    if _state(old) != _state(new):
-        yield f"{name}: {_state(new)}, {_state(old)} before"
+    if state_of(old) != state_of(new):
+        yield f"{name}: {state_of(new)}, {state_of(old)} before"
     if old.load.drafting.alarm != new.load.drafting.alarm:
         fares = "are accepted too seldom" if new.load.drafting.alarm else "are accepted again"
         yield f"{name}: its drafts {fares}"
@@ -42,7 +42,3 @@ def _changes(name: str, old: pb.WorkerStatus, new: pb.WorkerStatus) -> Iterator[
 
 def _role(worker: pb.WorkerStatus) -> str:
     return roles.name_of(worker.identity.role)
-
-
-def _state(worker: pb.WorkerStatus) -> str:
-    return state_of(worker)

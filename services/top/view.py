@@ -73,11 +73,7 @@ SORTS: Mapping[str, Sort] = {
     "name": attrgetter("worker_id"),
     "load": lambda row: (-row.load, row.worker_id),
     "KV": lambda row: (-(row.kv or 0.0), row.worker_id),
-    "acceptance": lambda row: (
-        row.acceptance is None,
-        row.acceptance or 0.0,
-        row.worker_id,
-    ),
+    "acceptance": lambda row: (row.acceptance is None, row.acceptance or 0.0, row.worker_id),
     "tokens/s": lambda row: (-row.tokens_s, row.worker_id),
     "silence": lambda row: (-row.silent_s, row.worker_id),
 }
@@ -120,11 +116,8 @@ def traffic(now: Seen, before: Seen | None) -> Traffic:
 
 def state_of(worker: pb.WorkerStatus) -> str:
     """Return a worker's state in a word."""
-    return (
-        "drained"
-        if worker.drained
-        else pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
-    )
+    state = pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+    return "drained" if worker.drained else state
 
 
 def _row(worker: pb.WorkerStatus, old: pb.WorkerStatus | None, passed_s: float) -> Row:

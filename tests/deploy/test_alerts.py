@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.boards.alerts import ALERTS, EVERY_S, rules
+from deploy.boards.alerts import ALERTS, EVERY_S, FILE
 from harness.prometheus import why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not("promtool")), reason=why_not("promtool"))
@@ -255,7 +255,7 @@ def test_a_wrong_expectation_is_found(tmp_path: Path) -> None:
 def promtool(folder: Path, name: str, cases: list[Case]) -> subprocess.CompletedProcess[str]:
     """Test the rules without their annotations."""
     every = f"{SELDOM_S if name in SELDOM else EVERY_S}s"
-    content = yaml.safe_load(rules())
+    content = yaml.safe_load(FILE.read_text())
     severity = {}
     for group in content["groups"]:
         group["interval"] = every

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "demo-model"
 WEIGHTS = FOLDER / "weights"
+CRC = 0xD419F8A2  # of what 300 dialogues say
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -50,9 +52,11 @@ def as_request(dialogue: Any) -> list[dict[str, Any]]:
 def test_a_seed_names_the_same_dialogues_for_good() -> None:
     from dialogues import stream
 
-    first, second, other = (list(itertools.islice(stream(seed), 300)) for seed in (5, 5, 6))
-    assert first == second
-    assert first != other
+    said = [
+        message.content for _, dialogue in itertools.islice(stream(5), 300) for message in dialogue.messages
+    ]
+    # Benchmarks draw their prompts from here: their figures are comparable while this holds.
+    assert zlib.crc32("\n".join(said).encode()) == CRC
 
 
 def test_held_out_prompts_are_never_trained_on() -> None:
@@ -78,15 +82,6 @@ def test_every_generator_ends_with_a_reply_that_holds_its_answer() -> None:
             assert dialogue.answer is None or holds(reply, dialogue.answer), (generator.name, reply)
 
 
-def test_a_second_generator_of_one_name_is_refused() -> None:
-    from dialogues import GENERATORS, DuplicateGeneratorError
-    from dialogues.base import generator
-
-    taken = GENERATORS["facts.capital"]
-    with pytest.raises(DuplicateGeneratorError, match=r"facts\.capital"):
-        generator("facts")(taken.make)
-
-
 def test_windows_begin_with_documents_and_lose_nothing() -> None:
     import numpy as np
     from corpus import Tokens, windows
@@ -104,9 +99,9 @@ def test_windows_begin_with_documents_and_lose_nothing() -> None:
 
 
 def test_the_learning_rate_is_constant_and_then_falls_to_zero() -> None:
-    from schedule import Schedule
+    from trainer import Schedule
 
-    schedule = Schedule(began_at=0.0, finish_at=1000.0, steps=10**6, warmup_steps=10, decay_share=0.25)
+    schedule = Schedule(seconds=1000.0, warmup_steps=10, decay_share=0.25)
     assert schedule.scale(0, 0.0) == pytest.approx(0.1)
     assert schedule.scale(500, 700.0) == 1.0
     assert schedule.scale(500, 875.0) == pytest.approx(0.5)

@@ -1,52 +1,8 @@
-"""Generated dialogues for the demo model: importing the package registers every generator.
+"""Generated dialogues for the demo model: `stream(seed)` yields them, `GENERATORS` lists what makes them."""
 
-`stream(seed)` yields them; `GENERATORS` lists them.
-"""
+from . import copying, extraction, facts, lists, numbers, python_code, smalltalk, stories, tools
+from .base import GENERATORS, Dialogue, Generator, Message, ToolCall, is_held_out, register, stream
 
-from . import (
-    arithmetic,
-    copying,
-    explain,
-    extraction,
-    facts,
-    lists,
-    long_form,
-    python_code,
-    smalltalk,
-    stories,
-    tools,
-    units,
-)
-from .base import (
-    GENERATORS,
-    Dialogue,
-    DuplicateGeneratorError,
-    Generator,
-    Message,
-    ToolCall,
-    is_held_out,
-    stream,
-)
+register(numbers, copying, lists, facts, extraction, python_code, smalltalk, stories, tools)
 
-__all__ = [
-    "GENERATORS",
-    "Dialogue",
-    "DuplicateGeneratorError",
-    "Generator",
-    "Message",
-    "ToolCall",
-    "arithmetic",
-    "copying",
-    "explain",
-    "extraction",
-    "facts",
-    "is_held_out",
-    "lists",
-    "long_form",
-    "python_code",
-    "smalltalk",
-    "stories",
-    "stream",
-    "tools",
-    "units",
-]
+__all__ = ["GENERATORS", "Dialogue", "Generator", "Message", "ToolCall", "is_held_out", "stream"]

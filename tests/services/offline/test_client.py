@@ -59,6 +59,20 @@ async def test_the_error_says_why_a_deployment_ended() -> None:
             await ask(client, "x")
 
 
+async def test_a_stream_may_be_split_anywhere_and_has_comments(served: Router) -> None:
+    """A router sends comments while a request waits (sse_keep_alive_interval)."""
+    async with Client(Endpoint(served.url, TIMEOUT_S), 1) as client:
+        texts = [event["text"] async for event in client.stream(COMPLETIONS, {"prompt": "streamed"})]
+    assert texts == ["a", "b"]
+
+
+async def test_what_is_no_json_ends_one_request(served: Router) -> None:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 1) as client:
+        with pytest.raises(RequestError, match="is not a JSON object: 'oops'"):
+            async for _ in client.stream(COMPLETIONS, {"prompt": "garbled"}):
+                pass
+
+
 async def test_concurrency_is_bounded(served: Router) -> None:
     served.crowd = 3
     async with Client(Endpoint(served.url, TIMEOUT_S), 3) as client:

@@ -14,8 +14,8 @@ from baton.services.simulate.deployment import Split
 from baton.services.simulate.figures import Goals, Run
 from baton.services.simulate.loop import VirtualLoop, run
 from baton.services.simulate.mooncake import MooncakeTrace
-from baton.services.simulate.placements import Wire
 from baton.services.simulate.profile import Engine, Handoff, Pace, Profile
+from baton.services.simulate.router import Wire
 from baton.services.simulate.simulation import Setup, _Simulation, simulate
 from baton.services.simulate.traces import KINDS, Ask, Conversations, Kind, Trace
 from baton.services.simulate.worker import Fault

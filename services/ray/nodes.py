@@ -1,0 +1,66 @@
+"""The nodes that a deployment on Ray uses, each with its keeper: what it runs, and how all of it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.ray import cluster
+from baton.services.ray.cluster import Machine
+from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+from baton.services.ray.keeper import Report
+from baton.services.ray.turns import TURN_S
+
+ANSWER_S = 2.0  # for the keepers' answers in one turn; a node that is slower is heard in a later one
+
+
+@dataclass
+class Node:
+    """A node in use."""
+
+    machine: Machine
+    keeper: Any
+    order: int = -1  # number of the latest that was sent
+    parts: list[dict[str, Any]] | None = None  # of that order; None: it must be sent again
+    report: Report = field(default_factory=lambda: Report(-1))
+    heard: float | None = None  # when it answered last; None: it starts
+    silent: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs there, or is to run, as it said itself."""
+        return self.parts == [] and self.report.order == self.order and not self.report.states
+
+
+def failed_start(machine: str, report: Report) -> str:
+    """Return why parts cannot start on a node, "" if they can."""
+    if report.failed:
+        return f"{machine}: {report.failed}"
+    given_up = next((name for name, state in report.states.items() if state == "given up"), "")
+    return given_up and f"{given_up} could not start; its log: {machine}:{report.log_dir}/{given_up}.log"
+
+
+def end_in_order(nodes: Collection[Node], settings: ClusterSettings) -> None:
+    """Drain routers, then workers, then the scheduler."""
+    drains = settings.router.drain_timeout_s, settings.worker.drain_timeout_s, 0.0
+    for kinds, drain_s in zip((("router",), WORKER_ROLES, ("scheduler",)), drains, strict=True):
+        for node in nodes:
+            node.parts = [part for part in node.parts or [] if part["role"] not in kinds]
+            node.order += 1
+            node.keeper.run.remote(node.order, node.parts)
+        deadline = time.monotonic() + drain_s + STOP_TIMEOUT_S
+        while time.monotonic() < deadline and not _all_ended(nodes):
+            time.sleep(TURN_S / 5)
+
+
+def _all_ended(nodes: Collection[Node]) -> bool:
+    """Tell whether only ordered parts run on the nodes that answer."""
+    reports = cluster.get([node.keeper.report.remote() for node in nodes], ANSWER_S)
+    return all(
+        report.order >= node.order and set(report.states) <= {part["name"] for part in node.parts or []}
+        for node, report in zip(nodes, reports, strict=True)
+        if report
+    )
