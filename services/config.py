@@ -323,7 +323,7 @@ class HandoffSettings(_Section):
         min_length=1,
         description="Transports that a worker offers, best first; both ends agree on one. If unset: shm, "
         "nixl where it can be used (docs/transports.md), and tcp. Other packages may add some "
-        "(docs/adding-a-transport.md).",
+        "(docs/extending.md).",
     )
     host: str = Field(
         "",
