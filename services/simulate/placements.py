@@ -1,6 +1,6 @@
-"""Placements of a simulated router: the scheduler chooses and books.
+"""Placements of a simulated router: the scheduler, Baton's own, chooses and books.
 
-The placer is the product's; a router's events reach it in batches, as often as those of a real one.
+A router's events reach it in batches, as often as a real router's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from baton.services.simulate.deployment import SimulatedDeployment
 
 @dataclass(frozen=True)
 class Wire:
-    """The time of messages, seconds. By default they take none."""
+    """The time that messages take, in seconds; none by default."""
 
     message_s: float = 0.0  # between a router and a worker, one way
-    place_s: float = 0.0  # a call of the scheduler that places and books, both ways
+    place_s: float = 0.0  # a placement call of the scheduler, both ways
 
 
 class SimulatedPlacements:
-    """The placements of one simulated router, and the reports of how they ended."""
+    """One simulated router's placements, and its reports of their ends."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SimulatedPlacements:
         wire: Wire,
         freed: Callable[[], None],
     ) -> None:
-        """Place by the scheduler of `deployment`. `freed` is called when bookings ended."""
+        """Place by the scheduler of `deployment`. `freed` is called when bookings end."""
         self._loop = loop
         self._deployment = deployment
         self._wire = wire
@@ -50,7 +50,7 @@ class SimulatedPlacements:
         loop.call_later(self._renew_s, self._renew)
 
     async def place(self, need: Need) -> Assignment | NoChoice:
-        """Return the workers of an attempt, which begins at once, or why there are none."""
+        """Return the workers of an attempt, which begins at once, or a rejection."""
         await _pause(self._wire.place_s / 2)
         found = self._deployment.placer.place(need)
         if isinstance(found, Assignment):
@@ -65,7 +65,7 @@ class SimulatedPlacements:
         self._report_soon()
 
     def end(self, attempt: Attempt, outcome: str) -> None:
-        """Note that the attempt is over. One that was not placed does no harm."""
+        """Note that the attempt is over. Ignores an attempt that was not placed."""
         held = self._held.pop(attempt.request_id, None)
         if held is not None:
             self._finished.append((held, pb.Finished(outcome=outcome)))
@@ -88,6 +88,6 @@ class SimulatedPlacements:
 
 
 async def _pause(seconds: float) -> None:
-    """Wait, without giving up the loop where there is nothing to wait for."""
+    """Wait; with 0 s return at once, without running other tasks."""
     if seconds > 0:
         await asyncio.sleep(seconds)
