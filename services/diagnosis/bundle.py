@@ -1,4 +1,4 @@
-"""The archive for a bug report: what somebody else needs to see, without secrets."""
+"""The archive for a bug report, without secrets."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LOG_END = 1 << 20  # bytes of each log
 MOST_LOGS = 64  # the newest ones
 ENVIRONMENT_TIMEOUT_S = 120.0  # it imports torch
 ENVIRONMENT_MODULE = "vllm.collect_env"
-# Variables that say how a process runs; all others are somebody's own business.
+# Variables that affect how a process runs; others may be private.
 _SHOWN = (ENV_PREFIX, "VLLM_", "CUDA_", "NCCL_", "OMP_", "TORCH_", "KMP_", "NVIDIA_", "RAY_")
 
 
 def write(settings: Settings, out: Path, log_dir: str) -> list[str]:
     """Write the archive; return the names in it. Raises OSError, also for a symbolic link.
 
-    What cannot be had is a file that says why: half a bundle is better than none.
+    For a part that fails, the archive has a file that says why: half a bundle is better than none.
     """
     hider = Hider.of(settings)
     root = out.name.removesuffix(".gz").removesuffix(".tar")
@@ -56,9 +56,9 @@ def write(settings: Settings, out: Path, log_dir: str) -> list[str]:
 
 
 def _private(path: Path) -> BinaryIO:
-    """Open a file that its owner alone may read, as it may still hold prompts that somebody logged.
+    """Open a file that only its owner may read, as it may hold prompts from logs.
 
-    It may be there already, with other rights; not as a link, by which somebody else chooses where it is.
+    It may exist with other rights, but not as a link, with which somebody else would choose the place.
     """
     file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb")  # noqa: SIM115
     try:
@@ -79,7 +79,7 @@ async def _parts(settings: Settings, log_dir: str) -> AsyncIterator[tuple[str, s
     yield "versions.json", json.dumps(machine.versions(), indent=2)
     yield "configuration.yaml", yaml.safe_dump(masked(settings), sort_keys=False)
     yield "variables.txt", "\n".join(_variables())
-    # It also takes on the operator's identity for what follows: a token may be good for one time only.
+    # This also makes the process an operator for the parts below, as a token may work only once.
     findings = [one.as_json() async for one in examine(settings)]
     yield "doctor.json", json.dumps(findings, indent=2)
     description, problem = await _described(settings)
@@ -122,7 +122,7 @@ def _end(path: Path) -> str:
 
 
 def _environment() -> str:
-    """Return what vLLM asks for in its own bug reports: torch, compilers, CPU, GPUs, packages."""
+    """Return what vLLM wants in its bug reports: torch, compilers, CPU, GPUs, packages."""
     command = [sys.executable, "-m", ENVIRONMENT_MODULE]
     try:
         done = subprocess.run(

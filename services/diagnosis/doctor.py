@@ -19,7 +19,7 @@ from baton.services.diagnosis.machine import Needs
 
 
 async def examine(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield findings as they are made; takes seconds. Raises nothing of Baton's: what fails is a finding."""
+    """Yield findings as they come; this takes seconds. Baton's own errors become findings."""
     refused = _become_operator(settings)
     async with SchedulerClient(settings.scheduler.address) as client:
         description: pb.Description | None = None
@@ -35,11 +35,11 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         try:
             async for one in stores.findings(settings):
                 yield one
-        except BatonError as error:  # of a file with a password
+        except BatonError as error:  # a password file cannot be read
             yield wrong("Redis", "password", str(error), "see docs/security.md")
         if description is None:
             return
-        needs = replace(Needs.of_worker(settings, 0), shm=0)  # they run: it is theirs already
+        needs = replace(Needs.of_worker(settings, 0), shm=0)  # running workers have their share already
         try:
             async for one in deployment.findings(client, needs, description):
                 yield one

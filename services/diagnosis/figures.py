@@ -1,4 +1,4 @@
-"""The metrics of a deployment's processes, for a bundle: of all that can be reached from here."""
+"""The metrics of all processes that can be reached from here, for a bundle."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from baton.scheduler.members import members
 from baton.services import credentials
 from baton.services.config import Settings
 
-MOST = 64  # processes that the scheduler knows
-MOST_BYTES = 1 << 20  # of each answer
+MOST = 64  # processes known by the scheduler
+MOST_BYTES = 1 << 20  # for each answer
 TIMEOUT_S = 5.0
 AT_ONCE = 16
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
 async def gathered(settings: Settings, description: pb.Description | None) -> dict[str, str]:
-    """Return the metrics of each process by its name, or why they are not there.
+    """Return each process's metrics by its name, or why they are missing.
 
-    Asked are those that the scheduler knows, free ports too, and those whose ports the settings name.
+    Scrapes every process the scheduler lists, and those whose ports are set.
     """
     texts, urls = {}, _named(settings)
     told = description or pb.Description()
@@ -45,7 +45,7 @@ async def gathered(settings: Settings, description: pb.Description | None) -> di
 
 
 def _named(settings: Settings) -> dict[str, str]:
-    """Return the URLs that the settings name."""
+    """Return the metrics URLs from the settings."""
     found = {"router": f"{settings.router.url}/metrics"}
     ports = {
         "scheduler": (settings.scheduler.address.split(",")[0], settings.scheduler.metrics_port),
@@ -61,7 +61,7 @@ def _named(settings: Settings) -> dict[str, str]:
 def _fetched(settings: Settings, url: str) -> str:
     request = urllib.request.Request(url)  # noqa: S310 (our own http URL)
     if url.startswith(f"{settings.router.url}/"):
-        with contextlib.suppress(BatonError):  # a file that only the router may read: then it answers 401
+        with contextlib.suppress(BatonError):  # if only the router may read the key file, it answers 401
             for key in credentials.api_keys(settings.router)[:1]:
                 request.add_header("Authorization", f"Bearer {key}")
     try:

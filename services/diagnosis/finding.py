@@ -10,13 +10,13 @@ class Verdict(StrEnum):
     """The gravity of a finding."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, with less than it could, or not for long
+    WARNING = "warning"  # it works, but not as well as it could, or not for long
     WRONG = "wrong"  # something cannot work
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, what it means, and what to do unless it is well."""
+    """One line: the subject, what was found, and what to do unless it is well."""
 
     area: str  # as "shared memory"
     subject: str  # as "this machine", or a worker's id

@@ -28,7 +28,7 @@ _PROBE_BYTES = 1 << 20
 
 
 def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
-    """Yield what is found here. runs: a deployment answers, so its workers have their memory already."""
+    """Yield findings. `runs`: a deployment answers, so its workers have their memory already."""
     model = list(_model(settings))
     yield from model
     weights = _weights(settings) if settings.engine.model and not runs else 0
@@ -47,7 +47,7 @@ def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
 
 
 def _segment() -> Finding:
-    """Make a segment as a worker does: a sandbox may lack what that takes."""
+    """Make a segment as a worker does, which some sandboxes do not allow."""
     area = "shared memory"
     try:
         made = segments.create(_PROBE_BYTES)
@@ -126,7 +126,7 @@ def _configured(settings: Settings) -> Iterator[_Port]:
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
-    """Say of each port that is configured, and of this machine, whether it is free, or who has it."""
+    """Yield whether each configured port of this machine is free, or who has it."""
     for one in _configured(settings):
         if not one.port:
             continue
@@ -135,7 +135,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
                 yield ok("ports", one.key, f"{addresses.join(one.host, one.port)} is free")
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
-                yield _held(one, error)  # else it is no address of this machine
+                yield _held(one, error)  # otherwise it is not an address of this machine
 
 
 def _held(one: _Port, error: OSError) -> Finding:
@@ -148,9 +148,9 @@ def _held(one: _Port, error: OSError) -> Finding:
 
 
 def _holder(port: int) -> tuple[str, bool]:
-    """Return the process that listens on a port, as far as this user may know, and whether it is Baton's.
+    """Return the process that listens on a port, as far as this user may see it, and whether it is Baton's.
 
-    Its command line is not shown: it may hold a secret of somebody else's.
+    Its command line is left out, as it may contain secrets.
     """
     try:
         connections = psutil.net_connections("tcp")
@@ -170,7 +170,7 @@ def _holder(port: int) -> tuple[str, bool]:
 
 
 def _is_baton(command: Sequence[str]) -> bool:
-    """Tell whether a process is one of ours, by title or program: a folder may be named baton, too."""
+    """Return whether a process is Baton's, by title or program; a folder may be named baton, too."""
     words = " ".join(command).split()[:3]
     return any(PurePath(word).name == "baton" or word.startswith("baton.") for word in words)
 

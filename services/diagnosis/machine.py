@@ -1,4 +1,4 @@
-"""Judgement of a machine by what one of its processes sees: shared memory, descriptors, memory, CPU, GPUs."""
+"""Judges a machine by what one of its processes sees: shared memory, descriptors, memory, CPU, GPUs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WORKER_FILES = 1024  # connections of routers and of pulls, the model's files, l
 
 @dataclass(frozen=True)
 class Needs:
-    """The configuration's demands on a machine. Sizes in bytes; 0: not known."""
+    """The configuration's demands on a machine. Sizes are in bytes; 0 if unknown."""
 
-    shm: int = 0  # of one worker's saved KV, all ranks
+    shm: int = 0  # for one worker's saved KV, all ranks
     uses_shm: bool = True
     files: int = WORKER_FILES
-    files_key: str = ""  # the setting that asks for so many
-    memory: int = 0  # of one worker that is to be started
+    files_key: str = ""  # the setting that needs that many files
+    memory: int = 0  # for one worker that will be started
 
     @classmethod
     def of_worker(cls, settings: Settings, weights: int) -> Needs:
@@ -46,7 +46,7 @@ class Needs:
 
 
 def judge(subject: str, machine: pb.Machine, torch: str, needs: Needs) -> Iterator[Finding]:
-    """Yield findings on a machine. torch: the version of torch there, empty for none."""
+    """Yield findings on a machine. `torch`: the version there, or empty."""
     yield _shm(subject, machine, needs)
     yield _files(subject, machine, needs)
     yield _memory(subject, machine, needs)

@@ -1,7 +1,7 @@
 """The secrets of the configuration and the environment, which must not be in a bundle.
 
-Two nets: settings of config.SECRET are masked as a whole, and the values themselves are replaced in every
-text that goes into the archive, also where somebody else printed them: in a log, or in a program's report.
+Settings of config.SECRET are masked, and their values are also replaced in every text of the archive, as logs
+and reports of programs may contain them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from baton.services import credentials
 from baton.services.config import REVEAL, SECRET, Settings
 
 HIDDEN = "***"
-SHORTEST = 4  # a shorter text is in too many words to be replaced; nobody's key is as short
-_PLAIN = 8  # of engine.extra, texts that are no shorter count as secret, whatever they are called
-_NAMES = re.compile(r"key|token|secret|passw|credential|auth|header", re.IGNORECASE)  # of variables, of keys
+SHORTEST = 4  # shorter texts occur in too many words to be replaced, and no key is that short
+_PLAIN = 8  # texts of engine.extra from this length on count as secret
+_NAMES = re.compile(
+    r"key|token|secret|passw|credential|auth|header", re.IGNORECASE
+)  # names of variables and keys
 
 
 def masked(settings: Settings) -> dict[str, Any]:
-    """Return the configuration without secrets. Names of engine.extra stay, its values do not."""
+    """Return the configuration without secrets. Of engine.extra only the names stay."""
     tree: dict[str, Any] = settings.model_dump(mode="json")
     for section, key in SECRET:
         value = tree.get(section, {}).get(key)
@@ -44,21 +46,21 @@ class Hider:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for one in secrets if len(one) >= SHORTEST for form in _forms(one)}
-        # The longest first: one may be the beginning of another.
+        # Longest first, as one may be the beginning of another.
         self._pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or r"(?!)")
 
     @classmethod
     def of(cls, settings: Settings, environment: Mapping[str, str] = os.environ) -> Hider:
-        """Return one for all that these settings, the files that they name and the environment give."""
+        """Return a Hider for the secrets in the settings, in the files they name, and in the environment."""
         return cls([*_configured(settings), *_in_files(settings), *_in_environment(environment)])
 
     def hide(self, text: str) -> str:
-        """Return the text with asterisks in place of secrets."""
+        """Replace secrets in the text by asterisks."""
         return self._pattern.sub(HIDDEN, text)
 
 
 def _forms(secret: str) -> set[str]:
-    """Return the ways in which it may be written: in a URL, in JSON, as a command's argument."""
+    """Return the forms of a secret: in a URL, in JSON, as a command's argument."""
     return {secret, quote(secret, safe=""), quote(secret), unquote(secret), json.dumps(secret)[1:-1]}
 
 
@@ -70,7 +72,7 @@ def _configured(settings: Settings) -> Iterator[str]:
             yield from _of_mapping(value)
         elif (section, key) == ("tracing", "headers"):
             for header in value.values():
-                yield from (header, header.partition(" ")[2])  # after the scheme, as in Bearer KEY
+                yield from (header, header.partition(" ")[2])  # the part after the scheme, as in Bearer KEY
         elif isinstance(value, str) and "://" in value:
             yield from _of_url(value)
         elif isinstance(value, str) and value != "memory":
@@ -96,7 +98,7 @@ def _of_url(url: str) -> Iterator[str]:
 
 
 def _in_files(settings: Settings) -> Iterator[str]:
-    """Yield what stands in files that the settings name; unread ones hold nothing for us."""
+    """Yield secrets from files that the settings name and that can be read."""
     with contextlib.suppress(BatonError):
         yield from credentials.api_keys(settings.router)
     with contextlib.suppress(BatonError):
@@ -111,9 +113,9 @@ def _in_files(settings: Settings) -> Iterator[str]:
 
 
 def _in_environment(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the values of variables whose names promise a secret, and passwords in URLs."""
+    """Yield the values of variables whose names suggest a secret, and passwords in URLs."""
     for name, value in environment.items():
-        if _NAMES.search(name) and not value.startswith("/"):  # a path is where it is, not what
+        if _NAMES.search(name) and not value.startswith("/"):  # a path is not a secret
             yield value
         elif "://" in value:
             yield from _of_url(value)

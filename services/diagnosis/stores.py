@@ -1,4 +1,4 @@
-"""Redis, as this machine reaches it: whether it answers, how soon, and whether it lets Baton do its work."""
+"""Checks of Redis from this machine: whether it answers, how soon, and whether Baton's rights suffice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEEPS = "noeviction"
 
 
 async def findings(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield what is found of the scheduler's store, and of the store of keys."""
+    """Yield findings on the scheduler's store and the store of keys."""
     own, router = settings.scheduler, settings.router
     if own.store != "memory":
         password = credentials.store_password(own)
@@ -51,7 +51,7 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _look(key: str, url: str, topic: str, password: str) -> AsyncIterator[Finding]:
-    """Ask the server itself."""
+    """Yield findings on the server itself."""
     try:
         client = connect(url, topic, TIMEOUT_S, password)
     except BatonError:
@@ -110,7 +110,7 @@ async def _policy(key: str, client: Any) -> Finding:
 
 
 async def _store(settings: Settings, password: str) -> Finding:
-    """Do what a scheduler does twice a second, with its scripts and its user."""
+    """Try what a scheduler does twice a second, with its scripts and its user."""
     key, own = "scheduler.store", settings.scheduler
     try:
         store = RedisStore(own.store, own.topic, password)
@@ -155,6 +155,6 @@ def _text(value: Any) -> Any:
 
 
 def _hidden(text: str, client: Any) -> str:
-    """Leave out the password: a server that does not know a command repeats its arguments."""
+    """Remove the password, as a server repeats the arguments of an unknown command."""
     password = client.connection_pool.connection_kwargs.get("password")
     return text.replace(password, "***") if password else text

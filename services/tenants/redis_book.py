@@ -1,7 +1,7 @@
 """The book of keys in Redis, for several routers without a shared file.
 
-When a router reads the book, it also writes a key of its own. A former master that is cut off from the new one
-still answers reads, and revoked keys would stay valid.
+When a router reads the book, it also writes a key of its own. A former master that is cut off from the new
+one still answers reads, and revoked keys would stay valid.
 """
 
 from __future__ import annotations
