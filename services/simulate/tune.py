@@ -1,9 +1,9 @@
 """The search for the split into prefill and decode workers that serves a trace best.
 
-The best split has the most requests within the goals; of splits equal within `EQUAL`, it is the one with the
-shortest times to first token. With few workers every split is simulated. With many, a coarse grid comes first,
-then ever closer neighbours of the best split: goodput has one peak, as a side that is short loses requests and
-spare workers gain none.
+The best split has the most requests within the goals; of splits equal within `EQUAL`, it is the one with
+the shortest times to first token. With few workers every split is simulated. With many, a coarse grid comes
+first, then ever closer neighbours of the best split: goodput has one peak, as a side that is short loses
+requests and spare workers gain none.
 """
 
 from __future__ import annotations
