@@ -261,8 +261,10 @@ def _show(cell: dict[str, Any], notes: list[str]) -> str:
         if note not in notes:
             notes.append(note)
         return f"no [{notes.index(note) + 1}]"
+    if cell["equal"] == cell["of"]:
+        return f"{per_draft(cell):.2f}"
     ties = f" ({cell['near_ties']} by a near-tie)" if cell["near_ties"] else ""
-    return f"{cell['equal']} of {cell['of']}{ties} · {per_draft(cell):.2f}"
+    return f"{per_draft(cell):.2f} ({cell['equal']} of {cell['of']} equal{ties})"
 
 
 def write_page(results: dict[str, Any]) -> None:

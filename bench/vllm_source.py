@@ -1,7 +1,7 @@
 """Functions from vLLM's Python files, without vLLM.
 
 Its Triton kernels need only torch and triton; the modules that define them need all of vLLM. The files are
-looked for in an installed vLLM, and in a folder `vllm` beside `bench` (docs/kernels.md: its contents).
+looked for in an installed vLLM, and in a folder `vllm` beside `bench` (docs/kernels.md lists them).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transports by name: Baton's own, and those that other packages add (docs/adding-a-transport.md)."""
+"""Transports by name: Baton's own, and those that other packages add (docs/extending.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The interface of a transport: it brings records from where they were saved into a puller's process.
 
-docs/adding-a-transport.md is the page for authors of one.
+docs/extending.md is the page for authors of one.
 """
 
 from __future__ import annotations

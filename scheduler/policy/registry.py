@@ -1,7 +1,7 @@
 """Parts of a placement policy by name.
 
 A part of another package announces itself by an entry point of the group `baton.placement_policies`,
-`name = "module:Class"`; see docs/adding-a-placement-policy.md. What kind of part it is, its base class says.
+`name = "module:Class"`; see docs/extending.md. What kind of part it is, its base class says.
 """
 
 from __future__ import annotations

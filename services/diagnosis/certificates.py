@@ -1,4 +1,4 @@
-"""Certificates: of this process, of the CA, and the one that a scheduler shows."""
+"""Certificates of this process, of the CA, and of schedulers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from baton.services.diagnosis.finding import About, Finding
 
 AREA = "TLS"
 TIMEOUT_S = 3.0
-SOON = timedelta(days=30)  # a CA that ends within it ends everything with it
+SOON = timedelta(days=30)  # warn of a CA that expires within this: all certificates expire with it
 _PART = 8  # a certificate in the last eighth of its life should have been renewed
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
-    """Yield what this process and each scheduler show. Without security.tls: that there is none."""
+    """Yield findings on this process's and each scheduler's certificate, or on TLS being off."""
     if not settings.security.tls:
         yield About(AREA, "deployment").ok("off (security.tls): its parts speak plain text to each other")
         return
     folder = rpc.identity_folder()
     if folder is None:
-        return  # why, the doctor has said
+        return  # the doctor has said why
     try:
         mine = load(folder)
     except SecurityError as error:

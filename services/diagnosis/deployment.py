@@ -1,6 +1,6 @@
-"""Checks of a running deployment: its machines, versions and clocks, and how fast KV passes between workers.
+"""Checks of a running deployment: machines, versions, clocks, and the speed of KV between workers.
 
-All of it goes through the scheduler, as an operator's commands do: workers need not be in reach from here.
+All of them go through the scheduler, so workers need not be reachable from here.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from baton.services.diagnosis.finding import About, Finding
 from baton.services.diagnosis.local import HERE
 from baton.services.diagnosis.machine import Needs, judge
 
-AT_ONCE = 16  # questions to workers
+AT_ONCE = 16  # calls to workers
 CLOCK_ASKS = 5
-SKEW_WARNING_S, SKEW_WRONG_S = 1.0, 60.0  # logs are hard to read; certificates of an hour begin too late
+SKEW_WARNING_S, SKEW_WRONG_S = (
+    1.0,
+    60.0,
+)  # logs are hard to read; certificates valid for an hour begin too late
 TRIAL_BYTES = 16 << 20  # from each rank
 MAX_TRIALS = 32
 TRIALS_S = 120.0  # for all of them
-SLOW_MB_S = (
-    100.0  # as a network of 1 Gbit/s: the KV of a prompt of 1,000 tokens of an 8 B model takes over a second
-)
+SLOW_MB_S = 100.0  # about 1 Gbit/s: KV of 1,000 tokens of an 8 B model takes over a second
 _MUST_MATCH = {"vllm": "routers refuse workers of another vLLM"}
 _PUTS_OUT = (pb.ROLE_PREFILL, pb.ROLE_MIXED)
 _TAKES_IN = (pb.ROLE_DECODE, pb.ROLE_MIXED)
@@ -34,7 +35,7 @@ _TAKES_IN = (pb.ROLE_DECODE, pb.ROLE_MIXED)
 async def findings(
     client: SchedulerClient, needs: Needs, description: pb.Description
 ) -> AsyncIterator[Finding]:
-    """Yield what the deployment tells. needs: of a worker that runs."""
+    """Yield findings on the deployment. `needs` are those of a running worker."""
     for one in _state(description):
         yield one
     yield await _clock(client)
@@ -124,12 +125,12 @@ async def _inspect_all(client: SchedulerClient, names: Sequence[str]) -> Mapping
 
 
 def _versions(found: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield one finding for each program: the same everywhere, or who has which."""
+    """Yield one finding for each program: the same version everywhere, or who has which."""
     for program in dict.fromkeys(name for versions in found.values() for name in versions):
         about, cure = About("versions", program), "install one version everywhere"
         having: dict[str, list[str]] = {}
         for process, versions in found.items():
-            if version := versions.get(program):  # a scheduler need not have torch
+            if version := versions.get(program):  # a scheduler may lack torch
                 having.setdefault(version, []).append(process)
         if len(having) == 1:
             version, processes = next(iter(having.items()))
@@ -153,7 +154,7 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def pairs(workers: Sequence[pb.WorkerStatus]) -> list[tuple[pb.WorkerStatus, pb.WorkerStatus]]:
-    """Return those that hand KV to each other: from who prefills to who decodes."""
+    """Return the pairs between which KV goes, from prefilling to decoding workers."""
     able = [one for one in workers if one.state == pb.WORKER_STATE_READY and one.identity.capacity.transports]
     return [
         (source, puller)
@@ -184,7 +185,7 @@ async def _trials(client: SchedulerClient, workers: Sequence[pb.WorkerStatus]) -
 async def _pair(
     client: SchedulerClient, source: pb.WorkerStatus, puller: pb.WorkerStatus
 ) -> AsyncIterator[Finding]:
-    """Try each transport that both have; shared memory where they are on one machine."""
+    """Try each transport that both have; shared memory only on one machine."""
     one, other = source.identity, puller.identity
     between = About("handoff", f"{one.worker_id} -> {other.worker_id}")
     sides = f"on {one.worker_id}", f"on {other.worker_id}"

@@ -41,7 +41,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
             yield About("Redis", "password").wrong(str(error), "see docs/security.md")
         if description is None:
             return
-        needs = replace(Needs.of_worker(settings, 0), shm=0)  # they run: it is theirs already
+        needs = replace(Needs.of_worker(settings, 0), shm=0)  # running workers have their share already
         try:
             async for one in deployment.findings(client, needs, description):
                 yield one

@@ -28,7 +28,7 @@ _PROBE_BYTES = 1 << 20
 
 
 def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
-    """Yield what is found here. runs: a deployment answers, so its workers have their memory already."""
+    """Yield findings. `runs`: a deployment answers, so its workers have their memory already."""
     model = list(_model(settings))
     yield from model
     weights = _weights(settings) if settings.engine.model and not runs else 0
@@ -129,9 +129,9 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 
 def _holder(port: int) -> tuple[str, bool]:
-    """Return the process that listens on a port, as far as this user may know, and whether it is Baton's.
+    """Return the process that listens on a port, as far as this user may see it, and whether it is Baton's.
 
-    Its command line is not shown: it may hold a secret of somebody else's.
+    Its command line is left out, as it may contain secrets.
     """
     try:
         connections = psutil.net_connections("tcp")
@@ -151,7 +151,7 @@ def _holder(port: int) -> tuple[str, bool]:
 
 
 def _is_baton(command: Sequence[str]) -> bool:
-    """Tell whether a process is one of ours, by title or program: a folder may be named baton, too."""
+    """Return whether a process is Baton's, by title or program; a folder may be named baton, too."""
     words = " ".join(command).split()[:3]
     return any(PurePath(word).name == "baton" or word.startswith("baton.") for word in words)
 

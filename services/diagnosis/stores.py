@@ -1,4 +1,4 @@
-"""Redis, as this machine reaches it: whether it answers, how soon, and whether it lets Baton do its work."""
+"""Checks of Redis from this machine: whether it answers, how soon, and whether Baton's rights suffice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Use = Callable[[About, Settings, str], Awaitable[Finding]]
 
 
 async def findings(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield what is found of the scheduler's store, and of the store of keys."""
+    """Yield findings on the scheduler's store and the store of keys."""
     own, router = settings.scheduler, settings.router
     stores: list[tuple[str, str, Callable[[], str], Use | None]] = [
         ("scheduler.store", own.store, lambda: credentials.store_password(own), _store),
@@ -151,6 +151,6 @@ def _text(value: Any) -> Any:
 
 
 def _hidden(text: str, client: Any) -> str:
-    """Leave out the password: a server that does not know a command repeats its arguments."""
+    """Remove the password, as a server repeats the arguments of an unknown command."""
     password = client.connection_pool.connection_kwargs.get("password")
     return text.replace(password, "***") if password else text

@@ -76,7 +76,7 @@ class Output:
     path: Path
     descriptor: int
     done: set[str] = field(default_factory=set)  # custom_ids with a result from an earlier run
-    failed: int = 0  # of those
+    failed: int = 0  # how many of them failed
 
     @classmethod
     def resume(cls, path: Path, known: Container[str]) -> Self:

@@ -20,7 +20,7 @@ import aiohttp
 from baton.services.offline.errors import RequestError, Unavailable
 
 PATIENCE_S = 120.0  # without any response: a worker with a large model restarts in a minute or more
-MAX_LOST = 3  # connections that broke under one request: the request itself may break them
+MAX_LOST = 3  # broken connections for one request, as the request itself may break them
 _CONNECT_S = 10.0
 _GRACE_S = 30.0  # the router ends a request that takes too long; the client does so this much later
 _PAUSE_S = 1.0  # without a Retry-After
@@ -40,7 +40,7 @@ class Endpoint:
     url: str  # http://host:port, without /v1
     request_timeout_s: float  # the router's
     api_key: str = ""
-    check: Callable[[], None] = field(default=lambda: None)  # raises OfflineError when it is gone for good
+    check: Callable[[], None] = field(default=lambda: None)  # raises OfflineError if it is gone for good
 
 
 @dataclass(frozen=True)

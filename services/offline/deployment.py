@@ -30,8 +30,8 @@ from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.supervised import Order
 from baton.services.printing import complain
 
-_START_S = READY_TIMEOUT_S + 60.0  # more than the supervisor's own limit: it knows what it waits for
-_STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # likewise: it stops three groups of processes, one after the other
+_START_S = READY_TIMEOUT_S + 60.0  # more than the supervisor's own limit, as its error says more
+_STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # likewise; it stops three groups of processes one after another
 _ERRORS: dict[str, type[ServiceError]] = {"ConfigError": ConfigError}
 _HOST = "127.0.0.1"
 
@@ -57,7 +57,7 @@ class OwnDeployment:
         self.api_key = secrets.token_urlsafe(24)
         self._tell = tell
         self.owner = os.getpid()
-        self._reason = ""  # of its failure
+        self._reason = ""  # why it failed
         self._closed = False
         self._ports = [reserved(_HOST), reserved(_HOST)]
         router, scheduler = (port.getsockname()[1] for port in self._ports)
@@ -125,7 +125,7 @@ class OwnDeployment:
         return own
 
     def _start(self, order: Order) -> subprocess.Popen[bytes]:
-        # The order holds all settings.
+        # The order to the supervisor holds all settings.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
         with (self.log_dir / "supervisor.log").open("ab") as log:
             process = subprocess.Popen(

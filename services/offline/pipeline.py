@@ -22,7 +22,7 @@ from baton.services.offline.prompts import Options, Prompt, Request, as_list, re
 from baton.services.offline.responses import Piece, Response, pieces, response
 from baton.services.printing import complain
 
-_WAITING_PIECES = 4096  # received and not yet consumed; beyond, the streams wait
+_WAITING_PIECES = 4096  # received and not yet consumed; with more the streams wait
 _CLOSE_S = 10.0
 # (section, key) of settings that a pipeline chooses itself, as its deployment is private.
 _OURS = (
@@ -159,7 +159,7 @@ def fleet_of(prefill: int, decode: int, mixed: int | None) -> Fleet:
 
 
 def default_concurrency(settings: Settings, fleet: Fleet) -> int:
-    """Return the number of requests that fills the batches of all workers that decode."""
+    """Return the number of requests that fills the batches of all decoding workers."""
     return settings.engine.max_num_seqs * (fleet.mixed + fleet.decode)
 
 
@@ -250,7 +250,7 @@ class _Streams:
         self._asking = asyncio.create_task(self._ask_all(asked))
 
     async def batch(self) -> list[Piece]:
-        """Wait for pieces and return all there are, to wake the caller's thread once; none at the end.
+        """Wait for pieces and return all of them, so the caller's thread wakes once; return none at the end.
 
         Raises the exception that ended the streams.
         """

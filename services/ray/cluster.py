@@ -1,8 +1,8 @@
-"""All that Baton asks of Ray, and the only import of it.
+"""All of Baton's calls of Ray (serve.py has those of Ray Serve).
 
 Leans on Ray 2.60: ray.init, ray.nodes, ray.util.placement_group, NodeAffinitySchedulingStrategy,
-PlacementGroupSchedulingStrategy. A bundle keeps the very GPUs that it was given, so a short task in it learns
-their numbers, and nobody holds an actor for them.
+PlacementGroupSchedulingStrategy. A bundle keeps its GPUs, so a short task in it learns their numbers and no
+actor needs to hold them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import Any
 
 from baton.services.errors import StartError
 
-LOCAL = "local"  # the address that stands for a cluster of this machine alone, made for this process
-OBJECT_STORE_BYTES = (
-    80_000_000  # Baton passes no objects through Ray's store; this is about the least it takes
-)
+LOCAL = "local"  # as an address: start a cluster on this machine for this process alone
+OBJECT_STORE_BYTES = 80_000_000  # about Ray's minimum; Baton passes no objects through its store
 _LOOPBACK = "127.0.0.1"
-TIMEOUT_S = 30.0  # for an answer of Ray's control service or of an actor
+TIMEOUT_S = 30.0  # for an answer from Ray's control service or an actor
 
 
 @dataclass(frozen=True)
@@ -28,26 +26,26 @@ class Machine:
     """A node of the cluster that is alive."""
 
     id: str
-    name: str  # its host's
+    name: str  # its host's name
     address: str
 
 
 @dataclass(frozen=True)
 class Place:
-    """A placement group's present place."""
+    """A placement group's state and node."""
 
     state: str  # PENDING, CREATED, RESCHEDULING, REMOVED
     node: str = ""  # the node's id, once created
 
 
 def connect(address: str) -> bool:
-    """Connect this process to a Ray cluster: `local`, `auto` or host:port. Return False if it was before.
+    """Connect this process to a Ray cluster: `local`, `auto` or host:port. Return False if it was connected.
 
     A local cluster ends with this process. Raises StartError, one line.
     """
-    # Ray reports how it is used to its makers unless it is told not to: that is the user's to choose.
+    # Ray sends usage reports unless told not to; the user may turn them on.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address == LOCAL:  # engines must not give way to everything else on this machine
+    if address == LOCAL:  # otherwise engines would get a low priority
         os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
@@ -68,7 +66,7 @@ def connect(address: str) -> bool:
 
 
 def disconnect() -> None:
-    """Leave the cluster; what this process made there ends, a local cluster too."""
+    """Leave the cluster. Everything that this process made there ends, including a local cluster."""
     import ray
 
     ray.shutdown()
@@ -83,7 +81,7 @@ def here() -> str:
 
 
 def machines(*, loopback: bool) -> dict[str, Machine]:
-    """Return the nodes that are alive, by id; with `loopback` at the address that only their machine has."""
+    """Return the live nodes by id, with `loopback` under a loopback address."""
     import ray
 
     return {
@@ -98,9 +96,9 @@ def machines(*, loopback: bool) -> dict[str, Machine]:
 
 
 def actor(kind: type, *arguments: Any, node: str = "", **options: Any) -> Any:
-    """Start an actor that takes no resources, on the node of this id; Ray restarts it when it dies there.
+    """Start an actor without resources on a node. Ray restarts it there when it dies.
 
-    Calls of its methods return references, as Ray's do.
+    Calls of its methods return Ray's references.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -111,7 +109,7 @@ def actor(kind: type, *arguments: Any, node: str = "", **options: Any) -> Any:
 
 
 def named(name: str, namespace: str) -> Any:
-    """Return the actor of that name; None if there is none."""
+    """Return the actor with this name, or None."""
     import ray
 
     try:
@@ -128,7 +126,7 @@ def kill(one: Any) -> None:
 
 
 def reserve(name: str, bundle: Mapping[str, float], labels: Mapping[str, str]) -> Any:
-    """Ask for room for one worker; Ray finds it now or later, and again when its node dies."""
+    """Ask for room for one worker. Ray finds it now or later, and again when its node dies."""
     from ray.util import placement_group
 
     selectors = [dict(labels)] if labels else None
@@ -143,9 +141,9 @@ def give_up(group: Any) -> None:
 
 
 def ask_for(bundles: list[dict[str, float]], labels: list[dict[str, str]]) -> None:
-    """Tell Ray's autoscaler, if the cluster has one, for which bundles there shall be nodes, in use or free.
+    """Tell Ray's autoscaler, if there is one, for which bundles the cluster must have nodes.
 
-    `labels`: what the nodes of each must have. Replaces what was asked before, by anybody on this cluster.
+    `labels`: required labels of each bundle's node. Replaces all earlier requests on this cluster.
     """
     from ray.autoscaler.sdk import request_resources
 
@@ -153,7 +151,7 @@ def ask_for(bundles: list[dict[str, float]], labels: list[dict[str, str]]) -> No
 
 
 def places() -> dict[str, Place]:
-    """Return where each placement group is, by its id."""
+    """Return each placement group's place, by id."""
     from ray.util import placement_group_table
 
     found = {}
@@ -164,7 +162,7 @@ def places() -> dict[str, Place]:
 
 
 def visible(group: Any, bundle: Mapping[str, float]) -> Any:
-    """Return a reference to the variables that show a worker the devices of its bundle."""
+    """Return a reference to the variables that give a worker its bundle's devices."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -174,7 +172,7 @@ def visible(group: Any, bundle: Mapping[str, float]) -> Any:
 
 
 def get(references: list[Any], timeout_s: float = TIMEOUT_S) -> list[Any]:
-    """Return the values of references in order, None for one that failed or does not come in time."""
+    """Return the references' values in order, None for one that failed or is late."""
     import ray
     from ray.exceptions import RayError, RayTaskError
 
@@ -187,7 +185,7 @@ def get(references: list[Any], timeout_s: float = TIMEOUT_S) -> list[Any]:
             found.append(ray.get(one, timeout=0))
         except RayTaskError:  # an exception in our own code
             raise
-        except RayError:  # the actor or its node is dead, or does not answer: GetTimeoutError is one of them
+        except RayError:  # the actor or its node is dead or silent (GetTimeoutError is one of these)
             found.append(None)
     return found
 

@@ -1,7 +1,7 @@
-"""The configuration of a deployment on Ray: Baton's own tree, and three sections in Ray Serve LLM's words.
+"""The configuration of a deployment on Ray: Baton's own tree, and three sections with Ray Serve LLM's keys.
 
-`prefill_config` and `decode_config` have the fields of Ray's LLMConfig that mean something here, so that one
-who serves with `ray.serve.llm` finds the words that he knows. Their engine_kwargs are laid over `engine`.
+`prefill_config` and `decode_config` have the fields of Ray's LLMConfig that apply here, so that users of
+`ray.serve.llm` find familiar names. Their engine_kwargs are laid over `engine`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from baton.services.fleet.goals import goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
 
 WORKER_ROLES = ("prefill", "decode")
-TYPE_SHARE = 0.001  # of a node's `accelerator_type:` resource: it is a mark, and takes nothing away
-# Keys of engine_kwargs that Ray's prefill and decode need and Baton does itself.
+TYPE_SHARE = 0.001  # of a node's `accelerator_type:` resource, which is only a mark
+# Keys of engine_kwargs that Ray's own prefill and decode need, and Baton sets itself.
 _DONE_HERE = ("kv_transfer_config",)
 
 
@@ -64,13 +64,13 @@ class ClusterSettings(Settings):
         return self.prefill_config if role == "prefill" else self.decode_config
 
     def deploying(self, part: str) -> Deploying:
-        """Return the numbers of a role's workers, or of the routers."""
+        """Return the settings for the number of a role's workers, or of routers."""
         return (
             self.router_config.deployment_config if part == "router" else self.workers(part).deployment_config
         )
 
     def engine_of(self, role: str) -> EngineSettings:
-        """Return the engine of a role's workers. Raises ConfigError."""
+        """Return the engine settings of a role's workers. Raises ConfigError."""
         section, group = f"{role}_config", self.workers(role)
         values = self.engine.model_dump(exclude_unset=True)
         values["extra"] = dict(values.get("extra", {}))
@@ -91,7 +91,7 @@ class ClusterSettings(Settings):
             raise ConfigError(f"{section}.engine_kwargs: {one_line(error)}") from None
 
     def bundle(self, role: str) -> dict[str, float]:
-        """Return what one worker of a role reserves on its node, by Ray's names."""
+        """Return the resources that one worker of a role reserves, by Ray's names."""
         group, ranks = self.workers(role), self.engine_of(role).tensor_parallel_size
         placing = group.placement_group_config
         bundles = placing.bundles or [placing.bundle_per_worker] * ranks
@@ -107,7 +107,7 @@ class ClusterSettings(Settings):
         return total
 
     def tree_of(self, role: str) -> dict[str, Any]:
-        """Return Baton's own tree for a part of a role, with secrets, as JSON has it. Raises ConfigError."""
+        """Return Baton's settings for a part, with secrets, as JSON. Raises ConfigError."""
         tree = {
             name: getattr(self, name).model_dump(mode="json", context=REVEAL)
             for name, field in Settings.model_fields.items()
@@ -141,7 +141,7 @@ class ClusterSettings(Settings):
         return scaling
 
     def _bounds_given(self, role: str) -> dict[str, int]:
-        """Return the keys of `autoscale` that a side's deployment_config says. Raises ConfigError."""
+        """Return the keys of `autoscale` that a side's deployment_config sets. Raises ConfigError."""
         own, deploying = self.autoscale, self.deploying(role)
         section = f"{role}_config.deployment_config"
         if own.mode == "on" and deploying.num_replicas is not None:
@@ -163,7 +163,7 @@ class ClusterSettings(Settings):
         return bounds
 
     def bounds(self, role: str) -> tuple[int, int | None]:
-        """Return the least and the most workers of a role, None for any number. Raises ConfigError."""
+        """Return the minimum and maximum number of a role's workers, None for any. Raises ConfigError."""
         if self.autoscale.mode == "on":
             scaling = self.scaling
             return getattr(scaling, f"min_{role}"), getattr(scaling, f"max_{role}")
@@ -172,7 +172,7 @@ class ClusterSettings(Settings):
 
     @property
     def interchangeable(self) -> bool:
-        """Whether workers of both sides are alike: in room, environment and engine."""
+        """Whether both sides' workers have equal room, environment and engine."""
         prefill, decode = (
             (self.bundle(role), self.workers(role).label_selector, self.workers(role).runtime_env)
             for role in WORKER_ROLES
@@ -181,7 +181,7 @@ class ClusterSettings(Settings):
 
     @property
     def unused(self) -> list[str]:
-        """Keys of Ray Serve's that were given and mean nothing here, with their sections."""
+        """The given keys of Ray Serve that have no meaning here, with their sections."""
         return [
             f"{part}_config.deployment_config.autoscaling_config.{key}"
             for part in (*WORKER_ROLES, "router")
@@ -190,7 +190,7 @@ class ClusterSettings(Settings):
         ]
 
     def check(self) -> None:
-        """Raise ConfigError for what can be seen to be wrong before anything starts."""
+        """Raise ConfigError for mistakes that show before anything starts."""
         if self.models:
             raise ConfigError(
                 "models: a deployment on Ray serves one model; leave the section out, and start one for each "
@@ -228,7 +228,7 @@ class ClusterSettings(Settings):
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
-        """Raise ConfigError for a bundle whose GPUs do not suit the engine."""
+        """Raise ConfigError if a bundle's GPUs do not suit the engine."""
         ranks = engine.tensor_parallel_size
         gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
         if ranks == 1 and gpus < 1:
@@ -244,7 +244,7 @@ class ClusterSettings(Settings):
 
 
 def read(config: str | Path | Mapping[str, Any]) -> ClusterSettings:
-    """Read cluster.yaml, or take what it holds, and check it. Raises ConfigError."""
+    """Read cluster.yaml, or take its content, and check it. Raises ConfigError."""
     if isinstance(config, Mapping):
         settings = load(config, None, ClusterSettings)
     else:

@@ -28,17 +28,17 @@ def deploy(
             print(deployment.urls)
             deployment.scale(prefill=2)
 
-    `config` is cluster.yaml, or what it holds. `address`: "local" for a cluster of this machine alone, "auto"
-    for the one that runs here, or host:port; a process that is connected to one uses that. `log_dir`: a
-    folder for each node's logs, a temporary one by default. `tell` is called with a part's name and what
-    happened to it, from several threads. The wait for readiness ends early when `stop` is set.
+    `config` is cluster.yaml, or its content. `address`: "local" for a new cluster on this machine, "auto" for
+    the one that runs here, or host:port; a connected process stays on its cluster. `log_dir`: a folder for
+    each node's logs, a temporary one by default. `tell` is called with a part's name and what happened to it,
+    from several threads. The wait for readiness ends early when `stop` is set.
 
-    Raises ConfigError or StartError, one line; nothing is left running then.
+    Raises ConfigError or StartError with one line, and leaves nothing running.
     """
     settings = config if isinstance(config, ClusterSettings) else read(config)
     ours = cluster.connect(address)
     try:
-        # Of a cluster made for this process nothing needs to be reached from elsewhere.
+        # Nothing outside this machine needs to reach a cluster made for this process.
         loopback = ours and address == cluster.LOCAL
         with Deployment(settings, loopback=loopback, log_dir=log_dir, tell=tell) as deployment:
             if tell and settings.unused:

@@ -1,14 +1,13 @@
-"""A deployment on a Ray cluster: the loop that keeps what should run and what runs the same.
+"""A deployment on a Ray cluster: the loop that makes running parts match the wanted ones.
 
 Twice a second it looks where Ray found room for each worker, tells each node's keeper which parts to run,
-hears what happened there, and asks Baton's scheduler which workers are ready. Everything belongs to this
-process: Ray ends it all, on every node, when this process ends, by whatever signal.
+collects reports, and asks Baton's scheduler which workers are ready. Everything belongs to this process: Ray
+ends all of it, on every node, however this process ends.
 
-How many workers there are is said by `scale`, or by the scheduler's orders where `autoscale.mode` is on
-(fleet.py).
+The numbers of workers come from `scale`, or from the scheduler's orders if `autoscale.mode` is on (fleet.py).
 
-A turn costs one call to each node in use, three to Ray (nodes, room, desk), one to the scheduler; a keeper is
-sent its parts only when they changed. Where the scheduler decides, it is asked for orders once a second.
+A turn costs one call to each node in use, three to Ray (nodes, room, desk) and one to the scheduler. A keeper
+gets its parts only when they change. Orders of the scheduler are fetched once a second.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from baton.services.ray.turns import TURN_S, Turns
 START_FAILS_S = 30.0  # a start gives up after failing turns for this long, as without Ray's control service
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
 STILL_WAITING_S = 10.0
-SILENT_S = 3.0  # of a keeper; then its node is said not to answer, which Ray finds out later
+SILENT_S = 3.0  # after this a node is shown as not answering; Ray notices later
 
 Tell = Callable[[str, str], None]  # a part's name, what happened to it
 
@@ -59,8 +58,8 @@ class Deployment:
     ) -> None:
         """Start on the cluster to which this process is connected. Returns at once: see `wait_ready`.
 
-        `loopback`: no other machine is to reach the parts.
-        Raises StartError when a deployment of this topic runs there.
+        With `loopback` no other machine can reach the parts.
+        Raises StartError if a deployment of this topic runs there.
         """
         self.settings = settings
         self._loopback = loopback
@@ -73,23 +72,23 @@ class Deployment:
                 "ends it; or set scheduler.topic"
             )
         self._home = cluster.here()
-        # On this node: it would be away for as long as Ray takes to find another one dead.
+        # On this node: elsewhere it would be missing until Ray finds a node dead.
         self._desk = cluster.actor(Desk, node=self._home, name=NAME, namespace=self._name)
         self._numbers = {role: settings.deploying(role).initial for role in WORKER_ROLES}
         self._fleet = Fleet(settings) if settings.autoscale.mode == "on" else None
         self._room = Room()
         self._slots = Slots(settings, self._name, self._tell)
-        self._nodes: dict[tuple[str, str], Node] = {}  # by node's id and runtime environment
+        self._nodes: dict[tuple[str, str], Node] = {}  # (node's id, runtime environment) -> node
         self._machines: dict[str, Machine] = {}
         self._routers: dict[str, str] = {}  # name -> node's id
         self._healthy: set[str] = set()  # routers
-        self._checked: set[str] = set()  # routers whose port was looked at before they first started
+        self._checked: set[str] = set()  # routers whose port was checked before their first start
         self._workers: dict[str, str] = {}  # name -> state at the scheduler
         self._trust: Trust | None = None
         self._trees: dict[tuple[str, str], dict[str, Any]] = {}
-        self._orders_taken = 0  # from the desk
+        self._orders_taken = 0  # count of the desk's orders
         self._stopping = threading.Event()
-        self._lock = threading.RLock()  # of what `scale` and the loop both change
+        self._lock = threading.RLock()  # guards what `scale` and the loop both change
         self._failure = ""
         self._ready = False
         self.ended = False  # by `baton ray down` or a failure
@@ -113,8 +112,6 @@ class Deployment:
     ) -> None:
         self.close()
 
-    # For its owner.
-
     @property
     def urls(self) -> list[str]:
         """The routers' URLs, those that answer first."""
@@ -123,10 +120,10 @@ class Deployment:
             return [self._url(self._routers[name]) for name in names if self._routers[name] in self._machines]
 
     def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
-        """Set numbers of workers. Those that are too many are drained; new ones start where there is room.
+        """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
 
-        Returns at once. Raises ServiceError for a number that the configuration's bounds exclude, and where
-        the scheduler decides.
+        Returns at once. Raises ServiceError for a number outside the configuration's bounds, and if the
+        scheduler decides.
         """
         bounds = {role: self.settings.bounds(role) for role in WORKER_ROLES}
         numbers = checked(prefill, decode, bounds, decided=self._fleet is not None)
@@ -134,7 +131,7 @@ class Deployment:
             self._numbers |= numbers
 
     def status(self) -> dict[str, Any]:
-        """Return the nodes and the parts with their states, as JSON has them."""
+        """Return the nodes, and the parts with their states, as JSON."""
         with self._lock:
             return self._status()
 
@@ -176,8 +173,6 @@ class Deployment:
         self._room.leave()
         cluster.kill(self._desk)
 
-    # The loop.
-
     def _loop(self) -> None:
         try:
             asyncio.run(self._run())
@@ -201,7 +196,7 @@ class Deployment:
                 await asyncio.sleep(wait_s)
 
     def _turn(self) -> None:
-        """Do once what is to be done again and again."""
+        """Do one turn of the loop."""
         machines = cluster.machines(loopback=self._loopback)
         with self._lock:
             self._machines = machines
@@ -230,7 +225,7 @@ class Deployment:
             self.ended = self.ended or down
 
     def _place_routers(self) -> None:
-        """Have a router on as many nodes as wanted; where this process is first."""
+        """Place the wanted number of routers, one a node, the first on this node."""
         number = self.settings.deploying("router").initial
         was, self._routers = self._routers, place_routers(self._routers, self._machines, self._home, number)
         for name, node in self._routers.items():
@@ -239,10 +234,10 @@ class Deployment:
                 self._tell(name, f"goes to {self._machines[node].name}")
 
     def _port_taken(self) -> str:
-        """Return why a router of the start cannot listen: whoever has its port would answer for it."""
+        """Return why a router cannot listen at the start; another owner of its port would answer for it."""
         new = {name: node for name, node in self._routers.items() if name not in self._checked}
         self._checked.update(new)
-        if not new or self._ready:  # later ones are tried, and given up in the sight of those that serve
+        if not new or self._ready:  # later routers are tried, and given up while others serve
             return ""
         port, found = self.settings.router.port, []
         for node in new.values():
@@ -254,7 +249,7 @@ class Deployment:
         return ""
 
     def _orders(self) -> dict[tuple[str, str], list[PartOrder]]:
-        """Return the parts that each node shall run."""
+        """Return the parts that each node should run."""
         orders: dict[tuple[str, str], list[PartOrder]] = {key: [] for key in self._nodes}
         plain = self._key(self._home, {})
         orders.setdefault(plain, []).append(self._ordered("scheduler", "scheduler", self._home))
@@ -268,7 +263,7 @@ class Deployment:
         return orders
 
     def _order(self, orders: dict[tuple[str, str], list[PartOrder]]) -> None:
-        """Send each node its parts, where they changed or it has lost them."""
+        """Send each node its parts if they changed or it lost them."""
         for key, ordered in orders.items():
             parts = [one.to_json() for one in ordered]
             node = self._nodes[key]
@@ -296,9 +291,9 @@ class Deployment:
             node.report = report
 
     def _let_go(self) -> None:
-        """Give back what is not used any more: the room of workers that have left, and nodes without parts.
+        """Give back the room of workers that have left, and nodes without parts.
 
-        Ray's autoscaler takes no node away on which an actor lives, be it one without resources.
+        Ray's autoscaler removes no node on which an actor lives, even one without resources.
         """
         running = {name for node in self._nodes.values() for name in node.report.states}
         ordered = {part["name"] for node in self._nodes.values() for part in node.parts or []}
@@ -307,7 +302,7 @@ class Deployment:
             cluster.kill(self._nodes.pop(key).keeper)
 
     async def _look(self, client: SchedulerClient) -> None:
-        """Ask the scheduler and the routers who is ready."""
+        """Ask the scheduler which workers are ready, and check the routers."""
         try:
             description = await client.describe()
         except SchedulerError:
@@ -337,7 +332,7 @@ class Deployment:
             self._ready = not self._lacking() and bool(self._slots)
 
     def _follow(self, roles_by_name: dict[str, str]) -> None:
-        """Follow changes of roles, by the scheduler or an operator; numbers that were set go along."""
+        """Adopt changes of roles by the scheduler or an operator, and adjust the set numbers."""
         for slot, former in self._slots.follow(roles_by_name):
             self._numbers[former] = max(0, self._numbers[former] - 1)
             self._numbers[slot.role] += 1
@@ -345,7 +340,7 @@ class Deployment:
     # Parts.
 
     def _place_scheduler(self) -> str:
-        """Start this node's keeper, and return the address at which the scheduler will listen there."""
+        """Start this node's keeper, and return the address at which the scheduler will listen."""
         self._machines = cluster.machines(loopback=self._loopback)
         machine = self._machines[self._home]
         keeper = self._nodes[self._key(self._home, {})].keeper
@@ -355,7 +350,7 @@ class Deployment:
         return addresses.join(machine.address, port)
 
     def _key(self, node: str, runtime_env: dict[str, Any]) -> tuple[str, str]:
-        """Return the key of a node's keeper for this runtime environment, which is started if it is new."""
+        """Return the key of a node's keeper for this runtime environment; start the keeper if it is new."""
         key = node, repr(sorted(runtime_env.items()))
         if key not in self._nodes:
             options = {"runtime_env": runtime_env} if runtime_env else {}
@@ -371,7 +366,7 @@ class Deployment:
         return PartOrder(name, role, tree, (slot.environment or {}) if slot else {}, cores)
 
     def _tree(self, role: str, machine: Machine) -> dict[str, Any]:
-        """Return the settings of a role's parts on a node: with addresses that others reach."""
+        """Return the settings of a role's parts on a node, with addresses that others can reach."""
         tree = self.settings.tree_of(role)
         tree["scheduler"]["address"] = self.scheduler_address
         if self._trust:
@@ -388,15 +383,13 @@ class Deployment:
         host = self._machines[node].address if not given or addresses.is_wildcard(given) else given
         return f"http://{addresses.join(host, router.port)}"
 
-    # What is told.
-
     @property
     def _states(self) -> dict[str, str]:
-        """The states of all parts, as the nodes last told them."""
+        """Return the states of all parts by the nodes' last reports."""
         return {name: state for node in self._nodes.values() for name, state in node.report.states.items()}
 
     def _lacking(self) -> list[str]:
-        """Return the parts that are not ready, each with its state."""
+        """Return the parts that are not ready, with their states."""
         return [
             f"{part['name']} ({part['state']})" for part in self.status()["parts"] if part["state"] != "ready"
         ]

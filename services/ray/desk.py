@@ -1,7 +1,7 @@
-"""The actor at which other processes ask for the state of a deployment and order changes.
+"""The actor that tells other processes a deployment's state and takes their orders.
 
-The loop (deployment.py) looks here once a second: it publishes and takes orders. What is kept here is a copy
-of what the loop knows, so nothing is lost with it: one that was restarted is filled again.
+Once a second the loop (deployment.py) publishes here and takes orders. The actor holds only a copy of the
+loop's state, so nothing is lost when it restarts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def namespace(topic: str) -> str:
 
 
 class Desk:
-    """The state as it was published last, and orders not yet taken. To be made an actor."""
+    """The last published state, and orders not yet taken. Runs as an actor."""
 
     def __init__(self) -> None:
         self._status: dict[str, Any] = {}
@@ -57,12 +57,12 @@ class Desk:
         self._down = False
 
     def publish(self, status: dict[str, Any]) -> tuple[int, dict[str, int], bool]:
-        """Take the latest state; return the latest order's count and numbers, and whether all is to end."""
+        """Take the latest state. Return the count and numbers of the latest order, and whether to end."""
         self._status = status
         return self._orders, self._numbers, self._down
 
     def status(self) -> dict[str, Any]:
-        """Return the state as published last; empty where none was."""
+        """Return the last published state, or an empty one."""
         return self._status
 
     def scale(self, numbers: dict[str, int]) -> bool:
@@ -78,7 +78,7 @@ class Desk:
 
 
 class Remote:
-    """A deployment that runs elsewhere on the cluster, as another process sees it.
+    """A handle to a deployment that runs elsewhere on the cluster.
 
     with Remote.connect("auto", "baton") as deployment:
         deployment.scale(prefill=2)
@@ -104,22 +104,22 @@ class Remote:
         cluster.disconnect()
 
     def status(self) -> dict[str, Any]:
-        """Return the nodes and parts with their states. Raises ServiceError where nobody answers."""
+        """Return the nodes and parts with their states. Raises ServiceError without an answer."""
         found: dict[str, Any] = self._call("status")
         return found
 
     def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
-        """Set numbers of workers. Those that are too many are drained; new ones start where there is room.
+        """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
 
-        Returns at once: `status` shows what came of it. Raises ServiceError for a number that the
-        configuration's bounds exclude, and where the scheduler decides.
+        Returns at once; `status` shows the effect. Raises ServiceError for a number outside the
+        configuration's bounds, and if the scheduler decides.
         """
         status = self.status()
         decided = status["autoscale"] == "on"
         self._call("scale", checked(prefill, decode, status["bounds"], decided=decided))
 
     def down(self) -> None:
-        """End the deployment; it finishes its requests. Returns when it has ended. Raises ServiceError."""
+        """End the deployment after its requests. Return when it has ended. Raises ServiceError."""
         cluster.get([self._desk.down.remote()])
         deadline = time.monotonic() + END_S
         while cluster.named(NAME, self._namespace) is not None:

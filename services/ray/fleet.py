@@ -1,8 +1,8 @@
 """A deployment on Ray as a fleet: the scheduler orders which worker runs in which of its places.
 
-The places are names of workers. Where those of both sides are alike, any role may run in each, and a worker
-changes its role where that is quicker than a new one; else a place belongs to one side. The orders are the
-whole list each time, and without an answer all stays as it is (docs/autoscaling.md).
+The places are names of workers. Where both sides' workers are alike, any role may run in a place, and a
+worker may change its role; otherwise a place belongs to one side. Orders are the whole list each time.
+Without an answer everything stays as it is (docs/autoscaling.md).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ROOM_S = 5.0  # between two messages to Ray's autoscaler
 
 
 class Fleet:
-    """The places, and the workers that are to run in them."""
+    """The places, and the workers that should run in them."""
 
     def __init__(self, settings: ClusterSettings) -> None:
-        """Make as many places as the bounds of both sides allow; the first workers are named after roles."""
+        """Make as many places as both sides' bounds allow; the first ones are named after roles."""
         first = {role: settings.deploying(role).initial for role in WORKER_ROLES}
         most = {role: settings.bounds(role)[1] or 0 for role in WORKER_ROLES}
         self.roles = {f"{role}-{at}": role for role in WORKER_ROLES for at in range(first[role])}
@@ -46,7 +46,7 @@ class Fleet:
         self._asked = -math.inf
 
     async def ask(self, client: SchedulerClient) -> None:
-        """Ask for orders, about once a second. Those of a decider that is none any more are ignored."""
+        """Ask for orders, about once a second. Ignore those of a former decider."""
         now = time.monotonic()
         if now - self._asked < ORDERS_S:
             return
@@ -62,14 +62,14 @@ class Fleet:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The number of workers of each role that are to run."""
+        """The wanted number of workers by role."""
         return {role: list(self.roles.values()).count(role) for role in WORKER_ROLES}
 
 
 class Room:
-    """The request to Ray's autoscaler: nodes with room for all workers that are to run.
+    """The request to Ray's autoscaler for nodes with room for all wanted workers.
 
-    So a cluster that can grow does so at once, and the nodes of workers that left may go.
+    A cluster that can grow does so at once, and nodes whose workers left may go.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Room:
         self._at = -math.inf
 
     def want(self, wanted: Sequence[tuple[dict[str, float], dict[str, str]]]) -> None:
-        """Ask for these bundles, each with its node's labels, if they changed; at most once in `ROOM_S`."""
+        """Ask for these bundles, each with its node's labels, if they changed; at most every `ROOM_S`."""
         new, now = sorted(wanted, key=repr), time.monotonic()
         if new == self._asked or now - self._at < ROOM_S:
             return
@@ -88,7 +88,7 @@ class Room:
         self._asked, self._at = new, now
 
     def leave(self) -> None:
-        """Ask for nothing any more: Ray would keep the nodes for good."""
+        """Withdraw the request, or Ray would keep the nodes."""
         if self._asked:
             self._ask([], [])
             self._asked = []

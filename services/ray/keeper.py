@@ -1,6 +1,6 @@
-"""The actor of a node: it owns one `baton node`, tells it what to run, and hears what happens.
+"""The actor of a node: owns one `baton node`, tells it what to run, and collects its reports.
 
-A process of its own, because Ray's worker has threads, and one with threads cannot fork an engine.
+`baton node` is a process of its own, because Ray's worker has threads, and so cannot fork an engine.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
 from baton.services.fleet.ports import check_port, reserved
 
-EVENTS = 1_000  # kept until they are fetched; older ones are dropped
-STARTS = 5  # of `baton node` in a row that had no part running; then its owner is told, and it stays down
+EVENTS = 1_000  # kept until fetched; older ones are dropped
+STARTS = 5  # fruitless starts of `baton node` in a row; then it stays down and its owner is told
 END_S = 10.0
 RETRY_S = 5.0
 
 
 @dataclass
 class Report:
-    """The state of a node, and what happened since the last report."""
+    """A node's state, and events since the last report."""
 
-    order: int  # number of the latest order that it has; -1: none
+    order: int  # number of its latest order; -1: none
     states: dict[str, str] = field(default_factory=dict)  # part -> running, restarting, leaving, given up
     said: list[tuple[str, str]] = field(default_factory=list)  # part, text
     failed: str = ""  # why no part can run here
@@ -44,10 +44,10 @@ class Report:
 
 
 class Keeper:
-    """Runs parts on its node. To be made an actor."""
+    """Runs parts on its node. Runs as an actor."""
 
     def __init__(self, log_dir: str, cwd: str) -> None:
-        """`log_dir`: below it this node has a folder of its own; "" for a temporary one."""
+        """Use a folder of this node's own below `log_dir`, or a temporary one if that is empty."""
         host = socket.gethostname()
         if log_dir:
             folder = Path(log_dir) / host
@@ -62,7 +62,7 @@ class Keeper:
         self._said: deque[tuple[str, str]] = deque(maxlen=EVENTS)
         self._failed = ""
         self._starts = 0
-        self._start_at = 0.0  # time.monotonic of the next try, if the machine had no room for a process
+        self._start_at = 0.0  # time.monotonic of the next try, after a process could not start
         self._ports: list[socket.socket] = []
         self._process: subprocess.Popen[str] | None = None
 
@@ -72,7 +72,7 @@ class Keeper:
         return int(self._ports[-1].getsockname()[1])
 
     def why_not(self, key: str, host: str, port: int) -> str:
-        """Return why no part can listen on this node's host and port; "" where one can."""
+        """Return why no part can listen on this host and port, or ""."""
         try:
             check_port(key, host, port)
         except (ConfigError, StartError) as error:
@@ -80,7 +80,7 @@ class Keeper:
         return ""
 
     def run(self, order: int, parts: list[dict[str, Any]]) -> None:
-        """Run these parts, and no others. `order`: a number that rises."""
+        """Run exactly these parts. `order` is a rising number."""
         self._order, self._parts = order, parts
         self._starts, self._failed = 0, ""
         if self._process is None and not parts:
@@ -88,7 +88,7 @@ class Keeper:
         self._tell()
 
     def report(self) -> Report:
-        """Return the state, and what was said since the last call."""
+        """Return the state, and events since the last call."""
         if self._process is not None and self._process.poll() is not None:
             _close(self._process.stdin)
             self._ended(self._process.returncode)
@@ -98,7 +98,7 @@ class Keeper:
         return Report(self._order, dict(self._states), said, self._failed, str(self._log_dir))
 
     def end(self) -> None:
-        """End `baton node` and what it still runs, and give the ports back."""
+        """End `baton node` with all its parts, and release the ports."""
         while self._ports:
             self._ports.pop().close()
         if self._process is not None:
@@ -148,7 +148,7 @@ class Keeper:
         return process
 
     def _raise_priority(self, pid: int) -> None:
-        """Give `baton node` the priority of Ray itself: that of Ray's workers is far lower (niceness 15)."""
+        """Give `baton node` Ray's own priority; that of Ray's workers is far lower (niceness 15)."""
         wanted, has = (os.getpriority(os.PRIO_PROCESS, one) for one in (os.getppid(), pid))
         if has <= wanted:
             return

@@ -1,4 +1,4 @@
-"""Names and places of parts, computed from what is there: nothing here asks Ray."""
+"""Computes names and nodes of parts, without asking Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.services.ray.cluster import Machine
 
 
 def new_names(role: str, taken: Collection[str], number: int) -> list[str]:
-    """Return `number` names of workers that are not taken, the lowest first: prefill-0, prefill-1."""
+    """Return `number` free names of workers, the lowest first: prefill-0, prefill-1."""
     candidates = (f"{role}-{at}" for at in range(len(taken) + number))
     return [name for name in candidates if name not in taken][:number]
 
@@ -16,9 +16,9 @@ def new_names(role: str, taken: Collection[str], number: int) -> list[str]:
 def place_routers(
     there: Mapping[str, str], machines: Mapping[str, Machine], home: str, number: int
 ) -> dict[str, str]:
-    """Return each router's node: where it is, if that lives, else a node that has none, `home` before others.
+    """Return each router's node: its own if that lives, otherwise one without a router, `home` first.
 
-    At most one a node, as all listen on one port; those for which there is no node are left out.
+    There is at most one a node, as all use one port. Routers without a node are left out.
     """
     placed = {name: node for name, node in there.items() if node in machines}
     free = [node for node in machines if node not in placed.values()]

@@ -1,4 +1,4 @@
-"""The ingress' way to the router beside it: each request is handed on as it came, its answer as it comes."""
+"""Forwards the ingress' requests to the router beside it, unchanged, and streams the answers back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-# Between two hops, not of the message (RFC 9110, section 7.6.1); the length is that of what is sent on.
+# Hop-by-hop headers (RFC 9110, section 7.6.1), and the length, which is set anew.
 _HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 
 
 class Proxy:
-    """Hands requests on to one router. To be made in the loop that uses it."""
+    """Forwards requests to one router. Make it in the loop that uses it."""
 
     def __init__(self, url: str, max_body: int) -> None:
         """Forward to the router at `url`, which takes bodies of at most `max_body` bytes."""
@@ -21,7 +21,7 @@ class Proxy:
         self._max_body = max_body
         self._session = aiohttp.ClientSession(
             trust_env=False,  # ignore proxies in the environment
-            connector=aiohttp.TCPConnector(limit=0),  # the router's own limits answer, and do not wait
+            connector=aiohttp.TCPConnector(limit=0),  # the router has limits of its own
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
         )
@@ -31,7 +31,7 @@ class Proxy:
         await self._session.close()
 
     async def hand_on(self, request: Request) -> Response:
-        """Return the answer once it begins. A caller that is cancelled ends the request there, too."""
+        """Return the answer once it begins. Cancelling the caller ends the request at the router, too."""
         body = await self._body(request)
         if body is None:
             mib = self._max_body / (1 << 20)
@@ -51,7 +51,7 @@ class Proxy:
         return StreamingResponse(pieces(), answer.status, {**kept, "X-Baton-Router": self._url})
 
     async def _body(self, request: Request) -> bytes | None:
-        """Return a request's body; None if the router would refuse it, so that it is not kept here."""
+        """Return a request's body, or None if it is larger than the router accepts."""
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body:
             return None

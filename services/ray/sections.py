@@ -1,4 +1,4 @@
-"""Sections of cluster.yaml in the words of Ray Serve LLM: what of its LLMConfig means something here."""
+"""Sections of cluster.yaml with Ray Serve LLM's keys: the fields of LLMConfig that apply here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-# Keys of autoscaling_config by which Ray Serve decides on numbers: Baton decides by the section `slo`.
+# Keys of autoscaling_config by which Ray Serve chooses numbers. Baton uses the section `slo` instead.
 SERVES_OWN = frozenset(
     {
         "aggregation_function",
@@ -49,7 +49,7 @@ class _Section(BaseModel):
 
 
 class ModelLoading(_Section):
-    """The model, as Ray names it."""
+    """The model, with Ray's keys."""
 
     model_id: str = Field("", description="Model name in the API.")
     model_source: str = Field(
@@ -58,7 +58,7 @@ class ModelLoading(_Section):
 
 
 class Autoscaling(_Section):
-    """Bounds of the number of workers or routers."""
+    """Bounds for the number of workers or routers."""
 
     min_replicas: int = Field(1, ge=0, description="Fewest.")
     max_replicas: int | None = Field(None, ge=1, description="Most; any number if unset.")
@@ -68,7 +68,7 @@ class Autoscaling(_Section):
     @model_validator(mode="wrap")
     @classmethod
     def _without_serves_own(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Leave out what Ray Serve decides by, so that its users' files are read, and remember the names."""
+        """Leave out Ray Serve's own keys, so that its users' files can be read, and remember their names."""
         if not isinstance(values, Mapping):
             return handler(values)
         one = handler({key: value for key, value in values.items() if key not in SERVES_OWN})
@@ -87,7 +87,7 @@ class Autoscaling(_Section):
 
     @property
     def bounds(self) -> dict[str, int]:
-        """The bounds that were given, by `min` and `max`."""
+        """The given bounds, as `min` and `max`."""
         given = {"min": self.min_replicas, "max": self.max_replicas}
         return {
             end: number
@@ -97,7 +97,7 @@ class Autoscaling(_Section):
 
     @property
     def unused(self) -> list[str]:
-        """The keys that were given and mean something to Ray Serve alone."""
+        """The given keys that have a meaning for Ray Serve alone."""
         return self._unused
 
     def why_not(self, number: int) -> str:
@@ -131,7 +131,7 @@ class Deploying(_Section):
 
 
 class Placing(_Section):
-    """The room of one worker. It lies on one node as a whole, so bundles are added up."""
+    """The room of one worker. A worker is on one node, so bundles are added up."""
 
     bundles: list[dict[str, Amount]] = Field(default_factory=list, description="Resources by Ray's names.")
     bundle_per_worker: dict[str, Amount] = Field(

@@ -1,15 +1,15 @@
 """Baton as an application of Ray Serve, in place of `ray.serve.llm.build_pd_openai_app`.
 
-Serve keeps the parts: it starts replicas, checks their health, scales them, drains those that it takes away.
-Each replica owns a `baton node` that runs one part. Requests that come to Serve's proxy go to Baton's router
-beside the ingress replica; the router, the workers and the KV between them know nothing of Serve.
+Serve starts replicas, checks their health, scales them, and drains those that it removes. Each replica owns a
+`baton node` that runs one part. Serve's proxy passes requests to Baton's router beside the ingress replica;
+router and workers know nothing of Serve.
 
     Scheduler         one replica
-    Prefill, Decode   a worker each; they take no requests from Serve, and tell it how many Baton placed there
+    Prefill, Decode   a worker each; they take no requests from Serve, and report how many Baton placed there
     Router            the ingress: a router each, and a proxy to it
 
-The scheduler's replica is the parts' CA, too: the others ask it where the scheduler is and what to join with.
-All of that goes when it goes, as its address does.
+The scheduler's replica is also the parts' CA: the others ask it for the scheduler's address and for tokens,
+which are valid as long as that replica lives.
 
 Leans on Ray Serve 2.60: a replica's check_health, __del__ (awaited, within graceful_shutdown_timeout_s) and
 record_autoscaling_stats, and AutoscalingConfig.policy.
@@ -51,22 +51,22 @@ from baton.services.ray.trust import Trust
 START_S = 600.0
 POLL_S = 0.2
 UNBOUNDED = (
-    1_000_000  # requests in one ingress replica: Baton's router has bounds of its own, Serve would stop at 5
+    1_000_000  # requests in one ingress replica; Serve's default is 5, Baton's router has its own bounds
 )
-_REQUESTS = "requests"  # of a worker, told to Serve's autoscaling
+_REQUESTS = "requests"  # the name of a worker's figure for Serve's autoscaling
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The answer of the scheduler's replica to another: where the scheduler is, how to be believed there."""
+    """The scheduler replica's answer to another: the scheduler's address, and how to join."""
 
     address: str
-    part: dict[str, Any]  # the section `security` of the replica's part
-    operator: dict[str, Any]  # the same for the replica itself, which looks at the scheduler
+    part: dict[str, Any]  # the section `security` for the replica's part
+    operator: dict[str, Any]  # the same for the replica itself, which queries the scheduler
 
 
 class _Part:
-    """One part of the deployment, in a replica."""
+    """A replica with one part of the deployment."""
 
     def __init__(self, role: str, tree: Mapping[str, Any]) -> None:
         self._keeper = Keeper("", os.getcwd())
@@ -77,11 +77,11 @@ class _Part:
         self._drain_s = STOP_TIMEOUT_S
 
     async def _meet(self, scheduler: Any) -> str:
-        """Learn where the scheduler is, and take on this replica's own identity. Raises SecurityError."""
+        """Learn the scheduler's address, and take on this replica's identity. Raises SecurityError."""
         met: Meeting = await scheduler.meet.remote(self._role)
         self._tree["scheduler"]["address"] = met.address
         self._tree["security"] = met.part
-        # The tree speaks for the part; this process is an operator that looks.
+        # The settings have the part's identity; this process itself is an operator.
         mine = Settings(**{**self._tree, "security": met.operator})
         await asyncio.to_thread(identities.take_on, mine, Role.OPERATOR)
         return met.address
@@ -101,7 +101,7 @@ class _Part:
                 await asyncio.sleep(POLL_S)
 
     def check_health(self) -> None:
-        """Raise for a part that is not restarted any more: Serve replaces this replica."""
+        """Raise if the part was given up, so that Serve replaces this replica."""
         report = self._keeper.report()
         if report.failed or report.states.get(self._name) == "given up":
             raise RuntimeError(f"{self._name} is gone: {report.failed or 'it died too often'}")
@@ -131,7 +131,7 @@ class Scheduler(_Part):
         self._started: asyncio.Task[None] | None = None
 
     async def meet(self, part: str) -> Meeting:
-        """Return what a replica of this part needs to know, once the scheduler listens."""
+        """Return what a replica needs to join, once the scheduler listens."""
         if self._started is None:
             self._started = asyncio.create_task(self._start())
         await self._started
@@ -184,12 +184,12 @@ class Worker(_Part):
 
 
 class Router(_Part):
-    """The ingress: a replica with one router, to which it hands every request on."""
+    """The ingress: a replica with one router, to which it forwards every request."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, tree: Mapping[str, Any], port: int | None, scheduler: Any, *workers: Any
     ) -> None:
-        """Listen on this port, or a free one. `workers`: Serve starts only what its ingress is bound to."""
+        """Listen on this port, or a free one. `workers` are bound here because Serve starts only those."""
         del workers
         super().__init__("router", tree)
         port = port or self._keeper.port(self._host)
@@ -200,7 +200,7 @@ class Router(_Part):
         await self._run(0, lambda: asyncio.to_thread(healthy, f"{self._url}/health"))
 
     async def __call__(self, request: Request) -> Response:
-        """Hand a request on. When its client leaves, Serve cancels this, and the router hears of it."""
+        """Forward a request. When its client leaves, Serve cancels this call, and so the router's."""
         return await self._proxy.hand_on(request)
 
     async def __del__(self) -> None:
@@ -212,10 +212,10 @@ class Router(_Part):
 def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
     """Return a Serve application: prefill and decode workers behind an OpenAI-compatible ingress.
 
-    `args` has the shape of `ray.serve.llm.build_pd_openai_app`'s: prefill_config and decode_config, each a
-    mapping, an LLMConfig or the path of a YAML file, and ingress_deployment_config; sections of Baton's own
-    configuration may stand beside them (serve_args.py). Each deployment_config is Serve's. The parts speak
-    TLS to each other unless security.insecure is set. Raises ConfigError.
+    `args` are those of `ray.serve.llm.build_pd_openai_app`: prefill_config and decode_config, each a mapping,
+    an LLMConfig or the path of a YAML file, and ingress_deployment_config. Sections of Baton's own
+    configuration may stand beside them (serve_args.py). Each deployment_config is Serve's. The parts use TLS
+    unless security.insecure is set. Raises ConfigError.
     """
     read = serve_args.read(args)
     settings = read.settings
@@ -228,7 +228,7 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
 
 
 def by_requests(context: Any) -> tuple[int, dict[str, Any]]:
-    """Return how many replicas bring the requests that Baton placed down to target_ongoing_requests each."""
+    """Return how many replicas bring the placed requests down to target_ongoing_requests each."""
     placed = sum((context.aggregated_metrics or {}).get(_REQUESTS, {}).values())
     wanted = math.ceil(placed / context.config.get_target_ongoing_requests())
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas

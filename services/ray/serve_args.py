@@ -1,11 +1,10 @@
-"""The arguments of `build_pd_openai_app`, checked: those of `ray.serve.llm`, without Ray.
+"""Checks the arguments of `build_pd_openai_app`, which are those of `ray.serve.llm`, without importing Ray.
 
-Whoever comes from there brings fields that mean nothing here: they are ignored, with one warning that names
-them. What Baton cannot do is refused, with the reason.
+Fields without a meaning here are ignored, with one warning that names them. What Baton cannot do is refused,
+with the reason.
 
-Leans on Ray 2.60: the fields of PDServingArgs, LLMConfig, ModelLoadingConfig and CloudMirrorConfig. An object
-of one of them is taken by its `model_dump`; that of an LLMConfig always has an accelerator_config, which Ray
-fills in itself.
+Leans on Ray 2.60: the fields of PDServingArgs, LLMConfig, ModelLoadingConfig and CloudMirrorConfig. Such
+objects are read by `model_dump`; an LLMConfig's always has an accelerator_config, which Ray fills in itself.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from baton.services.errors import NOT_YAML, ConfigError
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 
 _ROUTERS = "ingress_deployment_config"
-# Of Ray's ingress, which is not used: proxy_* are its names in older versions.
+# For Ray's ingress, which is not used; proxy_* are its names in older versions.
 _IGNORED = ("ingress_cls_config", "proxy_cls_config", "proxy_deployment_config")
-# Of an LLMConfig: what is about Ray's own server around the engine.
+# Fields of LLMConfig about Ray's own server around the engine.
 _IGNORED_OF_ENGINES = ("log_engine_metrics", "experimental_configs")
 _REFUSED = {
     "lora_config": "adapters are loaded at the start, from folders: name them in engine.lora",
@@ -40,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServeArgs:
-    """Settings and options that a Serve application is built from."""
+    """The settings and options for a Serve application."""
 
     settings: ClusterSettings
-    options: dict[str, dict[str, Any]]  # Serve's, of the deployments prefill, decode and router
+    options: dict[str, dict[str, Any]]  # Serve's options of the deployments prefill, decode and router
 
 
 def read(args: Any) -> ServeArgs:
@@ -70,7 +69,7 @@ def read(args: Any) -> ServeArgs:
 
 
 def _group(group: Any, where: str) -> dict[str, Any]:
-    """Return the fields of one side that were set: a mapping, an object or a file's."""
+    """Return one side's given fields, from a mapping, an object or a file."""
     if isinstance(group, str | Path):
         try:
             with Path(group).open() as file:
@@ -85,7 +84,7 @@ def _group(group: Any, where: str) -> dict[str, Any]:
 
 
 def _without_meaning(group: dict[str, Any], where: str) -> Iterator[str]:
-    """Take out what has no meaning here, and yield its name. Raises ConfigError for what cannot be done."""
+    """Remove fields without a meaning here and yield their names. Raises ConfigError for the impossible."""
     for key, why in _REFUSED.items():
         if group.pop(key, None):
             raise ConfigError(f"{where}.{key}: {why}")
@@ -102,12 +101,12 @@ def _without_meaning(group: dict[str, Any], where: str) -> Iterator[str]:
     if loading := group.get("model_loading_config"):
         loading = group["model_loading_config"] = _fields(loading, f"{where}.model_loading_config")
         _check_source(loading, f"{where}.model_loading_config.model_source")
-        if loading.pop("tokenizer_source", None):  # Ray has the field, and does not read it either
+        if loading.pop("tokenizer_source", None):  # Ray itself ignores this field
             yield "model_loading_config.tokenizer_source (engine_kwargs.tokenizer sets another tokenizer)"
 
 
 def _check_source(loading: dict[str, Any], where: str) -> None:
-    """Make a text of the model's source. Raises ConfigError for a bucket."""
+    """Convert the model's source to text. Raises ConfigError for a bucket."""
     source = loading.get("model_source")
     if source is not None and not isinstance(source, str):
         mirror = _fields(source, where)
@@ -124,7 +123,7 @@ def _check_source(loading: dict[str, Any], where: str) -> None:
 
 
 def _options(given: Any, where: str) -> dict[str, Any]:
-    """Return Serve's options of a deployment, with plain mappings in place of objects."""
+    """Return a deployment's Serve options, with plain mappings in place of objects."""
     options = {key: value for key, value in _fields(given or {}, where).items() if value is not None}
     if "autoscaling_config" in options:
         options["autoscaling_config"] = _fields(options["autoscaling_config"], f"{where}.autoscaling_config")
@@ -134,7 +133,7 @@ def _options(given: Any, where: str) -> dict[str, Any]:
 
 
 def _fields(given: Any, where: str) -> dict[str, Any]:
-    """Return a mapping, or the fields of an object that were set, as a dict. Raises ConfigError."""
+    """Return a mapping, or an object's given fields, as a dict. Raises ConfigError."""
     if hasattr(given, "model_dump"):
         given = given.model_dump(exclude_unset=True)
     if not isinstance(given, Mapping):

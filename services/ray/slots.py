@@ -1,4 +1,4 @@
-"""The workers of a deployment on Ray that should run, each with the room that Ray found for it."""
+"""The workers that should run on Ray, each with the room that Ray found for it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Slot:
     """One worker that should run, and the room for it."""
 
     name: str
-    side: str  # prefill or decode: whose room, environment and engine it has
-    role: str  # the role that it has now, and starts with
+    side: str  # prefill or decode: whose room, environment and engine it uses
+    role: str  # its current role, with which it is also restarted
     group: Any  # its placement group
     bundle: dict[str, float]
-    labels: dict[str, str]  # that its node must have
-    node: str = ""  # the id of the node where it has room; "" while it has none
-    devices: Any = None  # the reference to its variables, if the bundle has devices
+    labels: dict[str, str]  # required labels of its node
+    node: str = ""  # the id of its node; "" while it has no room
+    devices: Any = None  # a reference to its variables, if the bundle has devices
     environment: dict[str, str] | None = None  # known once it has room
     leaving: bool = False
-    host: str = ""  # the name of the node where it has room, or had it last
-    lost_at: float | None = None  # when its node died; until it is ready elsewhere
+    host: str = ""  # the name of its current or last node
+    lost_at: float | None = None  # when its node died; None once it is ready elsewhere
 
     @property
     def key(self) -> str:
@@ -38,7 +38,7 @@ class Slot:
 
     @property
     def starts(self) -> bool:
-        """Whether it is to run, and all is known for it."""
+        """Whether it should run and everything needed for that is known."""
         return bool(self.node) and self.environment is not None and not self.leaving
 
     @property
@@ -49,7 +49,7 @@ class Slot:
 
 
 class Slots:
-    """All of them. Not for several threads at once."""
+    """All slots. Not thread-safe."""
 
     def __init__(self, settings: ClusterSettings, prefix: str, say: Say) -> None:
         """Name the placement groups with this prefix."""
@@ -65,7 +65,7 @@ class Slots:
         return len(self._all)
 
     def by_number(self, wanted: Mapping[str, int]) -> dict[str, str]:
-        """Return the names and roles that make these numbers: the eldest that are there, and new ones."""
+        """Return names and roles for these numbers: the oldest existing workers, and new ones."""
         chosen: dict[str, str] = {}
         taken = [slot.name for slot in self._all]
         for role, number in wanted.items():
@@ -75,9 +75,9 @@ class Slots:
         return chosen
 
     def match(self, wanted: Mapping[str, str]) -> None:
-        """Have these workers, by name with their roles, and let all others leave.
+        """Keep exactly these workers, by name with their roles, and let all others leave.
 
-        One that is wanted again while it leaves comes once it has left.
+        A worker that is wanted again while it leaves comes back once it has left.
         """
         for slot in self._all:
             if slot.name not in wanted and not slot.leaving:
@@ -93,9 +93,9 @@ class Slots:
                 self._say(name, f"asks for {amounts(bundle)}")
 
     def follow(self, roles: Mapping[str, str]) -> list[tuple[Slot, str]]:
-        """Take over the roles that workers have by now; return those that changed, with their former role.
+        """Adopt the workers' current roles; return the workers that changed, with their former role.
 
-        An operator may have made one mixed, which no number counts: it is started again with its former role.
+        A worker that an operator made mixed is in no number: it is restarted with its former role.
         """
         changed = []
         for slot in self._all:
@@ -108,7 +108,7 @@ class Slots:
         return changed
 
     def locate(self, places: Mapping[str, Place], machines: Mapping[str, Machine]) -> None:
-        """Note where they have room now, and which devices."""
+        """Update the workers' nodes and devices."""
         for slot in self._all:
             place = places.get(slot.key, Place("PENDING"))
             node = place.node if place.node in machines else ""
@@ -124,7 +124,7 @@ class Slots:
                 _find_devices(slot)
 
     def back(self, name: str) -> str:
-        """Return how long a worker that is ready now was away, if its node had died."""
+        """Return how long a worker that is ready again was missing, if its node had died."""
         for slot in self._all:
             if slot.name == name and slot.node and slot.lost_at is not None:
                 away_s, slot.lost_at = time.monotonic() - slot.lost_at, None
@@ -132,14 +132,14 @@ class Slots:
         return ""
 
     def let_go(self, busy: Collection[str]) -> None:
-        """Give the room of workers back that have left. `busy`: those that may still run."""
+        """Release the room of workers that left. `busy`: workers that may still run."""
         for slot in [one for one in self._all if one.leaving and one.name not in busy]:
             cluster.give_up(slot.group)
             self._all.remove(slot)
             self._say(slot.name, "has left")
 
     def close(self) -> None:
-        """Give all room back."""
+        """Release all room."""
         for slot in self._all:
             cluster.give_up(slot.group)
         self._all.clear()

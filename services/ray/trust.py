@@ -1,9 +1,8 @@
 """The certificates of a deployment on Ray: its owner, or Serve's replica of the scheduler, is the CA.
 
-Each part joins with a token by role.
-
-A token reaches its part through Ray with the part's settings: whoever can read Ray's messages or start actors
-on the cluster can join, so Ray's own authentication and TLS guard it (docs/security.md).
+Each part joins with a token by role, which reaches it through Ray with its settings. Whoever can read Ray's
+messages or start actors can therefore join: Ray's own authentication and TLS must prevent that
+(docs/security.md).
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from baton.services.config import Settings
 from baton.services.ray.config import WORKER_ROLES
 from baton.tasks import stop
 
-# Validity of the tokens. They are revoked when the deployment ends; if it is killed, they expire after this
-# time. Until then parts that start again can use them.
+# Validity of the tokens, with which parts can also rejoin. They are revoked when the deployment ends; after a
+# kill they expire.
 VALID_S = 3_600.0
 EXTEND_S = 300.0
 
@@ -37,9 +36,9 @@ class Trust:
     """The CA of a deployment, which serves while entered."""
 
     def __init__(self, settings: Settings, host: str) -> None:
-        """Open the CA of `settings`, or make it, and take on the operator's part. Raises SecurityError.
+        """Open the CA of `settings`, or make it, and become an operator. Raises SecurityError.
 
-        Parts of other nodes find it at `host`, on a free port.
+        Parts on other nodes reach the CA at `host`, on a free port.
         """
         authority = Authority.at(expanded(settings.security.ca, "security.ca"))
         identities.take_on(settings, Role.OPERATOR)
@@ -75,10 +74,10 @@ class Trust:
             try:
                 for token in self._given.values():
                     await asyncio.to_thread(self._tokens.extend, token.id, VALID_S)
-            except SecurityError as error:  # a full disk, say: there are more tries before they expire
+            except SecurityError as error:  # as by a full disk; it is tried again before they expire
                 log.error("the parts' tokens could not be extended: %s", error)  # noqa: TRY400
 
     def section(self, part: str) -> dict[str, Any]:
-        """Return the section `security` of a part: a role of workers, router, scheduler or operator."""
+        """Return the section `security` for a part: a role of workers, router, scheduler or operator."""
         role = Role.WORKER if part in WORKER_ROLES else Role(part)
         return {"tls": True, "join": self._service.address, "token": str(self._given[role])}

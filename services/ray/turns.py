@@ -1,7 +1,7 @@
-"""The control loop's waits: when turns fail, it reports that, waits longer each time, and goes on.
+"""The control loop's waits: after failed turns it reports, waits longer each time, and goes on.
 
-Running parts serve without the loop. So nothing is ended while Ray's control service is away; changes such
-as a worker that died with its node are handled when it is back.
+Running parts serve without the loop, so nothing is ended while Ray's control service is away. Changes such as
+a dead node are handled when it is back.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable
 
 TURN_S = 0.5  # pause after a good turn
-MOST_S = 5.0  # longest pause after a failed turn, and so for an owner that waits for the end
-TELL_S = 60.0  # pause between lines about the same failure
+MOST_S = 5.0  # longest pause after a failed turn, and so the longest delay of the end
+TELL_S = 60.0  # between two lines about the same failure
 
 
 class Turns:
-    """The waits between turns, and the reports. For one thread."""
+    """The waits between turns, and the reports. Not thread-safe."""
 
     def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
         self._clock = clock
         self._failed = 0  # failed turns in a row
-        self._since = 0.0  # the clock at the first of them
+        self._since = 0.0  # time of the first of them
         self._problem = ""
         self._told = 0.0
 

@@ -1,4 +1,4 @@
-"""A deployment simulated on virtual time: the product's own decisions, workers that follow curves.
+"""A deployment simulated on virtual time: Baton's own decisions, and workers whose steps follow curves.
 
     loop        asyncio on virtual time
     profile     pace and size of the workers: measured curves, in a JSON file
@@ -7,7 +7,7 @@
     deployment  the scheduler's roster, ledger, placer, policy and index of prefixes, and the workers
     router      the router's waiting room and recovery, on these
     simulation  one run;  figures  its outcome
-    tune        the split into prefill and decode workers that serves a trace best
+    tune        the search for the best split into prefill and decode workers
 
-docs/simulator.md tells what is simulated and what is not.
+docs/simulator.md says what is simulated and what is not.
 """

@@ -1,8 +1,8 @@
-"""The KV cache of a simulated engine: blocks in use, and those of requests that are over, the prefix cache.
+"""The KV cache of a simulated engine: blocks in use, and idle blocks that form the prefix cache.
 
-As in vLLM a full block has a name, and one that nobody uses stays until its room is wanted: the one that was
-not used for longest goes first, of one prompt the last. What is stored and removed is kept for the worker's
-log, as the events of a real engine are.
+As in vLLM a full block has a name, and an idle block stays until its room is needed. The least recently used
+block goes first, and of one prompt its last block. Stored and removed blocks are collected for the worker's
+log, like a real engine's events.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from baton.prefix_keys import key_of
 
 @dataclass(slots=True)
 class Held:
-    """The blocks of one request: those with a name, in order, and how many have none yet."""
+    """The blocks of one request: the named ones in order, and the number of unnamed ones."""
 
     named: list[int] = field(default_factory=list)  # hashes
     private: int = 0
 
 
 class Cache:
-    """Invariant: blocks in use and idle ones are at most `blocks`, unless those in use alone are more."""
+    """A cache. Blocks in use and idle ones are at most `blocks`, unless blocks in use alone exceed it."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.grown = 0  # blocks of outputs, kept by the engine for all requests that decode
-        self._used: dict[int, int] = {}  # hash -> requests that hold it
-        self._idle: OrderedDict[int, int] = OrderedDict()  # hash -> depth; the first one goes first
+        self.grown = 0  # blocks of outputs, counted by the engine for all decoding requests
+        self._used: dict[int, int] = {}  # hash -> number of requests that hold it
+        self._idle: OrderedDict[int, int] = OrderedDict()  # hash -> depth, least recently used first
         self._private = 0
-        self._stored: dict[int, int] = {}  # hash -> depth; since the last `take_changes`
+        self._stored: dict[int, int] = {}  # hash -> depth, since the last `take_changes`
         self._removed: dict[int, int] = {}
 
     @property
     def free(self) -> int:
-        """Blocks that requests could have, idle ones included; below 0: outputs outgrew the cache."""
+        """Blocks that requests could get, idle ones included. Below 0 if outputs outgrew the cache."""
         return self.blocks - len(self._used) - self._private - self.grown
 
     def __contains__(self, block_hash: int) -> bool:
         return block_hash in self._used or block_hash in self._idle
 
     def hit(self, hashes: Sequence[int]) -> int:
-        """Return how many blocks from the first on are there."""
+        """Return how many leading blocks are in the cache."""
         used, idle = self._used, self._idle
         return next((at for at, one in enumerate(hashes) if one not in used and one not in idle), len(hashes))
 
     def fits(self, hashes: Sequence[int], blocks: int) -> bool:
-        """Return whether a request that needs so many blocks, and finds these there, has room."""
+        """Return whether there is room for a request of `blocks` blocks that shares `hashes`."""
         return blocks - sum(one in self._used for one in hashes) <= self.free
 
     def take(self, hashes: Sequence[int], blocks: int) -> Held:
-        """Give a request so many blocks, of which `hashes` are there."""
+        """Give a request `blocks` blocks; those of `hashes` are in the cache already."""
         for one in hashes:
             self._idle.pop(one, None)
             self._used[one] = self._used.get(one, 0) + 1
@@ -63,7 +63,7 @@ class Cache:
         return held
 
     def name(self, held: Held, hashes: Sequence[int], upto: int) -> None:
-        """Note that a request's first `upto` blocks are full: others find them by their hashes."""
+        """Name a request's first `upto` blocks, which are full, so that others find them by hash."""
         named = held.named
         for depth in range(len(named) + 1, upto + 1):
             one = hashes[depth - 1]
@@ -77,7 +77,7 @@ class Cache:
                 self._private -= 1
 
     def release(self, held: Held, hashes: Sequence[int] = (), upto: int = 0) -> None:
-        """Take a request's blocks back; the first `upto` of `hashes` stay as long as there is room."""
+        """Take a request's blocks back. The first `upto` of `hashes` stay while there is room."""
         self._private -= held.private
         held.private = 0
         named = held.named
@@ -101,7 +101,7 @@ class Cache:
         self.trim()
 
     def trim(self) -> None:
-        """Remove idle blocks whose room is in use."""
+        """Remove idle blocks until the cache is within its size."""
         most = max(0, self.free)
         while len(self._idle) > most:
             one, depth = self._idle.popitem(last=False)

@@ -1,7 +1,7 @@
-"""The scheduler's side of a simulated deployment, which is the product's code, and the workers.
+"""The scheduler of a simulated deployment, which is Baton's own code, and the workers.
 
-The roster, the ledger, the placer with its policy, the index of prefixes and its upkeep are those of a
-scheduler's process; what reaches them by gRPC there is a call here.
+Roster, ledger, placer, policy and prefix index are those of a scheduler's process. gRPC calls are plain calls
+here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baton.services.simulate.figures import Gaps
 from baton.services.simulate.profile import Profile
 from baton.services.simulate.worker import Fault, SimulatedWorker
 
-LOOK_S = 0.5  # between two looks at the fleet, as in a scheduler's process
+LOOK_S = 0.5  # as in a scheduler's process
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Split:
 
     @property
     def workers(self) -> int:
-        """All of them."""
+        """The number of all workers."""
         return self.prefill + self.decode + self.mixed
 
     @property
@@ -64,7 +64,7 @@ class Split:
 
 
 class SimulatedDeployment:
-    """A scheduler and its workers, on the loop's time."""
+    """A scheduler and its workers, on the loop's virtual time."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class SimulatedDeployment:
         seed: int,
         events: bool = True,
     ) -> None:
-        """Prepare it. Without `events` the scheduler hears nothing of caches. Raises BadPolicy."""
-        settings = settings.model_copy(update={"prefix_pull_s": 0.0})  # pulls from others are not simulated
+        """Prepare the deployment. Without `events` workers do not report their caches. Raises BadPolicy."""
+        settings = settings.model_copy(update={"prefix_pull_s": 0.0})  # pulls are not simulated
         self._loop = loop
         self._profile = profile
         self._settings = settings
@@ -86,11 +86,11 @@ class SimulatedDeployment:
         self._draw = random.Random(seed)  # noqa: S311 (no secret)
         self._split = split
         self._lives: dict[str, int] = {}
-        self._numbers: dict[str, int] = {}  # by name, in the order of their first start
-        self._retired: dict[str, float] = {}  # by name: seconds in steps of its lives that are over
+        self._numbers: dict[str, int] = {}  # name -> number, in the order of first starts
+        self._retired: dict[str, float] = {}  # name -> seconds in steps, of its earlier lives
         self._machine = Machine(profile.engine.cores)
         self.lost = 0
-        self.workers: dict[str, SimulatedWorker] = {}  # by id: those that live
+        self.workers: dict[str, SimulatedWorker] = {}  # by id, the living ones
         self.ledger = Ledger(settings.placement_lease_s, loop.time)
         self.roster = Roster("simulated", settings.worker_lease_s, self.ledger, loop.time)
         self._prefixes: PrefixLedger | None = None
@@ -103,14 +103,14 @@ class SimulatedDeployment:
         self.placer = Placer(self.roster, self.ledger, policy, prefixes=self._prefixes, clock=loop.time)
 
     def begin(self, faults: Sequence[Fault]) -> None:
-        """Start the workers, and have the faults happen."""
+        """Start the workers and schedule the faults."""
         for name, role in self._split.names():
             self._start(name, role)
         for fault in faults:
             self._loop.call_at(fault.at_s, self._strike, fault)
 
     async def watch(self) -> None:
-        """Keep what is known of caches up to date, as a scheduler's process does."""
+        """Keep the prefix index up to date, as a scheduler's process does."""
         while self._knowledge is not None:
             self._knowledge.look(self.roster.view())
             await self._knowledge.tend()
@@ -118,11 +118,11 @@ class SimulatedDeployment:
 
     @property
     def gaps(self) -> Gaps:
-        """The gaps between all tokens so far."""
+        """The gaps between tokens so far."""
         return self._machine.gaps
 
     def busy_s(self) -> dict[str, float]:
-        """Return the seconds in steps, by name of the worker."""
+        """Return each worker's seconds in steps, by name."""
         found = dict(self._retired)
         for worker in self.workers.values():
             found[worker.name] = found.get(worker.name, 0.0) + worker.engine.busy_s

@@ -1,8 +1,7 @@
-"""A simulated engine: steps of prompts' pieces and of requests that decode, on the loop's time.
+"""A simulated engine: steps with pieces of prompts and decoding requests, on virtual time.
 
-A step takes what its profile's curves say. Prompts get their pieces by the product's own rule of fair share,
-and wait in its order. Steps in which nothing but decoding happens are taken together, up to the one after
-which something changes: the first request that ends, one that comes, a full cache.
+The profile's curves give a step's time. Prompts wait and get their pieces by Baton's own rule of fair share.
+Decoding steps are simulated together until a request ends or arrives, or the cache is full.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from baton.services.simulate.cache import Cache, Held
 from baton.services.simulate.figures import Gaps
 from baton.services.simulate.profile import Profile
 
-MOST_STEPS = 64  # taken together: contexts grow meanwhile
+MOST_STEPS = 64  # simulated together; contexts grow meanwhile, so not more
 
 
 class EngineLost(Exception):
@@ -29,57 +28,57 @@ class EngineLost(Exception):
 
 
 class TooLarge(Exception):
-    """The request does not fit into the idle engine."""
+    """The request does not fit even into an idle engine."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request in an engine: its prompt, or where that was handed over (`given`) what comes after it."""
+    """One request in an engine. `given`: its prompt's KV was handed over, so only the rest is computed."""
 
-    hashes: Sequence[int]  # of the blocks of the prompt, and of the answer as far as they are known
-    prompt: int  # tokens, those of an answer begun elsewhere included
+    hashes: Sequence[int]  # block hashes of the prompt, and of the answer as far as known
+    prompt: int  # tokens, including an answer's tokens from an earlier attempt
     output: int  # tokens to generate here
     given: bool
     over: asyncio.Future[None]  # raises EngineLost and TooLarge
-    patience_ms: int = 0  # of its class
-    order: int = 0  # in the queue: the lowest goes first
-    hit: int = 0  # tokens found in the prefix cache, of a prompt that is computed here
-    computed: int = 0  # tokens of the prompt whose KV is there
-    first_piece_at: float = 0.0  # the first step with a piece of it ended
-    last_piece: int = 0  # tokens of the last step with a piece of it
-    first_at: float = 0.0  # the prompt ended, with a token
-    next_at: float = 0.0  # the first token came that was decoded here
-    generated: float = 0.0  # tokens, kept when it ends or stops
+    patience_ms: int = 0
+    order: int = 0  # in the queue; the lowest goes first
+    hit: int = 0  # prompt tokens found in the prefix cache
+    computed: int = 0  # prompt tokens whose KV is in the cache
+    first_piece_at: float = 0.0  # end of the first step with a piece of it
+    last_piece: int = 0  # size of its last piece, tokens
+    first_at: float = 0.0  # time of its first token, at the prompt's end
+    next_at: float = 0.0  # time of the first token decoded here
+    generated: float = 0.0  # tokens, set when it ends or stops
     held: Held = field(default_factory=Held)
-    joined: float = 0.0  # the engine's progress when it began to decode
-    left: float = 0.0  # tokens then
+    joined: float = 0.0  # the engine's `_progress` when it began to decode
+    left: float = 0.0  # tokens to generate at that time
     admitted: bool = False
 
 
 class Machine:
-    """The things that a deployment's engines share: the count of gaps between tokens, and maybe cores."""
+    """Shared by a deployment's engines: the count of gaps between tokens, and the cores if limited."""
 
     def __init__(self, cores: int) -> None:
-        """With 0 each engine has a core of its own; else the workers are dealt out to so many."""
+        """Share `cores` among the engines; with 0 each has a core of its own."""
         self.gaps = Gaps()
         self.cores = cores
-        self._stepping: Counter[int] = Counter()  # by core: engines with a step under way
+        self._stepping: Counter[int] = Counter()  # core -> engines with a step under way
 
     def begin(self, core: int) -> None:
-        """Note that an engine there has something to do."""
+        """Note that an engine on this core has work."""
         self._stepping[core] += 1
 
     def end(self, core: int) -> None:
-        """Note that it has nothing any more."""
+        """Note that an engine on this core has no more work."""
         self._stepping[core] -= 1
 
     def slower(self, core: int) -> float:
-        """Return the factor of a step that begins there now."""
+        """Return the factor by which a step that begins on this core now is slower."""
         return max(1.0, self._stepping[core]) if self.cores else 1.0
 
 
 class SimulatedEngine:
-    """One engine. All methods run in the loop's thread."""
+    """One engine. Call all methods in the loop's thread."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class SimulatedEngine:
         machine: Machine,
         number: int = 0,
     ) -> None:
-        """Make an idle engine. `number` tells its core, where cores are shared."""
+        """Make an idle engine. `number` selects its core where cores are shared."""
         self._loop = loop
         self._profile = profile
         self._block = block_tokens
@@ -99,17 +98,17 @@ class SimulatedEngine:
         self.counts = pb.EngineCounts()
         self.busy_s = 0.0
         self._waiting: list[tuple[int, int, Job]] = []  # heap
-        self._prompts: list[Job] = []  # whose prompts run
-        self._decoding: list[tuple[float, int, Job]] = []  # heap, by the progress at their end
+        self._prompts: list[Job] = []  # jobs with a prompt under way
+        self._decoding: list[tuple[float, int, Job]] = []  # heap, by `_progress` at their end
         self._number = count()
-        self._progress = 0.0  # tokens that a request which decodes has got since the begin
-        self._joined = 0.0  # sum of `joined` of those that decode
-        self._context = 0  # sum of their prompts
-        self._timer: asyncio.TimerHandle | None = None  # of the end of the steps under way
+        self._progress = 0.0  # tokens that a request would have got, had it decoded from the start
+        self._joined = 0.0  # sum of `joined` over decoding jobs
+        self._context = 0  # sum of decoding jobs' prompts
+        self._timer: asyncio.TimerHandle | None = None  # fires at the end of the steps under way
         self._began, self._step_s, self._steps = 0.0, 0.0, 0
         self._pieces: list[tuple[Job, int]] = []
-        self._aborted: list[Job] = []  # during them
-        self._joining = 0  # requests whose first step is under way: the gap before it is not the engine's
+        self._aborted: list[Job] = []  # while steps are under way
+        self._joining = 0  # requests in their first decoding step; the gap before it is not the engine's
 
     @property
     def running(self) -> int:
@@ -122,23 +121,23 @@ class SimulatedEngine:
         return len(self._waiting)
 
     def submit(self, job: Job) -> None:
-        """Queue a request; `job.over` ends with it."""
+        """Queue a request. `job.over` is done when it ends."""
         now, tokens = self._loop.time(), 0 if job.given else job.prompt
         job.order = priority(now, tokens, handed_over=job.given, patience_ms=job.patience_ms)
         heapq.heappush(self._waiting, (job.order, next(self._number), job))
         if self._timer is None:
             self._begin()
-        else:  # it joins at the end of the step under way
+        else:  # it joins after the step under way
             self._cut()
 
     def abort(self, job: Job) -> None:
-        """Drop a request for which nobody waits any more, at the end of the step under way."""
-        if self._timer is not None:  # else it has ended
+        """Drop a request at the end of the step under way."""
+        if self._timer is not None:  # otherwise it has ended
             self._aborted.append(job)
             self._cut()
 
     def kill(self) -> None:
-        """Fail all requests; nothing is left."""
+        """Fail all requests with EngineLost."""
         if self._timer is not None:
             self._timer.cancel()
             if self._steps > 1:
@@ -153,7 +152,7 @@ class SimulatedEngine:
         self._waiting, self._prompts, self._decoding = [], [], []
 
     def _begin(self) -> None:
-        """Begin the next step, or several; or none, where there is nothing to do."""
+        """Begin the next step or steps, if there is anything to do."""
         self._grow()
         while self.cache.free < 0 and len(self._decoding) > 1:
             self._preempt()
@@ -186,7 +185,7 @@ class SimulatedEngine:
         self._timer = self._loop.call_at(self._began + steps * self._step_s, self._end)
 
     def _cut(self) -> None:
-        """Take no more steps together than have begun."""
+        """End the group of steps under way with the step that has begun."""
         if self._timer is None or self._steps == 1:
             return
         done = max(1, math.ceil((self._loop.time() - self._began) / self._step_s - 1e-9))
@@ -217,7 +216,7 @@ class SimulatedEngine:
             full = min((job.prompt + job.output - 1) // self._block, len(job.hashes))
             self.cache.release(job.held, job.hashes, full)
             job.generated += job.left
-            if not job.over.done():  # else its request ran out of time
+            if not job.over.done():  # otherwise its request ran out of time
                 job.over.set_result(None)
         for job in self._aborted:
             self._drop(job)
@@ -225,7 +224,7 @@ class SimulatedEngine:
         self._begin()
 
     def _advance(self, steps: int) -> None:
-        """Let so many of the steps under way be done."""
+        """Complete `steps` of the steps under way."""
         pace, requests, took_s = self._profile.pace, len(self._decoding), steps * self._step_s
         self.busy_s += took_s
         self.counts.busy_s += took_s
@@ -238,7 +237,7 @@ class SimulatedEngine:
             self._joining = 0
 
     def _compose(self) -> tuple[list[Job], list[tuple[Job, int]]]:
-        """Return the requests that begin to decode, and the prompts of the next step with their tokens."""
+        """Return the requests that begin to decode, and the next step's prompts with their token counts."""
         engine = self._profile.engine
         budget = engine.step_tokens - len(self._decoding)
         prompts = len(self._prompts) + sum(not job.given for *_, job in self._waiting[: engine.batch])
@@ -277,7 +276,7 @@ class SimulatedEngine:
         return joined, pieces
 
     def _admit(self, job: Job) -> bool:
-        """Give a request its blocks, if there is room."""
+        """Give a request its blocks if there is room, and return whether there was."""
         hashes, cache = job.hashes, self.cache
         hit = cache.hit(hashes[: (job.prompt - 1) // self._block])
         found, blocks = hashes[:hit], -(-(job.prompt + 1) // self._block)
@@ -303,7 +302,7 @@ class SimulatedEngine:
         self._context += job.prompt
 
     def _leave(self, job: Job) -> None:
-        """Take one that was removed from the heap off the sums."""
+        """Subtract a job, already removed from the heap, from the sums."""
         self._joined -= job.joined
         self._context -= job.prompt
         self._grow()
@@ -314,7 +313,7 @@ class SimulatedEngine:
         self.cache.trim()
 
     def _preempt(self) -> None:
-        """Put the request that began to decode last back into the queue, to be computed anew."""
+        """Put the request that began to decode last back into the queue, to be recomputed."""
         place = max(range(len(self._decoding)), key=lambda at: self._decoding[at][1])
         job = self._interrupt(place)
         left = max(1, math.ceil(job.left - (self._progress - job.joined)))
@@ -324,7 +323,7 @@ class SimulatedEngine:
         heapq.heappush(self._waiting, (job.order, next(self._number), job))
 
     def _drop(self, job: Job) -> None:
-        """Take an aborted request off the batch or the queue, unless it has ended meanwhile."""
+        """Remove an aborted request from the batch or the queue, unless it has ended meanwhile."""
         place = next((at for at, (*_, one) in enumerate(self._decoding) if one is job), None)
         if place is not None:
             self._interrupt(place)
@@ -336,7 +335,7 @@ class SimulatedEngine:
         self.cache.release(job.held)
 
     def _interrupt(self, place: int) -> Job:
-        """Take one off those that decode, before its end."""
+        """Stop a decoding request before its end."""
         job = self._decoding.pop(place)[2]
         heapq.heapify(self._decoding)
         self._leave(job)
@@ -349,5 +348,5 @@ class SimulatedEngine:
             self._machine.end(self._core)
 
     def _stop(self, job: Job) -> None:
-        """Note what one that decodes has generated so far."""
+        """Record what a decoding request has generated so far."""
         job.generated += min(job.left, self._progress - job.joined)

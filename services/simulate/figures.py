@@ -1,4 +1,4 @@
-"""The outcome of a simulation: what each request went through, and the figures made of all of them."""
+"""The outcome of a simulation: each request's times, and figures over all requests."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_FINENESS = 50  # buckets of gaps for each factor of e: 2 % wide
+_FINENESS = 50  # buckets of gaps for each factor of e: each is 2 % wide
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One request. Times are the loop's, seconds; 0 for what never came."""
+    """One request. Times are the loop's, in seconds; 0 if something never happened."""
 
     arrived: float
     prompt: int  # tokens
     output: int
     first: float = 0.0
     ended: float = 0.0
-    waited_s: float = 0.0  # for room
-    computed: int = 0  # prompt tokens that were computed for it, on all tries
-    hit: int = 0  # prompt tokens found in a cache at its first try
-    known: int = 0  # what the scheduler believed of that
+    waited_s: float = 0.0  # for room on a worker
+    computed: int = 0  # prompt tokens computed in all attempts
+    hit: int = 0  # prompt tokens found in a cache in the first attempt
+    known: int = 0  # the same, as the scheduler expected
     tries: int = 0
-    service: str = ""  # the name of its class
-    problem: str = ""  # why it failed
+    service: str = ""  # its class's name
+    problem: str = ""  # why it failed; empty if it did not
 
     @property
     def first_s(self) -> float:
@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def gap_s(self) -> float:
-        """The mean gap between its tokens."""
+        """The mean gap between tokens."""
         return (self.ended - self.first) / max(1, self.output - 1)
 
 
@@ -46,15 +46,15 @@ class Gaps:
         self._counts: Counter[int] = Counter()
 
     def add(self, gap_s: float, tokens: int = 1) -> None:
-        """Count a gap before each of so many tokens."""
+        """Count a gap once for each of `tokens` tokens."""
         self._counts[round(_FINENESS * math.log(max(gap_s, 1e-6)))] += tokens
 
     def clear(self) -> None:
-        """Forget all so far."""
+        """Forget all gaps so far."""
         self._counts.clear()
 
     def percentile(self, share: float) -> float:
-        """Return the gap below which `share` (0 to 1) of all lie, seconds; nan without any."""
+        """Return the gap, in seconds, below which `share` (0 to 1) of all gaps lie; nan without gaps."""
         passed, total = 0, self._counts.total()
         for bucket, tokens in sorted(self._counts.items()):
             passed += tokens
@@ -65,13 +65,13 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Goals:
-    """The goals for a request, seconds: its first token, and the mean gap between its tokens."""
+    """A request's goals in seconds: for its first token and the mean gap between its tokens."""
 
     ttft_s: float
     itl_s: float
 
     def met(self, one: Outcome) -> bool:
-        """Return whether a request is within both."""
+        """Return whether a request met both goals."""
         return not one.problem and one.first_s <= self.ttft_s and one.gap_s <= self.itl_s
 
 
@@ -79,13 +79,13 @@ class Goals:
 class Run:
     """The outcome of one simulation."""
 
-    outcomes: list[Outcome]  # of the requests that count, in the order of their arrival
-    seconds: float  # in which those arrived
+    outcomes: list[Outcome]  # of the requests that count, by arrival
+    seconds: float  # the time in which they arrived
     gaps: Gaps
     goals: Goals
-    busy: dict[str, float]  # share of the time in which each worker had a step under way
-    requests: int  # all, those before the count began included
-    wall_s: float = 0.0  # the simulation itself
+    busy: dict[str, float]  # worker -> share of the time with a step under way
+    requests: int  # all requests, including those that do not count
+    wall_s: float = 0.0  # real time that the simulation took
     lost: int = 0  # workers that died
     _done: list[Outcome] = field(init=False)
 
@@ -98,7 +98,7 @@ class Run:
         return sum(map(self.goals.met, self.outcomes)) / max(1, len(self.outcomes))
 
     def figures(self) -> dict[str, float]:
-        """Return the figures by name: milliseconds, shares, requests a second."""
+        """Return figures by name, in milliseconds, shares, or requests a second."""
         done = self._done
         first = [one.first_s for one in done]
         prompts = max(1, sum(one.prompt for one in done))
@@ -136,7 +136,7 @@ class Run:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` (0 to 1) of the values lie; nan when there are none."""
+    """Return the value below which `share` (0 to 1) of the values lie; nan without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
 

@@ -1,6 +1,6 @@
-"""An event loop on virtual time: when nothing is ready to run, the next timer's moment is now.
+"""An event loop on virtual time: when nothing is ready to run, time jumps to the next timer.
 
-asyncio's own code runs on it unchanged (tasks, locks, timeouts), and so does whatever reads `loop.time`.
+asyncio's tasks, locks and timeouts run on it unchanged, as does all code that reads `loop.time`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Stalled(RuntimeError):
-    """Something waits for what can never come: no timer is left."""
+    """A task waits for something that cannot happen, as no timer is left."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The loop. `time` begins at 0, seconds."""
+    """The loop. `time` begins at 0 seconds."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -29,19 +29,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def skip(self, seconds: float) -> None:
-        """Let so much time pass at once."""
+        """Advance the virtual time."""
         self._now += seconds
 
 
 class _Skipping(selectors.SelectSelector):
-    """A selector whose wait takes no time, and no input ends: there is none but the loop's own pipe."""
+    """A selector that never waits: there is no input but the loop's own pipe."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Skip the time until the next timer. Raises Stalled without one."""
+        """Skip to the next timer. Raises Stalled without one."""
         if timeout is None:
             raise Stalled("nothing is left that could ever happen, and not all is done")
         self._loop.skip(max(0.0, timeout))
@@ -49,7 +49,7 @@ class _Skipping(selectors.SelectSelector):
 
 
 def run(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
-    """Run `main` on virtual time and close the loop. Raises what it raises, and Stalled."""
+    """Run `main` on virtual time and close the loop. Raises Stalled, and whatever `main` raises."""
     try:
         return loop.run_until_complete(main)
     finally:

@@ -2,9 +2,9 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
-`timestamp` is in milliseconds. Each of `hash_ids` names 512 tokens of the prompt and all before them, the
-last one what is left of it. After Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST
-2025.
+`timestamp` is in milliseconds. Each of `hash_ids` names 512 tokens of the prompt together with all tokens
+before them; the last one names the remaining tokens. After Qin et al., "Mooncake: Trading More Storage for
+Less Computation", FAST 2025.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 @dataclass
 class MooncakeTrace(Trace):
-    """A trace in memory. Requests arrive by their timestamps, or `speed` times as fast."""
+    """A trace in memory. Requests arrive by their timestamps, `speed` times as fast."""
 
     asks: list[Ask]
     speed: float = 1.0
@@ -32,7 +32,7 @@ class MooncakeTrace(Trace):
 
     @property
     def seconds(self) -> float:  # type: ignore[override]
-        """The time from the first arrival to just behind the last one."""
+        """The time from the first arrival to just after the last one."""
         return (self.asks[-1].at - self.asks[0].at) / self.speed + 1e-6
 
     def begin(self) -> Iterator[Ask]:
@@ -42,7 +42,7 @@ class MooncakeTrace(Trace):
 
 
 def read(file: Path, *, speed: float = 1.0, most: int = 0) -> MooncakeTrace:
-    """Read a trace, or its first `most` requests. Raises ConfigError for what is none."""
+    """Read a trace, or its first `most` requests. Raises ConfigError if the file is not a trace."""
     asks: list[Ask] = []
     try:
         with file.open() as lines:
@@ -74,7 +74,7 @@ def _ask(line: str, number: int, where: str) -> Ask:
 
 
 def _hash(number: int) -> int:
-    """Return 64 bits that differ in all places: small numbers would share the names of blocks.
+    """Return 64 well-mixed bits: small numbers would share the names of blocks.
 
     The finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
     """

@@ -1,8 +1,8 @@
-"""The machine and the model that a simulation is about: pace of an engine, its size, the way of its KV.
+"""The simulated machine and model: an engine's pace and size, and the speed of handoffs.
 
 A profile is one JSON file with these sections and keys; `python -m bench simulate --measure` writes one for a
-real model on a real machine. What a file leaves out keeps the defaults, round figures of a GPU with a model
-of some 8 billion parameters that are assumed and not measured.
+real model on a real machine. The defaults are round figures for a GPU with a model of some 8 billion
+parameters, assumed and not measured.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class _Section(BaseModel):
 
 
 class Pace(_Section):
-    """The time of an engine's step, seconds, by what is in it.
+    """The time of an engine's step in seconds, by its content.
 
-    Between two points of a curve a straight line counts, beyond the last one the line through the last two.
+    Curves are linear between two points; beyond the last point the last line continues.
     """
 
     prefill: Points = Field(
@@ -56,17 +56,17 @@ class Pace(_Section):
     def step_s(self, tokens: int, pairs: int, requests: int, context: float) -> float:
         """Return the time of a step.
 
-        tokens: of prompts
-        pairs: these, each times the tokens before its piece
-        requests: that decode
-        context: sum of their contexts, tokens
+        tokens: prompt tokens in it
+        pairs: the sum, over these tokens, of the tokens before their piece of the prompt
+        requests: decoding requests
+        context: sum of their contexts, in tokens
         """
         step_s = 0.0
         if tokens:
             step_s = _at(self.prefill, tokens) + self.prefill_context_s * pairs
         if requests:
             decode_s = (_at(self.decode, requests) + self.decode_context_s * context) * self.drafting
-            # What a step costs however little is in it counts once.
+            # The fixed cost of a step counts once.
             step_s = step_s + max(0.0, decode_s - _at(self.decode, 0)) if tokens else decode_s
         return step_s
 
@@ -82,7 +82,7 @@ class Engine(_Section):
 
 
 class Handoff(_Section):
-    """The way of KV from a prefill worker to a decode worker."""
+    """The transfer of KV from a prefill worker to a decode worker."""
 
     token_bytes: float = Field(131_072, ge=0, description="KV of a token")
     bytes_per_s: float = Field(10e9, gt=0, description="into one decode worker")
@@ -92,7 +92,7 @@ class Handoff(_Section):
 
 
 class Profile(_Section):
-    """All that is assumed of the workers, which are all alike."""
+    """The assumptions about the workers, which are all alike."""
 
     name: str = "assumed"
     pace: Pace = Pace()
@@ -101,7 +101,7 @@ class Profile(_Section):
 
 
 def load(file: Path) -> Profile:
-    """Read a profile. Raises ConfigError for a file that is not there, or is none."""
+    """Read a profile. Raises ConfigError if the file is missing or not a profile."""
     try:
         given: Any = json.loads(file.read_text())
     except OSError as error:

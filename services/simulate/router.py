@@ -1,11 +1,11 @@
-"""A router on virtual time: its waiting room and its rules of recovery are the product's.
+"""A router on virtual time, with Baton's own waiting room and rules of recovery.
 
     relay.py of the router, over HTTP and gRPC     here
     WaitingRoom, next_step, backoff_s              the same objects
     Placements and Reporter                        calls of the placer; events reach it in batches, as often
     Leg, over a worker's stream                    a job in a simulated engine
 
-No placement is made without a scheduler here: the simulated one never fails.
+The simulated scheduler never fails, so no placement is made without one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Wire:
 
 @dataclass(slots=True)
 class _Life:
-    """One request, over all of its attempts."""
+    """One request over all of its attempts."""
 
     name: str
     ask: Ask
@@ -75,22 +75,22 @@ class _Life:
 
     @property
     def attempt(self) -> Attempt:
-        """The current one."""
+        """The current attempt."""
         return Attempt(self.name, self.epoch)
 
     @property
     def tokens_to_prefill(self) -> int:
-        """For an engine that has none of its KV."""
+        """The tokens to prefill on an engine without any of its KV."""
         return self.ask.prompt + self.generated
 
     @property
     def left(self) -> int:
-        """Tokens to generate."""
+        """The tokens still to generate."""
         return self.ask.output - self.generated
 
 
 class SimulatedRouter:
-    """One router. `serve` is called once a request, each in a task of its own."""
+    """One router. Call `serve` once for each request, in a task of its own."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class SimulatedRouter:
         loop.call_later(self._renew_s, self._renew)
 
     async def serve(self, name: str, ask: Ask, outcome: Outcome) -> None:
-        """Bring a request to its end, which `outcome` tells."""
+        """Run a request to its end, and record it in `outcome`."""
         prefix = prompt_keys(ask.hashes[: ask.prompt // self._block_tokens], self._block_tokens)
         life = _Life(name, ask, outcome, prefix)
         try:
@@ -142,14 +142,12 @@ class SimulatedRouter:
             self._end(life, "error" if outcome.problem else "length")
 
     async def _run_through(self, life: _Life) -> None:
-        """Run an admitted request to its end, on as many workers as it takes."""
+        """Run an admitted request to its end, over as many attempts as it takes."""
         try:
             while (failure := await self._attempt(life)) is not None:
                 await self._recover(life, failure)
         finally:
             self._waiting.left(life.ask.service)
-
-    # Placements.
 
     def _placing(self, life: _Life) -> Place:
         return lambda service: self._place(life, service)
@@ -183,7 +181,7 @@ class SimulatedRouter:
             life.outcome.known = found.held or 0
 
     async def _recover(self, life: _Life, failure: Failure) -> None:
-        """Leave a placement that can be tried. Raises AttemptsExhausted."""
+        """Set the placement to try next. Raises AttemptsExhausted."""
         if failure.counts:
             life.failures.add(failure.worker_id)
         life.retries += 1
@@ -199,14 +197,14 @@ class SimulatedRouter:
             if not failure.decode_side_is_fine:
                 await self._place_again(life, failure)
                 return
-            with contextlib.suppress(NotAdmitted):  # then its decode worker prefills it
+            with contextlib.suppress(NotAdmitted):  # its decode worker then prefills it
                 await self._place(life, life.ask.service)
                 return
         if life.assignment is not None:
             life.assignment = replace(life.assignment, prefill=None)
 
     async def _place_again(self, life: _Life, failure: Failure) -> None:
-        """Get the next placement. Wait for room, and for workers that come back. Raises AttemptsExhausted."""
+        """Get the next placement; wait for room and for workers that come back. Raises AttemptsExhausted."""
         self._end(life, "retried")
         while self._loop.time() <= life.give_up:
             await asyncio.sleep(backoff_s(life.retries, self._draw.uniform))
@@ -221,8 +219,6 @@ class SimulatedRouter:
             else:
                 return
         raise AttemptsExhausted(f"no worker can take over: {failure.message}")
-
-    # Attempts.
 
     async def _attempt(self, life: _Life) -> Failure | None:
         """Run the placement. Return None when the request is over."""
@@ -259,7 +255,7 @@ class SimulatedRouter:
         worker = self._deployment.workers.get(assignment.decode.worker_id)
         if worker is None:
             return _unreachable(assignment.decode.worker_id)
-        # What was handed over does not hold the KV of the last token.
+        # The handed-over KV does not include the last token's.
         given = source is not None
         job = self._job(life, life.tokens_to_prefill - given, life.left, given=given)
         ended = await self._in_engine(life, worker, job)
@@ -294,7 +290,7 @@ class SimulatedRouter:
         return None
 
     def _see(self, life: _Life, job: Job) -> None:
-        """Note when the client saw tokens of a decode worker's job."""
+        """Note when the client saw a job's tokens."""
         came = job.next_at if job.given else job.first_at
         if not came:
             return
@@ -306,7 +302,7 @@ class SimulatedRouter:
     async def _hand_over(
         self, life: _Life, assignment: Assignment, source: SimulatedWorker, job: Job
     ) -> Failure | None:
-        """Move the prompt's KV to its decode worker, which lacks what its own cache does not hold."""
+        """Move the part of the prompt's KV that the decode worker's cache lacks."""
         way, now = self._profile.handoff, self._loop.time()
         target = self._deployment.workers.get(assignment.decode.worker_id)
         if target is None:

@@ -1,4 +1,4 @@
-"""One simulation from its beginning to its end: a trace against a deployment, on virtual time."""
+"""One simulation: a trace against a deployment, on virtual time."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from baton.services.simulate.router import SimulatedRouter, Wire
 from baton.services.simulate.traces import Ask, Trace
 from baton.services.simulate.worker import Fault
 
-WARM_SHARE = 0.2  # of the time, in which caches fill: requests that arrive then do not count
-PROGRESS_S = 1.0  # s of wall time between two words about the progress
+WARM_SHARE = 0.2  # of the time; caches fill meanwhile, so requests that arrive then do not count
+PROGRESS_S = 1.0  # real time between two reports of progress
 
-# Gets the share of the time that has passed (0 to 1), and the requests that are over.
+# Gets the share of the time that has passed (0 to 1) and the number of finished requests.
 Progress = Callable[[float, int], None]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """All of a simulation but its trace."""
+    """Everything about a simulation except its trace."""
 
     split: Split
     profile: Profile = field(default_factory=Profile)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
     goals: Goals = Goals(0.5, 0.05)  # noqa: RUF009 (frozen)
-    events: bool = True  # the scheduler hears of caches
+    events: bool = True  # workers report their caches to the scheduler
     routers: int = 1
     faults: Sequence[Fault] = ()
     warm_share: float = WARM_SHARE
@@ -41,7 +41,7 @@ class Setup:
 
 
 def simulate(setup: Setup, trace: Trace, progress: Progress | None = None) -> Run:
-    """Run all requests of `trace`, which is used up. Raises BadPolicy.
+    """Run all requests of `trace`, which is consumed. Raises BadPolicy.
 
     The same setup and trace give the same outcome.
     """
@@ -89,7 +89,7 @@ class _Simulation:
         warm_s = setup.warm_share * seconds
         self._deployment.begin(setup.faults)
         self._loop.call_at(warm_s, self._deployment.gaps.clear)
-        async with asyncio.TaskGroup() as running:  # whose errors end all of it
+        async with asyncio.TaskGroup() as running:  # an error in one task ends all
             watching = running.create_task(self._deployment.watch())
             async with asyncio.TaskGroup() as conversations:
                 for ask in self._trace.begin():

@@ -1,6 +1,6 @@
 """The requests of a simulation: conversations of several kinds, drawn at random, or a recorded trace.
 
-A prompt is told by the hashes of its blocks, as it is to the scheduler: equal hashes mean equal beginnings.
+A prompt is represented by its blocks' hashes, as to the scheduler: equal hashes mean equal beginnings.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from baton.services.classes import STANDARD, ServiceClass
 
 BLOCK_TOKENS = 64
 SPREAD = 0.6  # standard deviation of the logarithm of lengths
-_MEAN = 1.1972  # of the lengths so drawn, for a median of 1
+_MEAN = 1.1972  # mean of lengths drawn with SPREAD and a median of 1
 
 
 @dataclass(slots=True)
 class Ask:
-    """One request. `hashes` go on over the answer, as far as those blocks are known."""
+    """One request. `hashes` cover the prompt, and the answer as far as its blocks are known."""
 
     at: float  # seconds
     prompt: int  # tokens
@@ -31,17 +31,17 @@ class Ask:
 
 
 class Trace(ABC):
-    """Requests, some of which follow on the end of others."""
+    """Requests, some of which follow the end of others."""
 
     block_tokens: int = BLOCK_TOKENS
     seconds: float  # in which new conversations begin
 
     @abstractmethod
     def begin(self) -> Iterator[Ask]:
-        """Yield those that follow on nothing, in the order of their arrival. Called once."""
+        """Yield the requests that follow no other, in the order of arrival. Call it once."""
 
     def after(self, ask: Ask, ended: float) -> Ask | None:
-        """Return the one that follows on `ask`, whose answer `ended` then; None if none does."""
+        """Return the request that follows `ask`, whose answer ended at `ended`, or None."""
         del ask, ended
         return None
 
@@ -51,10 +51,10 @@ class Kind:
     """A kind of conversation. Lengths are mean tokens; those of turns and answers are drawn."""
 
     about: str
-    shared: int  # different beginnings that conversations share
-    begin: int  # tokens of each
-    first: int  # that a conversation adds with its first turn
-    turn: int  # that each further turn adds beside the answer before it
+    shared: int  # number of beginnings that conversations share
+    begin: int  # tokens of a beginning
+    first: int  # tokens that the first turn adds
+    turn: int  # tokens that a further turn adds to the answer before it
     output: int
     turns: float  # mean of a conversation
     think_s: float  # mean from an answer to the next turn
@@ -72,9 +72,9 @@ KINDS = {
 class Conversations(Trace):
     """Conversations of one kind, at a mean rate of requests. They begin as a Poisson process.
 
-    At the begin there are as many under way as there would be after a long time, so that what is measured
-    needs no hours to settle. Each conversation has draws of its own: it is the same however fast its answers
-    come, and so for every policy.
+    It starts with as many conversations under way as there would be after a long time, so figures need not
+    settle. Each conversation has a random generator of its own, so it is the same for every policy, however
+    fast its answers come.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Conversations(Trace):
         most_tokens: int = 1 << 62,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        """Draw `per_s` requests a second. A conversation of more than `most_tokens` ends."""
+        """Draw `per_s` requests a second. A conversation that would exceed `most_tokens` ends."""
         self.kind = kind
         self.per_s = per_s
         self.seconds = seconds
@@ -95,7 +95,7 @@ class Conversations(Trace):
         self._seed = seed
         self._most_tokens = most_tokens
         self._draw = _random(seed, 0)
-        self._open: dict[int, random.Random] = {}  # draws, by conversation
+        self._open: dict[int, random.Random] = {}  # conversation -> its random generator
         self._number = 0
         self._beginnings = [self._longer([], kind.begin, self._draw) for _ in range(kind.shared)]
 
@@ -135,7 +135,7 @@ class Conversations(Trace):
         return self._ask(at, ask.hashes, prompt, ask.conversation, ask.turn + 1)
 
     def _midway(self, at: float) -> Ask:
-        """Return a turn, not the first one, of a conversation that began before."""
+        """Return a later turn of a conversation that began before the simulation."""
         ask = self._first(at)
         draw = self._open[ask.conversation]
         while ask.turn < 2 or draw.random() >= 1 / self.kind.turns:

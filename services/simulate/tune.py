@@ -1,9 +1,9 @@
-"""The search for the split of workers into prefill and decode ones that serves a trace best.
+"""The search for the split into prefill and decode workers that serves a trace best.
 
-The best split has the most requests a second within the goals; of equal ones (within `EQUAL`), the shortest
-times to first token. With few workers every split is simulated. With many, some that lie apart are, and then
-those between the best one and its neighbours, again and again: goodput has one peak over the splits, as a
-side that is short loses requests and one that is long gains none.
+The best split has the most requests within the goals; of splits equal within `EQUAL`, it is the one with
+the shortest times to first token. With few workers every split is simulated. With many, a coarse grid comes
+first, then ever closer neighbours of the best split: goodput has one peak, as a side that is short loses
+requests and spare workers gain none.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from baton.services.simulate.figures import Run
 from baton.services.simulate.simulation import Progress, Setup, simulate
 from baton.services.simulate.traces import Trace
 
-ALL_UP_TO = 9  # splits that are all tried
-EQUAL = 0.005  # share of requests within the goals that is no difference
+ALL_UP_TO = 9  # splits; more are searched, not all tried
+EQUAL = 0.005  # a difference in the share within the goals that does not count
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One split, and what came of it."""
+    """One split and its outcome."""
 
     split: Split
     run: Run
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The higher, the better."""
+        """A sort key: higher is better."""
         first_ms = self.run.figures()["ttft_p90_ms"]
         return round(self.run.within / EQUAL), -math.inf if math.isnan(first_ms) else -first_ms
 
 
-# Gets each split before it is simulated.
+# Called with each split before it is simulated.
 Begin = Callable[[Split], Progress | None]
 
 
 def search(setup: Setup, trace: Callable[[], Trace], workers: int, begin: Begin) -> list[Tried]:
-    """Simulate splits of so many workers, at least 2, and as many mixed ones; return them, the best first.
+    """Simulate splits of `workers` workers (2 or more), and as many mixed ones; return the best first.
 
-    `trace` makes the same trace anew for each. Raises BadPolicy.
+    `trace` makes the same trace anew for each split. Raises BadPolicy.
     """
     tried: dict[int, Tried] = {}
 
@@ -66,7 +66,7 @@ def search(setup: Setup, trace: Callable[[], Trace], workers: int, begin: Begin)
 
 
 def _climb(tried: dict[int, Tried], attempt: Callable[[Iterable[int]], None]) -> None:
-    """Go on until both neighbours of the best split were tried."""
+    """Try neighbours of the best split until both were tried."""
     while True:
         before = len(tried)
         best = max(tried, key=lambda prefill: tried[prefill].rank)

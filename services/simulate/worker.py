@@ -1,7 +1,6 @@
-"""A simulated worker: an engine with a place in the deployment, as the scheduler hears of it.
+"""A simulated worker: an engine that registers with the scheduler and sends heartbeats and its cache's log.
 
-It registers, sends heartbeats with its load and the log of its cache, and may die, or fall silent for a
-while.
+It may die, or fall silent for a while.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ MODEL = "simulated"
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens to a worker: it dies and comes back empty, or its heartbeats are lost."""
+    """A worker's fault: it dies and comes back empty, or its heartbeats are lost."""
 
     at_s: float
-    worker: str  # by name: prefill-0
+    worker: str  # its name, as prefill-0
     seconds: float  # until it is back
-    silent: bool = False  # only its heartbeats are lost
+    silent: bool = False  # it lives, but its heartbeats are lost
 
 
 class SimulatedWorker:
@@ -46,8 +45,8 @@ class SimulatedWorker:
         self.engine = engine
         self.alive = True
         self.silent_until = 0.0
-        self.link_free_at = 0.0  # KV comes one after another
-        self.pinned = 0.0  # bytes of KV that wait to be pulled
+        self.link_free_at = 0.0  # transfers of KV follow one another
+        self.pinned = 0.0  # bytes of KV waiting to be pulled
         self.pinned_handoffs = 0
         self._now = 0.0
         self.log = BlockLog(lambda: round(1e9 * self._now) + life)
@@ -74,7 +73,7 @@ class SimulatedWorker:
         )
 
     def load(self) -> pb.WorkerLoad:
-        """Return what it tells of itself."""
+        """Return the load for its heartbeat."""
         engine = self.engine
         return pb.WorkerLoad(
             running=engine.running,
@@ -87,7 +86,7 @@ class SimulatedWorker:
         )
 
     def tell(self, now: float, hear: Callable[[str, pb.BlockOperations], pb.BlocksKnown]) -> None:
-        """Tell what its cache gained and lost."""
+        """Report the cache's changes to the scheduler."""
         self._now = now
         self.log.take(self.engine.cache.take_changes())
         while True:
@@ -96,11 +95,11 @@ class SimulatedWorker:
                 return
 
     def pin(self, size: float) -> None:
-        """Keep KV of so many bytes until `unpin`."""
+        """Hold `size` bytes of KV until `unpin`."""
         self.pinned += size
         self.pinned_handoffs += 1
 
     def unpin(self, size: float) -> None:
-        """Forget it."""
+        """Release `size` bytes of pinned KV."""
         self.pinned -= size
         self.pinned_handoffs -= 1

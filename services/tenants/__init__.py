@@ -7,6 +7,6 @@
     rates.py       requests a second, tokens a minute      slots.py   requests at a time
     quotas.py      all limits of a caller together: enter, charge, settle, leave
 
-A key that is presented costs one SHA-256 and one look into a dict. A limit costs a look into this process's
-memory and, where routers share limits, one call of Redis, unless this router's own count refuses already.
+Checking a key costs one SHA-256 and one dict look-up. A limit costs a look into this process's memory and,
+where routers share limits, one call of Redis, unless this router's own count already refuses.
 """

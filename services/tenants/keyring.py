@@ -1,4 +1,4 @@
-"""The keys in a router's memory: it finds the caller of a key, and follows the book as it changes."""
+"""The keys in a router's memory: finds a key's caller, and follows changes of the book."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Protocol
 from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import Book, Caller, digest
 
-LOOK_S = 1.0  # between two looks for changes; a key is good, or good no more, so much later
+LOOK_S = 1.0  # between two looks for changes: a new or removed key takes effect this late at most
 
 log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """The place of the book."""
+    """The place where the book is."""
 
     async def changed(self) -> Book | None:
         """Return the book if it changed since the last call. Raises BookError."""
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Release connections and files."""
 
 
 class Keyring:
-    """The callers of one router. What was last read well counts until the source is good again."""
+    """The callers of one router. The last good book counts while the source cannot be used."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -36,22 +36,22 @@ class Keyring:
 
     @property
     def problem(self) -> str:
-        """The reason why no key is known at all, in one line; empty once the book was read."""
+        """Why no key is known, in one line; empty once the book was read."""
         return "" if self._callers is not None else self._problem or "the keys were not read yet"
 
     def find(self, secret: bytes) -> Caller | None:
-        """Return the caller that presents a secret; None for an unknown one.
+        """Return the caller with this secret, or None.
 
-        How long the look-up takes depends on the hash of what is presented: it tells nothing about secrets.
+        The look-up's time depends on the secret's hash, so it reveals nothing about secrets.
         """
         return (self._callers or {}).get(digest(secret))
 
     def tenants(self) -> Iterable[str]:
-        """Return the names of all tenants. Any thread."""
+        """Return the names of all tenants. Any thread may call this."""
         return self._tenants
 
     async def look(self) -> None:
-        """Take over a change of the book, if there is one. A bad one is logged, and nothing changes."""
+        """Adopt a change of the book, if there is one. Log a bad one and change nothing."""
         try:
             book = await self._source.changed()
         except BookError as error:
@@ -64,7 +64,7 @@ class Keyring:
             log.info("%d keys of %d tenants", len(book.keys), len(self._tenants))
 
     async def follow(self) -> None:
-        """Look for changes forever. To be run as a task of its own."""
+        """Look for changes forever; run it as a task of its own."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()

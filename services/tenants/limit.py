@@ -6,23 +6,23 @@ from typing import Protocol
 
 
 class Limit(Protocol):
-    """Takes and gives back, first by this router's own count, then by that which all routers share.
+    """Counts what an owner takes, in this router and in the count that all routers share.
 
-    The own count is never above the shared one, so what it refuses need not be asked of Redis: a client that
-    floods one router costs Redis next to nothing. While Redis is away the own count alone is the limit.
+    This router's count is never above the shared one, so Redis is not asked about what it refuses: a client
+    that floods one router costs Redis next to nothing. While Redis is away this router's count alone decides.
     """
 
     field: str  # its name in the book
     most: int
 
     def take_here(self, amount: int) -> float | None:
-        """Take by this router's count. Return None, or the seconds after which it may succeed."""
+        """Take from this router's count. Return None, or the seconds after which it may succeed."""
 
     async def take_shared(self, amount: int) -> float | None:
-        """Take by the shared count, after `take_here`. The same result; None too while Redis is away."""
+        """Take from the shared count, after `take_here`. Return the same; None while Redis is away."""
 
     def give_here(self, amount: int) -> None:
-        """Give back, or with a negative amount take what must be taken, by this router's count."""
+        """Give back to this router's count; a negative amount takes unconditionally."""
 
     def give_shared(self, amount: int) -> None:
-        """Do the same by the shared count, soon and without waiting for it."""
+        """Do the same to the shared count, soon and without waiting."""

@@ -1,4 +1,4 @@
-"""Keys, tenants and their limits; a book holds all of a deployment.
+"""Keys, tenants and their limits; a book holds all those of a deployment.
 
 A secret is 256 random bits, so a plain SHA-256 of it is as hard to invert as the secret is to guess; a slow
 hash, as for passwords, would only cost time in each request. The book holds the hash alone.
@@ -30,7 +30,7 @@ Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 class Limits(BaseModel):
     """The limits of one key, or of all keys of a tenant together; None is no limit.
 
-    So it is with the classes of their requests: a key may use those that its tenant may use, too.
+    A key may use a class of requests only if its tenant may use it, too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -51,7 +51,7 @@ class Limits(BaseModel):
 
 
 class Tenant(Limits):
-    """A tenant: its limits, its share of the turns when requests wait, and whether its cache is its own."""
+    """A tenant: its limits, its share of turns when requests wait, and whether its cache is separate."""
 
     priority: Annotated[int, Field(ge=1, le=MAX_PRIORITY, strict=True)] = Field(
         1, description="Turns that it gets where a tenant of priority 1 gets one."
@@ -72,18 +72,18 @@ class ApiKey(Limits):
 class Caller:
     """The sender of a request: its key, its tenant, and the limits of both."""
 
-    key: str  # its name
-    tenant: str  # its name; empty where keys have no tenants
+    key: str  # the key's name
+    tenant: str  # the tenant's name; empty where keys have no tenants
     key_limits: Limits
     settings: Tenant
 
     @property
     def default_class(self) -> str:
-        """The class of its requests that choose none; empty: the first that it may use."""
+        """The class of requests that choose none; if empty, the first class that the caller may use."""
         return self.key_limits.default_class or self.settings.default_class or ""
 
     def may_use(self, name: str) -> bool:
-        """Tell whether its requests may be of this class."""
+        """Return whether the caller may use this class."""
         return all(one.classes is None or name in one.classes for one in (self.key_limits, self.settings))
 
 
@@ -112,20 +112,20 @@ class Book(BaseModel):
         return self.tenants.get(name, ANYBODY.settings)
 
     def callers(self) -> dict[bytes, Caller]:
-        """Return the callers by the digest of their secret."""
+        """Return the callers by their secrets' digests."""
         return {
             bytes.fromhex(key.sha256): Caller(name, key.tenant, key, self.tenant(key.tenant))
             for name, key in self.keys.items()
         }
 
     def with_key(self, name: str, key: ApiKey) -> Book:
-        """Return the book with another key. Raises BookError where the name is taken."""
+        """Return the book with one more key. Raises BookError if the name is taken."""
         if name in self.keys:
             raise BookError(f"there is a key {name!r} already; remove it first, or choose another name")
         return book_of({**self._plain(), "keys": {**self.keys, name: key}})
 
     def without_key(self, name: str) -> Book:
-        """Return the book without a key. Raises BookError where there is none of that name."""
+        """Return the book without a key. Raises BookError if there is no such key."""
         if name not in self.keys:
             close = difflib.get_close_matches(name, self.keys, n=1)
             raise BookError(f"there is no key {name!r}{f'; did you mean {close[0]!r}?' if close else ''}")
@@ -140,7 +140,7 @@ class Book(BaseModel):
 
 
 def book_of(content: Any) -> Book:
-    """Return the book of a file's content. Raises BookError with one line that names what is wrong."""
+    """Return the book in a file's content. Raises BookError, which names what is wrong in one line."""
     try:
         return Book.model_validate(content)
     except ValidationError as error:
@@ -148,7 +148,7 @@ def book_of(content: Any) -> Book:
 
 
 def checked(kind: type[L], **values: Any) -> L:
-    """Return a key or a tenant of these values. Raises BookError."""
+    """Return a key or tenant with these values. Raises BookError."""
     try:
         return kind(**values)
     except ValidationError as error:
@@ -161,15 +161,15 @@ def new_secret() -> str:
 
 
 def digest(secret: bytes) -> bytes:
-    """Return the hash by which a key is known."""
+    """Return the hash that the book has for a secret."""
     return hashlib.sha256(secret).digest()
 
 
 def salted(caller: Caller, own: str | None) -> str | None:
     """Return the salt of a request's prefix cache: its tenant's, combined with the client's own.
 
-    A client cannot make another tenant's salt, as what it sends is hashed together with its tenant's name;
-    that of a tenant which shares its cache is hashed with none.
+    A client cannot produce another tenant's salt, as its own is hashed together with its tenant's name. For a
+    tenant that shares its cache, it is hashed without a name.
     """
     mine = caller.tenant if caller.settings.cache_salt else ""
     if not caller.tenant or not (mine or own):
@@ -178,7 +178,7 @@ def salted(caller: Caller, own: str | None) -> str | None:
 
 
 def _nearest(error: ValidationError) -> str:
-    """Return the nearest known key for the first unknown one."""
+    """Return the known key most like the first unknown one."""
     for one in error.errors(include_input=False, include_context=False, include_url=False):
         if one["type"] == "extra_forbidden":
             kinds: dict[Any, type[BaseModel]] = {"tenants": Tenant, "keys": ApiKey}

@@ -1,12 +1,12 @@
 """Rates: requests a second and tokens a minute, by throttled-py's GCRA.
 
 The generic cell rate algorithm keeps one number a bucket, the time at which it will be full again, and
-refills steadily: there is no window at whose end twice the rate passes. A bucket holds one period's worth.
+refills steadily, so no window's end lets twice the rate pass. A bucket holds one period's worth.
 
-Leans on: throttled's store backends, of which one is given our Redis client; the GCRA actions of
-throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store: seconds
-of time.monotonic in memory, in Redis seconds of its TIME since a day that `settle.lua` names. What was taken
-is corrected by our own actions, as the library's keep the old number where the new one would lie in the past.
+Leans on: throttled's store backends, one of which gets our Redis client; the GCRA actions of
+throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra; and the number that they store: seconds
+of time.monotonic in memory, in Redis seconds of its TIME since a day that `settle.lua` names. Our own actions
+correct what was taken, as the library's keep the old number if the new one would lie in the past.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from throttled.utils import now_mono_f
 from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
-PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
-MAX_BUCKETS = 100_000  # in this router's memory; of more, those used longest ago are forgotten: 20 MB
+PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # seconds
+MAX_BUCKETS = 100_000  # in this router's memory, 20 MB; beyond, the least recently used are dropped
 
 
 class _OurClient(RedisStoreBackend):
-    """The library's backend over a client of ours, whose errors it passes on."""
+    """The library's backend over our Redis client. Passes its errors on."""
 
     base_exceptions = ()
 
     def __init__(self, client: Redis) -> None:
         BaseStoreBackend.__init__(self)
-        self._client = client  # type: ignore[assignment]  # of which the library knows a protocol
+        self._client = client  # type: ignore[assignment]  # the library knows only a protocol
 
 
 class Rates:
-    """The buckets of one router, and those that it shares."""
+    """The buckets of one router, and the shared ones."""
 
     def __init__(self, shared: SharedStore | None, parts: int = 1) -> None:
-        """Keep all of each bucket, or one of `parts` that fill that much slower. Each takes a whole burst."""
+        """Keep whole buckets; with `parts` they fill that many times slower, but hold a whole burst."""
         self.parts = parts
         self.memory = MemoryStoreBackend(options={"MAX_SIZE": MAX_BUCKETS})
         self.take_here = MemoryLimitAtomicAction(self.memory)
@@ -52,7 +52,7 @@ class Rates:
             self.settle_shared = shared.script("settle")
 
     def limit(self, field: str, owner: str, most: int) -> Rate:
-        """Return an owner's limit. It costs nothing: buckets are made on first use."""
+        """Return an owner's limit. Buckets are made on first use."""
         return Rate(self, field, owner, most)
 
 

@@ -1,7 +1,7 @@
 """The book of keys in Redis, for several routers without a shared file.
 
-When a router reads the book, it also writes a key of its own: a master that became a replica still answers
-reads, and may be cut off from the new master, so that revoked keys would stay good.
+When a router reads the book, it also writes a key of its own. A former master that is cut off from the new
+one still answers reads, and revoked keys would stay valid.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import Book, book_of
 from baton.services.tenants.shared import connect, refusal
 
-CALL_S = 5.0  # no request waits for it
+CALL_S = 5.0  # no request waits for this call
 EDIT_TRIES = 10  # others may edit at the same moment
 
 
 class RedisBook:
-    """The book in Redis. A look for changes is one HGET of some bytes."""
+    """The book in Redis. Looking for changes is one HGET of a few bytes."""
 
     def __init__(self, url: str, topic: str, password: str = "", *, for_router: bool = False) -> None:
         """Connect on first use. Users other than routers may write only the book."""
@@ -40,7 +40,7 @@ class RedisBook:
     async def changed(self) -> Book | None:
         """Return the book if it changed since the last call. Raises BookError."""
         version, content = await self._fetch(self._seen)
-        if version is None:  # as of a Redis that was restarted without what it held
+        if version is None:  # Redis restarted empty
             raise BookError(f"{self.place}: holds no keys: add one with `baton key add`")
         if version == self._seen:
             return None
@@ -71,7 +71,7 @@ class RedisBook:
         await redis_link.hang_up(self._client)
 
     async def _fetch(self, seen: bytes | None) -> tuple[bytes | None, bytes]:
-        """Return the version, and where it is not `seen` the book."""
+        """Return the version, and the book if the version is not `seen`."""
         try:
             async with self._client.pipeline(transaction=False) as pipe:
                 if self._probe:
@@ -95,5 +95,5 @@ class RedisBook:
         redis_link.renew(self._client)  # this may be the wrong server by now
         if refused := refusal(self._client, self._url, error):
             return BookError(f"{self.place}: {refused}")
-        # Not the error's own words: they differ from one try to the next, and it is logged once.
+        # Not the error's own text, which differs from try to try: a problem is logged once.
         return BookError(f"{self.place}: no answer ({type(error).__name__})")

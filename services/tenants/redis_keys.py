@@ -12,7 +12,7 @@ OWNER is `tenant:NAME` or `key:NAME`, for rates with the limit's name before it.
 
 from __future__ import annotations
 
-SLOT_LEASE_S = 10.0  # a router that is silent for longer has nothing under way
+SLOT_LEASE_S = 10.0  # a router silent for longer is counted as idle
 RENEW_S = 3.0
 PROBE_KEEP_MS = 10_000
 
@@ -33,10 +33,10 @@ def slots(topic: str, owner: str) -> str:
 
 
 def probe(topic: str) -> str:
-    """Return the key that routers write to test whether writes work; the ACL of slots covers it."""
+    """Return the key that routers write to test whether writes work. The ACL for slots covers it."""
     return slots(topic, "probe")
 
 
 def rate_prefix(topic: str) -> str:
-    """Return what throttled-py puts before the names of rates."""
+    """Return the prefix that throttled-py puts before the names of rates."""
     return f"{prefix(topic)}:rate"

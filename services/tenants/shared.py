@@ -1,4 +1,4 @@
-"""The Redis that routers share. No request fails because it is away, or waits for it for long."""
+"""The Redis that routers share. While it is away no request fails or waits long because of it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
 from baton.tasks import patiently, stop
 
-CALL_S = 0.5  # of one call: the longest that a request waits for a Redis that has just gone silent
-PROBE_S = 1.0  # between two tries to reach one that is away
+CALL_S = 0.5  # for one call: the longest that a request waits for a Redis that falls silent
+PROBE_S = 1.0  # between two tries to reach an absent Redis
 MAX_CONNECTIONS = 16
-MAX_LATER = 10_000  # calls that nobody waits for; beyond, they are dropped
+MAX_LATER = 10_000  # queued calls that nobody waits for; more are dropped
 
 T = TypeVar("T")
 Call = Callable[[], Coroutine[Any, Any, object]]
@@ -45,7 +45,7 @@ def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -
             max_connections=MAX_CONNECTIONS,
             timeout_s=timeout_s,
         )
-    except ValueError:  # its words may quote a password
+    except ValueError:  # its text may quote a password
         raise ConfigError(
             f"router.keys_store is not a Redis URL: it must look like {FORM}, with "
             "the password percent-encoded or in a file (router.keys_store_password_file)"
@@ -59,11 +59,11 @@ def refusal(client: Redis, url: str, error: BaseException) -> str:
     else:
         text = elsewhere(error, url, "router.keys_store")
     password = client.connection_pool.connection_kwargs.get("password")
-    return text.replace(password, "***") if password else text  # a server may repeat what it does not know
+    return text.replace(password, "***") if password else text  # a server may quote unknown commands
 
 
 class SharedStore:
-    """Calls Redis, and knows whether it is there. For one event loop."""
+    """Calls Redis, and knows whether it is reachable. Belongs to one event loop."""
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.topic = topic
@@ -75,14 +75,14 @@ class SharedStore:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to look for a Redis that is away, and to make the calls that nobody waits for."""
+        """Start the tasks that probe an absent Redis and make the queued calls."""
         self._tasks = [
             keep(self._probe, "look for the routers' Redis"),
             keep(self._make_calls, "calls of the routers' Redis"),
         ]
 
     async def close(self) -> None:
-        """Make the calls that are left, within one call's time, and end the connections."""
+        """Make the remaining calls, within one call's time, and end the connections."""
         try:
             async with asyncio.timeout(CALL_S):
                 await self._later.join()

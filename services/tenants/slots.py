@@ -1,9 +1,8 @@
-"""Slots: requests at a time. A router says how many it has under way, not that there is one more or less.
+"""Slots: requests at a time. A router reports how many it has under way, not increments.
 
-So a message that is lost or comes twice does no harm; each has a number, and one that another has overtaken
-on its way is known by it. What a router that died had under way is forgotten when its last word is
-`redis_keys.SLOT_LEASE_S` old. A request costs two calls of Redis, and a router one for
-each owner with requests under way every `redis_keys.RENEW_S`.
+So a lost or doubled message does no harm; messages are numbered, so that an overtaken one is ignored. A dead
+router's requests are forgotten when its last message is `redis_keys.SLOT_LEASE_S` old. A request costs two
+calls of Redis, and a router one for each owner with requests under way every `redis_keys.RENEW_S`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections import Counter
 from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
-RETRY_S = 1.0  # when a slot will be free is not known
+RETRY_S = 1.0  # nobody knows when a slot will be free
 _LEASE_MS = round(redis_keys.SLOT_LEASE_S * 1_000)
 _WHATEVER = -1
 
@@ -26,12 +25,12 @@ class Slots:
     """The requests that this router has under way, by owner."""
 
     def __init__(self, shared: SharedStore | None, router_id: str, parts: int = 1) -> None:
-        """Give all of an owner's slots, or one of `parts`, rounded up."""
+        """Give out all of an owner's slots, or one of `parts` shares of them, rounded up."""
         self.parts = parts
         self.held: Counter[str] = Counter()
         self._shared = shared
         self._router_id = router_id
-        # From the clock, so that a router that starts again is believed at once; a double holds microseconds.
+        # From the clock, so that numbers rise over a restart; a double holds microseconds.
         self._numbers = itertools.count(time.time_ns() // 1_000)
         self._script = shared.script("slots") if shared is not None else None
 
@@ -40,14 +39,14 @@ class Slots:
         return SlotLimit(self, owner, most)
 
     async def renew(self) -> None:
-        """Repeat for ever what is under way. To be run as a task of its own, where routers share limits."""
+        """Repeat forever what is under way; run it as a task of its own where routers share limits."""
         while True:
             await asyncio.sleep(redis_keys.RENEW_S)
             for owner in list(self.held):
                 await self.say(owner, _WHATEVER)
 
     async def say(self, owner: str, most: int) -> bool:
-        """Tell the others how many are under way; return False where that is too many of all together."""
+        """Report how many are under way; return False if that is too many over all routers."""
         shared, script = self._shared, self._script
         if shared is None or script is None:
             return True
@@ -56,13 +55,13 @@ class Slots:
         return await shared.call(lambda: script(keys=[key], args=[*args])) != 0
 
     def say_soon(self, owner: str) -> None:
-        """Tell the others, without waiting for it."""
+        """Report without waiting."""
         if self._shared is not None:
             self._shared.later(lambda: self.say(owner, _WHATEVER))
 
 
 class SlotLimit:
-    """One owner's most requests at a time."""
+    """One owner's limit of requests at a time."""
 
     __slots__ = ("_owner", "_slots", "field", "most")
 
@@ -81,7 +80,7 @@ class SlotLimit:
         return None
 
     async def take_shared(self, amount: int) -> float | None:
-        """See `Limit`. What was taken here is told as a whole."""
+        """See `Limit`. Reports this router's whole count."""
         del amount
         return None if await self._slots.say(self._owner, self.most) else RETRY_S
 
@@ -93,6 +92,6 @@ class SlotLimit:
             del held[self._owner]
 
     def give_shared(self, amount: int) -> None:
-        """See `Limit`. What is left was given here before."""
+        """See `Limit`. `give_here` has counted it already."""
         del amount
         self._slots.say_soon(self._owner)

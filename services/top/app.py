@@ -30,7 +30,7 @@ _OTHER = {"prefill": "decode", "decode": "prefill"}
 
 
 class Question(ModalScreen[bool]):
-    """Asks whether it is meant: `y`, or anything else for no."""
+    """Asks for confirmation: `y` for yes, any other key for no."""
 
     DEFAULT_CSS = """
     Question { align: center middle; }
@@ -52,7 +52,7 @@ class Question(ModalScreen[bool]):
 
 
 class Top(App[None]):
-    """The deployment of one scheduler, once a second; of several models one at a time."""
+    """The deployment, refreshed once a second; of several models one at a time."""
 
     TITLE = "baton top"
     ENABLE_COMMAND_PALETTE = False
@@ -77,7 +77,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, addresses: Mapping[str, str], refresh_s: float = REFRESH_S) -> None:
-        """Show the deployment whose schedulers are at `addresses`, by model, the first model first."""
+        """Show the deployment with schedulers at `addresses`, by model, beginning with the first."""
         super().__init__()
         self._addresses = addresses
         self._model = next(iter(addresses))
@@ -103,7 +103,7 @@ class Top(App[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Begin to ask."""
+        """Start asking the scheduler."""
         self._client = SchedulerClient(self._addresses[self._model])
         self._table.add_columns(*_COLUMNS)
         self.query_one("#requests", DataTable).add_columns(*_REQUESTS)
@@ -112,7 +112,7 @@ class Top(App[None]):
         await self.look()
 
     async def on_unmount(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._client is not None:
             await self._client.close()
 
@@ -120,12 +120,10 @@ class Top(App[None]):
     def _table(self) -> DataTable[str]:
         return self.query_one("#workers", DataTable)
 
-    # ---- what is seen
-
     async def look(self) -> None:
-        """Ask the scheduler, and show what it says; the last answer stays while it says nothing."""
+        """Ask the scheduler and show its answer; without one the last answer stays."""
         if self._asking or self._client is None:
-            return  # the last question is still open: its deadline ends it
+            return  # the last call is still open, until its deadline
         self._asking = True
         try:
             description = await self._client.describe()
@@ -136,7 +134,7 @@ class Top(App[None]):
             self._take(Seen(time.monotonic(), description))
         finally:
             self._asking = False
-        if self.is_running:  # else it ended meanwhile, and its widgets are gone
+        if self.is_running:  # otherwise it ended meanwhile, and its widgets are gone
             self._show()
 
     def _take(self, seen: Seen) -> None:
@@ -179,7 +177,7 @@ class Top(App[None]):
         return "\n".join(lines)
 
     def _fill(self, found: Sequence[Row]) -> None:
-        """Show these workers. Only cells that changed are written, unless the order did."""
+        """Show these workers. Writes only changed cells, unless the order changed."""
         table, wanted = self._table, {row.worker_id: _cells(row) for row in found}
         if list(wanted) == list(self._shown):
             columns = list(table.columns)
@@ -215,12 +213,10 @@ class Top(App[None]):
             )
 
     def _selected(self) -> str:
-        """Return the id of the worker under the cursor; empty without one."""
+        """Return the id of the worker under the cursor, or ""."""
         ids = list(self._shown)
         at = self._table.cursor_row
         return ids[at] if 0 <= at < len(ids) else ""
-
-    # ---- keys
 
     def action_sort(self) -> None:
         """Sort by the next column."""
@@ -241,7 +237,7 @@ class Top(App[None]):
         await self.look()
 
     def action_filter(self) -> None:
-        """Ask for words."""
+        """Ask for the words to filter by."""
         field = self.query_one("#filter", Input)
         field.add_class("open")
         field.focus()
@@ -252,7 +248,7 @@ class Top(App[None]):
         self._close_filter("")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Show the workers that have these words."""
+        """Show only the workers with these words."""
         self._close_filter(event.value)
 
     def _close_filter(self, words: str) -> None:
@@ -298,7 +294,7 @@ class Top(App[None]):
         return next((row for row in found if row.worker_id == name), None)
 
     def _ask(self, what: str, then: str, do: Callable[[SchedulerClient, str], Awaitable[str]]) -> None:
-        """Ask whether it is meant, and do it to the worker that was under the cursor."""
+        """Ask for confirmation, then act on the worker that was under the cursor."""
         name = self._selected()
         if not name:
             self.notify("no worker is selected", severity="warning")
@@ -352,7 +348,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _ended(text: str, width: int) -> str:
-    """Return the end of a text that is too long: ids differ there."""
+    """Shorten a text to its end, where ids differ."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 

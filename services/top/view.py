@@ -15,7 +15,7 @@ SIDES = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True)
 class Seen:
-    """A description, and when it came (time.monotonic)."""
+    """A description, and the time of its arrival (time.monotonic)."""
 
     at: float
     description: pb.Description
@@ -31,14 +31,14 @@ class Row:
     running: int
     waiting: int
     kv: float | None  # share of the KV cache in use; None before its first heartbeat
-    acceptance: float | None  # of the first drafted position, last minute
+    acceptance: float | None  # share of first drafted tokens accepted in the last minute
     alarm: bool
     tokens_s: float
     silent_s: float  # since its last heartbeat
 
     @property
     def load(self) -> int:
-        """Requests that it has."""
+        """Requests on it."""
         return self.running + self.waiting
 
 
@@ -58,17 +58,17 @@ class Side:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The routers' work between two descriptions. Rates a second, times in seconds; None: nothing to tell."""
+    """The routers' work between two descriptions: rates a second, times in seconds, None if unknown."""
 
     requests_s: float
     tokens_s: float
     waiting: int
     ttft: tuple[float, float] | None  # p50, p99
-    itl: tuple[float, float] | None  # of requests that ended: their mean gaps
+    itl: tuple[float, float] | None  # p50, p99 of ended requests' mean gaps
 
 
 Sort = Callable[[Row], object]
-# In the order in which a key goes through them; what matters most comes first in each.
+# In the order in which a key cycles through them; each puts the most notable workers first.
 SORTS: Mapping[str, Sort] = {
     "name": attrgetter("worker_id"),
     "load": lambda row: (-row.load, row.worker_id),
@@ -87,7 +87,7 @@ def rows(now: Seen, before: Seen | None) -> list[Row]:
 
 
 def chosen(of: Iterable[Row], words: str, sort: str) -> list[Row]:
-    """Return the rows in which each of the words is found, sorted."""
+    """Return the rows that contain every word, sorted."""
     wanted = words.lower().split()
     found = [
         row for row in of if all(word in f"{row.worker_id} {row.side} {row.state}".lower() for word in wanted)
@@ -101,7 +101,7 @@ def sides(of: Sequence[Row]) -> list[Side]:
 
 
 def traffic(now: Seen, before: Seen | None) -> Traffic:
-    """Return what the routers did since `before`; a router that is new counts from now on."""
+    """Return the routers' work since `before`; a new router counts from now on."""
     old = {} if before is None else {one.router_id: one.load for one in before.description.routers}
     routers = [(one.load, old[one.router_id]) for one in now.description.routers if one.router_id in old]
     passed_s = max(1e-9, now.at - before.at) if before else 1.0
@@ -157,14 +157,14 @@ def _mean(of: Iterable[float | None]) -> float | None:
 
 
 def _more(new: Sequence[int], old: Sequence[int]) -> list[int]:
-    """Return what was added to a histogram's counts."""
+    """Return the increase of a histogram's counts."""
     if len(old) != len(new):
         return list(new)
     return [max(0, one - was) for one, was in zip(new, old, strict=True)]
 
 
 def _quantiles(counts: Sequence[Sequence[int]]) -> tuple[float, float] | None:
-    """Return p50 and p99 of all histograms together; None without values."""
+    """Return p50 and p99 over all histograms, or None without values."""
     filled = [one for one in counts if len(one) == len(SECONDS) + 1]
     total = [sum(column) for column in zip(*filled, strict=True)]
     half, most = quantile(total, SECONDS, 0.5), quantile(total, SECONDS, 0.99)

@@ -1,7 +1,7 @@
 """Speculative methods by name.
 
 A method of another package announces itself by an entry point of the group `baton.speculative_methods`,
-`name = "module:Class"`; see docs/adding-a-method.md.
+`name = "module:Class"`; see docs/extending.md.
 """
 
 from __future__ import annotations
