@@ -322,7 +322,7 @@ class HandoffSettings(_Section):
         None,
         min_length=1,
         description="Transports that a worker offers, best first; both ends agree on one. If unset: shm, "
-        "nixl where it can be used (docs/transports.md), and tcp. Other packages may add some "
+        "nixl where it can be used (docs/handoff-wire.md), and tcp. Other packages may add some "
         "(docs/extending.md).",
     )
     host: str = Field(
