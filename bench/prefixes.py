@@ -3,7 +3,7 @@
     python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000] [--sizes 1000000 ...]
 
 Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions are
-for prompts of 100,000 tokens, those chats' next turns. All in this process, without gRPC. The run fails where
+for prompts of 100,000 tokens, those chats' next turns, in this process, without gRPC. The run fails where
 a look-up does not find what was stored. `--sizes` are numbers of blocks, of 1,000 workers: each index is
 filled in a process of its own, for its memory. Last come the turns of chats: a router's hashes, its call over
 real gRPC and the booking, of prompts that each go on where the last one of their chat ended. Router and
@@ -12,7 +12,6 @@ scheduler share a process and its core there.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import multiprocessing
@@ -42,12 +41,13 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
 from baton.services.imports import collect_seldom
+from bench.options import options
 from harness.scheduling import need
 from harness.scheduling import place as place_need
 from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
-NAMES = key_of((1 << 64) - 1, 1)  # the bits of a name that are of the hash
+NAMES = key_of((1 << 64) - 1, 1)  # the hash's bits of a name
 PROMPT = 100_000  # tokens
 SYSTEM = 128  # blocks that chats begin with
 SYSTEMS = 16
@@ -60,23 +60,19 @@ SECONDS = 10  # of heartbeats and snapshots
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        arguments,
+        workers=[10, 100, 1_000, 3_000],
+        blocks=(2_000_000, "of all workers together"),
+        sizes=[10**6, 10**7, 10**8],
     )
-    parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000, 3_000])
-    parser.add_argument("--blocks", type=int, default=2_000_000, help="that all workers hold together")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[10**6, 10**7, 10**8])
-    options = parser.parse_args(arguments)
     collect_seldom()  # as the product's own processes do
     result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
-    result["index"] = {
-        str(workers): _shown(index(workers, options.blocks), workers) for workers in options.workers
-    }
-    result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in options.sizes}
-    result["turns"] = {
-        str(workers): _shown(uvloop.run(turns(workers)), workers) for workers in options.workers
-    }
-    result["views"] = {str(workers): _shown(views(workers), workers) for workers in options.workers}
+    result["index"] = {str(many): _shown(index(many, given.blocks), many) for many in given.workers}
+    result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in given.sizes}
+    result["turns"] = {str(many): _shown(uvloop.run(turns(many)), many) for many in given.workers}
+    result["views"] = {str(many): _shown(views(many), many) for many in given.workers}
     save("prefixes", result)
 
 
@@ -87,7 +83,7 @@ def _shown(figures: dict[str, float], workers: int | None = None) -> dict[str, f
 
 
 def hashing() -> dict[str, float]:
-    """Measure a router's hashes of one prompt: of all of it, and of a chat's next turn."""
+    """Measure how a router hashes one prompt: all of it, and a chat's next turn."""
     from baton.services.router.vllm.block_hashes import PromptHasher
 
     draw = random.Random(1)

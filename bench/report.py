@@ -20,6 +20,8 @@ from harness.support import ROOT
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
+# Of results from before these named their commands.
+_USUAL = {"simulate-validation": "python -m bench simulate --validate --save"}
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
 
 _SERVE, _AGGREGATED = "tools.serve.median", "two aggregated engines"
@@ -179,7 +181,8 @@ def taken(found: Result, table: Table) -> str:
         runs = [part["taken"]] if "taken" in part else [one["taken"] for one in part.values()]
         told = [f"`{run['command']}`; {run['gpu']}, driver {run['driver']}, {run['when']}." for run in runs]
         return "\n".join(dict.fromkeys(told))
-    machine, command = found["machine"], found.get("command") or f"python -m bench {table.file}"
+    machine = found["machine"]
+    command = found.get("command") or _USUAL.get(table.file, f"python -m bench {table.file}")
     return f"`{command}`; {machine['cores']} cores ({machine['cpu']}), {machine['when']}."
 
 
