@@ -1,13 +1,12 @@
 """Closed loops of many clients: each sends its next request as soon as its answer is whole.
 
-They are several processes, as one could not read the tokens of hundreds of streams. What is asked before the
-first quarter of the time has passed does not count, as all clients begin at once.
+They are several processes, as one could not read the tokens of hundreds of streams. Requests of the first
+quarter of the time do not count, as all clients begin at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import multiprocessing
 import random
 import time
@@ -16,17 +15,18 @@ from contextlib import contextmanager
 from itertools import pairwise
 from multiprocessing.pool import Pool
 
-from bench.light import TIMEOUT_S, Client, Reply
+from bench.light import TIMEOUT_S, Client, Reply, body
+from bench.served import no_pauses
 from harness.stats import percentile
 
 PROMPT, ANSWER = 256, 64  # tokens of a request
 CLIENTS = 4  # processes
 EACH = 16  # clients of one process at least
 READY_S = 60.0  # for the processes to import this
-SOON_S = 0.2  # in which all processes have a job
-SLACK_S = 10.0  # for a process to send what it saw
+SOON_S = 0.2  # until all processes have a job
+SLACK_S = 10.0  # for a process to send its figures
 Figures = dict[str, float]
-Seen = tuple[float, float, bool, list[float]]  # when asked and done, whether it was whole, when events came
+Seen = tuple[float, float, bool, list[float]]  # asked, done, whether it was whole, arrivals of events
 
 
 @contextmanager
@@ -53,12 +53,8 @@ def closed(pool: Pool, url: str, model: str, clients: int, seconds: float, seed:
 
 
 def _clients(port: int, model: str, clients: int, begin: float, seconds: float, seed: int) -> list[Seen]:
-    gc.collect()
-    gc.disable()  # its pauses would look like the server's
-    try:
+    with no_pauses():
         return asyncio.run(_loops(port, model, clients, begin, begin + seconds, seed))
-    finally:
-        gc.enable()
 
 
 async def _loops(port: int, model: str, clients: int, begin: float, end: float, seed: int) -> list[Seen]:
@@ -67,19 +63,10 @@ async def _loops(port: int, model: str, clients: int, begin: float, end: float, 
     async def loop() -> None:
         await asyncio.sleep(max(0.0, begin - time.perf_counter()))
         while time.perf_counter() < end:
-            body = {
-                "model": model,
-                "prompt": draw.choices(range(100, 4000), k=PROMPT),
-                "max_tokens": ANSWER,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "return_token_ids": True,
-            }
             asked = time.perf_counter()
             try:
-                reply = await client.post("/v1/completions", body)
-            except OSError:  # TimeoutError, too
+                reply = await client.post("/v1/completions", body(draw, PROMPT, ANSWER, model=model))
+            except OSError:  # includes TimeoutError
                 reply = Reply(asked)
             replies.append(reply)
             if not reply.whole or reply.status != 200:
@@ -93,7 +80,7 @@ async def _loops(port: int, model: str, clients: int, begin: float, end: float, 
 
 
 def figures_of(replies: list[Seen], first: float, last: float) -> Figures:
-    """Return what came between two moments: tokens/s, and ms of the requests that were asked then.
+    """Return the figures between two moments: tokens/s, and ms of the requests that were sent then.
 
     An event carries one token or, where several were ready, more. Raises RuntimeError if no answer was whole.
     """

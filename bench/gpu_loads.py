@@ -31,12 +31,12 @@ FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "one": ({"mixed": 1}, {}),
 }
 Figures = dict[str, float]
-# What one turn may raise: the others go on.
+# Errors of one turn; the others go on.
 PROBLEMS = (aiohttp.ClientError, RuntimeError, OSError, multiprocessing.TimeoutError)
 
 
 def arms(names: list[str], model: str, *, compiled: bool, eager: bool) -> dict[str, Arm]:
-    """Return these of FLEETS with a model. compiled: by torch.compile; else graphs alone, or eager."""
+    """Return these FLEETS with a model: compiled by torch.compile, with graphs alone, or eager."""
     kept: dict[str, Any] = {"load_format": "dummy", "enforce_eager": eager}
     if not eager:
         kept["compilation_config"] = COMPILED if compiled else GRAPHS
@@ -75,8 +75,13 @@ def mix(seconds: float) -> Mix:
     )
 
 
+def middle(runs: dict[str, list[Figures]]) -> dict[str, Figures]:
+    """Return the medians of the arms that have runs."""
+    return {name: medians(some) for name, some in runs.items() if some}
+
+
 def streams(served: Served, seconds: float, rounds: int, keep: Keep) -> None:
-    """Drive the arms in turns with streams beside long prompts. keep: takes what is known after each turn."""
+    """Drive the arms in turns with streams beside long prompts; `keep` gets the figures after each turn."""
     load, runs = mix(seconds), {name: list[Figures]() for name in served.arms}
     for name in served.arms:  # the first requests compile and allocate
         asyncio.run(run(mix(WARM_S), served.url, name, seed=0))
@@ -90,17 +95,15 @@ def streams(served: Served, seconds: float, rounds: int, keep: Keep) -> None:
                 continue
             runs[name].append(found)
             print(f"{name:>10}", {key: round(value, 1) for key, value in found.items()}, flush=True)
-            middle = {name: medians(some) for name, some in runs.items() if some}
-            keep({"load": asdict(load), "median": middle, "runs": runs, "handoffs": {}})
+            keep({"load": asdict(load), "median": middle(runs), "runs": runs, "handoffs": {}})
     after = served.metrics()
     moved = {name: handoffs(before[name], after[name]) for name in served.arms}
     print(moved, flush=True)
-    middle = {name: medians(some) for name, some in runs.items() if some}
-    keep({"load": asdict(load), "median": middle, "runs": runs, "handoffs": moved})
+    keep({"load": asdict(load), "median": middle(runs), "runs": runs, "handoffs": moved})
 
 
 def closed_loops(served: Served, arms: list[str], clients: list[int], seconds: float, keep: Keep) -> None:
-    """Drive the arms with so many clients, in turns. keep: takes what is known, after each turn."""
+    """Drive the arms with so many clients, in turns; `keep` gets the figures after each turn."""
     found: dict[str, dict[str, Figures]] = {name: {} for name in arms}
     took: dict[str, dict[str, Any]] = {name: {} for name in arms}  # ms of handoffs by stage
     with client_processes() as pool:
@@ -122,7 +125,7 @@ def closed_loops(served: Served, arms: list[str], clients: list[int], seconds: f
 
 
 def _warmed(pool: Pool, url: str, name: str, clients: int) -> None:
-    """Have the first requests compile and allocate; what goes wrong then shows in the figures."""
+    """Have the first requests compile and allocate; a problem there shows in the figures, too."""
     try:
         closed(pool, url, name, clients, WARM_S / 2, seed=0)
     except PROBLEMS as problem:

@@ -1,4 +1,4 @@
-"""`python -m bench report [--check]`: write the tables of docs/benchmarks.md, README's "Measured", and figures.
+"""`python -m bench report [--check]`: write the tables of docs/benchmarks.md, README's section, and figures.
 
 All figures come from bench/results/*.json; docs/benchmarks.md keeps its prose between the tables. `--check`
 writes nothing, and fails where a file is not what the results give.
@@ -85,7 +85,10 @@ BRIEF_NOTE = (
     "Figures by concurrency are those of `vllm bench serve` with random prompts, against `deploy/laptop.yaml`"
     " (1P1D with drafts) and one stock vLLM server (without) on the same cores. The better figure is bold."
 )
-LINK = "All figures, and how they were measured: [docs/benchmarks.md](docs/benchmarks.md). Each section names its command."
+LINK = (
+    "All figures, and how they were measured: [docs/benchmarks.md](docs/benchmarks.md)."
+    " Each section names its command."
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -127,19 +130,19 @@ def rendered(table: Table) -> str:
     """Return a table in Markdown."""
     found = result(table.file)
     view = at(found, table.view) if isinstance(table.view, str) else table.view(found)
-    heads = {key: head.partition("|")[::2] for key, head in table.columns.items()}
+    columns = list(table.cells())
     rows = [
-        [*labels, *(_cell(at(figures, key), shape) for key, (_, shape) in heads.items())]
-        for labels, figures in _leaves(view, list(heads))
+        [*labels, *(_cell(at(figures, key), shape) for key, _, shape in columns)]
+        for labels, figures in _leaves(view, [key for key, _, _ in columns])
     ]
-    depth = len(rows[0]) - len(heads)
+    depth = len(rows[0]) - len(columns)
     labels = [*table.labels, *[""] * depth][:depth]
-    lines = [[*labels, *(head for head, _ in heads.values())], *rows]
+    lines = [[*labels, *(head for _, head, _ in columns)], *rows]
     if table.turned:
         lines = [list(line) for line in zip(*lines, strict=True)]
     empty = [number for number, cells in enumerate(zip(*lines[1:], strict=True)) if not any(cells)]
     lines = [[cell for number, cell in enumerate(line) if number not in empty] for line in lines]
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _leaves(node: Any, keys: list[str], labels: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
@@ -169,7 +172,8 @@ def _cell(value: Any, shape: str) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
-def _markdown(lines: list[list[str]]) -> str:
+def markdown(lines: list[list[str]]) -> str:
+    """Return a table whose first line is its head."""
     rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -190,7 +194,7 @@ def taken(found: Result, table: Table) -> str:
 
 
 def with_measured(readme: str) -> str:
-    """Return README with its headline's figures and its section anew. Raises ValueError where one is missing."""
+    """Return README with its headline and section anew. Raises ValueError where one is missing."""
     head, begin, rest = readme.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
@@ -214,7 +218,7 @@ def measured() -> str:
         [
             figures.LONGEST_GAP.markdown("docs/figures"),
             f"On {machines[0]['cores']} cores ({', '.join(dict.fromkeys(one['cpu'] for one in machines))}):",
-            _markdown([["", "Baton", "compared with"], *(_brief(*line) for line in BRIEF)]),
+            markdown([["", "Baton", "compared with"], *(_brief(*line) for line in BRIEF)]),
             BRIEF_NOTE,
             f"A handoff of {handoff['tokens']} tokens takes {total['shm']:.0f} ms over shared memory and "
             f"{total['tcp']:.0f} ms over TCP. One router process carries {router['tokens_per_s']:,} "

@@ -1,7 +1,7 @@
-"""The processes of bench/scheduler.py: real schedulers and Redis, routers, workers; and what they cost.
+"""The processes of bench/scheduler.py: real schedulers and Redis, routers, workers; and their CPU time.
 
-Routers are dealt out to `CLIENTS` processes, and all workers are in one (bench/scheduler_client.py). CPU time
-is that of the schedulers' processes, less what they need without placements, for heartbeats and snapshots.
+Routers are dealt out to `CLIENTS` processes, and all workers share one (bench/scheduler_client.py). CPU time
+is that of the schedulers' processes, less their needs without placements, for heartbeats and snapshots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READY_S = 60.0  # until all workers are
 IMPORT_S = 4.0  # until routers' processes have imported gRPC
 IDLE_S = 3.0  # without placements
 END_S = 60.0  # deadline of the last requests
-HEARTBEAT_S = 5.0  # not 1 s: those of 1,000 workers would take a core from what is measured
+HEARTBEAT_S = 5.0  # at 1 s, those of 1,000 workers would take a core from the schedulers
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _watch(
     *,
     stops: bool,
 ) -> list[_Used]:
-    """Return what was used before the load, and in each of its parts; in the first one Redis may stop."""
+    """Return the CPU time before the load and in each of its parts; Redis may stop in the first one."""
     held, hasty = parts_of(begin, seconds)
     found = []
     for part in (Part(begin - IDLE_S, begin), held, hasty):
@@ -128,7 +128,7 @@ def _watch(
 
 
 def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[str, float]:
-    """Return the figures of one part: `told` by the routers, and `used` by the others."""
+    """Return the figures of one part, from the routers' reports and the others' CPU time."""
     took, own, late = ([1_000 * one for each in told for one in each[key]] for key in ("took", "own", "late"))
     failures: Counter[str] = sum((Counter(one["failures"]) for one in told), Counter())
     if failures:

@@ -1,16 +1,18 @@
 """The tables of docs/benchmarks.md: which figures of which results file, under which heads.
 
-A column is a key of the figures, or several joined by dots, with its head. After `|` the head may have a
-format; without one a number is shown with at most three digits that matter.
+`;` divides columns. Each is a key of the figures, or several joined by dots. `=` gives it a head other than
+the key's words, and `|` a format: without one a number has at most three digits that matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 Result = dict[str, Any]
+_UNITS = {"_per_s": "/s", "_a_s": "/s", "_ms": ", ms", "_us": ", µs", "_s": ", s", "_mib": ", MiB"}
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,23 @@ class Table:
 
     file: str  # of bench/results
     view: str | Callable[[Result], Any]  # a path in the file, or a function of it
-    columns: Mapping[str, str]
+    columns: str
     labels: tuple[str, ...] = ()  # heads of the labels
     turned: bool = False  # a row for each column, and the figures side by side
     part: str = ""  # of a file whose parts were measured by commands of their own
+
+    def cells(self) -> Iterator[tuple[str, str, str]]:
+        """Yield each column's key, head and format."""
+        for column in self.columns.split(";"):
+            named, _, shape = column.strip().partition("|")
+            key, _, head = named.partition("=")
+            yield key, head or _head(key), shape
+
+
+def _head(key: str) -> str:
+    unit = next((unit for unit in _UNITS if key.endswith(unit)), "")
+    words = key.removesuffix(unit).replace("_", " ")
+    return re.sub(r"\b(ttft|itl|cpu)\b", lambda found: found[0].upper(), words) + _UNITS.get(unit, "")
 
 
 def _swapped(nested: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -38,12 +53,13 @@ def _ratio(result: Result) -> Any:
 
 def _served(result: Result) -> Any:
     """Return how many times as fast each method is as none."""
+
+    def faster(loads: dict[str, dict[str, float]], method: str) -> dict[str, float]:
+        return {streams: row["none"] / row[method] for streams, row in loads.items()}
+
     return {
         placement: {
-            method: {
-                kind: {streams: row["none"] / row[method] for streams, row in loads.items()}
-                for kind, loads in kinds.items()
-            }
+            method: {kind: faster(loads, method) for kind, loads in kinds.items()}
             for method, kinds in methods.items()
         }
         for placement, methods in result["served"].items()
@@ -60,171 +76,122 @@ def _classes(result: Result) -> Any:
     }
 
 
+def _class_goals(result: Result) -> Any:
+    return {
+        shape: {"left": one["left"]}
+        | {goal.partition(" (")[0]: value for goal, value in one["goals"].items()}
+        for shape, one in result["deployments"].items()
+    }
+
+
 def _overload(result: Result) -> Any:
-    names = (
-        "one stream alone",
-        "a full house",
-        "overload",
-        "one stream afterwards",
-        "a full house afterwards",
-    )
     after = result["after"]
-    arms = (result["alone"], result["full"], result["overload"], after["alone"], after["full"])
-    return dict(zip(names, arms, strict=True))
+    return {
+        "one stream alone": result["alone"],
+        "a full house": result["full"],
+        "overload": result["overload"],
+        "one stream afterwards": after["alone"],
+        "a full house afterwards": after["full"],
+    }
+
+
+def _fleets(result: Result) -> Any:
+    return {
+        workers: one | result["turns"].get(workers, {}) | result["views"].get(workers, {})
+        for workers, one in result["index"].items()
+    }
 
 
 def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
     return lambda result: {f"{size}B": found[figures] for size, found in result.get(part, {}).items()}
 
 
-_LATENCIES = {
-    "tokens_per_s": "tokens/s",
-    "ttft_p50_ms": "TTFT p50, ms",
-    "ttft_p99_ms": "TTFT p99, ms",
-    "itl_p50_ms": "ITL p50, ms",
-    "itl_p99_ms": "ITL p99, ms",
-}
-_MIX = {
-    "itl_p50_ms": "gap between a stream's tokens, p50, ms",
-    "itl_p99_ms": "gap, p99, ms",
-    "itl_max_ms": "longest gap, ms",
-    "ttft_short_p50_ms": "TTFT of short prompts, p50, ms",
-    "ttft_long_p50_ms": "TTFT of long prompts, p50, ms",
-    "tokens_per_s": "output tokens/s",
-}
-_STREAMS = {
-    "itl_p50_ms": "ITL p50, ms",
-    "itl_p99_ms": "ITL p99, ms",
-    "itl_max_ms": "longest gap, ms",
-    "ttft_short_p50_ms": "TTFT short p50, ms",
-    "ttft_long_p50_ms": "TTFT long p50, ms",
-    "tokens_per_s": "tokens/s",
-}
-_SIMULATED = {
-    "ttft_mean_ms": "TTFT mean, ms",
-    "ttft_p99_ms": "TTFT p99, ms",
-    "computed_share": "computed share",
-    "within_goals": "within goals|.1%",
-    "goodput_per_s": "goodput/s",
-}
+def _by_trace(*traces: str) -> str:
+    return ";".join(
+        f"{one}.ttft_mean_ms={one}: TTFT, ms; {one}.within_goals={one}: good|.1%" for one in traces
+    )
 
 
-def _by_trace(*traces: str) -> dict[str, str]:
-    keys = {"ttft_mean_ms": "TTFT, ms", "within_goals": "good|.1%"}
-    return {f"{trace}.{key}": f"{trace}: {head}" for trace in traces for key, head in keys.items()}
-
-
-_ROUTER = {
-    "tokens_per_s": "tokens/s",
-    "router_cpu_us_per_token": "CPU a token, µs",
-    "tokens_per_event": "tokens an event",
-    "router_rss_mib": "RSS, MiB",
-}
+_LATENCIES = "ttft_p50_ms; ttft_p99_ms; itl_p50_ms; itl_p99_ms"
+_MIX = (
+    "itl_p50_ms=gap between a stream's tokens, p50, ms; itl_p99_ms=gap, p99, ms; itl_max_ms=longest gap, ms;"
+    "ttft_short_p50_ms=TTFT of short prompts, p50, ms; ttft_long_p50_ms=TTFT of long prompts, p50, ms;"
+    "tokens_per_s=output tokens/s"
+)
+_STREAMS = (
+    "itl_p50_ms; itl_p99_ms; itl_max_ms=longest gap, ms; ttft_short_p50_ms; ttft_long_p50_ms; tokens_per_s"
+)
+_ROUTER = "tokens_per_s; router_cpu_us_per_token=CPU a token, µs; tokens_per_event; router_rss_mib=RSS, MiB"
+_SERVERS = "concurrent requests", "server"
 
 TABLES = {
     "disaggregation": Table("disaggregation", _ratio, _MIX, turned=True),
-    "clients-serve": Table(
-        "clients", "tools.serve.median", {"failed": "failed", **_LATENCIES}, ("concurrent requests", "server")
-    ),
+    "clients-serve": Table("clients", "tools.serve.median", f"failed; tokens_per_s; {_LATENCIES}", _SERVERS),
     "clients-guidellm": Table(
-        "clients",
-        "tools.guidellm.median",
-        {"failed": "failed", **{key: head for key, head in _LATENCIES.items() if "p99" not in key}},
-        ("concurrent requests", "server"),
+        "clients", "tools.guidellm.median", "failed; tokens_per_s; ttft_p50_ms; itl_p50_ms", _SERVERS
     ),
     "clients-lm-eval": Table(
         "clients",
         "tools.lm-eval.median",
-        {
-            "failed": "failed",
-            "seconds": "seconds",
-            "score": "score|.4f",
-            "answers": "checksum of the answers|d",
-        },
+        "failed; seconds; score|.4f; answers=checksum of the answers|d",
         ("task", "server"),
     ),
     "clients-bound": Table(
-        "clients", "at_the_bound", {"200": "answered", "429": "refused (429)", "503": "refused (503)"}
+        "clients", "at_the_bound", "200=answered; 429=refused (429); 503=refused (503)", ("server",)
     ),
     "speculation": Table(
         "speculation",
         _served,
-        {
-            f"{kind}.{streams}": f"{kind}, {streams} at a time|.2f"
+        ";".join(
+            f"{kind}.{streams}={kind}, {streams} at a time|.2f"
             for kind in ("chat", "repetitive")
             for streams in (1, 4, 16)
-        },
+        ),
         ("", "method"),
     ),
     "fair-share": Table(
         "fair-share",
         "models.qwen2-80m",
-        {
-            "short_p50_ms": "short p50, ms",
-            "short_p99_ms": "short p99, ms",
-            "long_p50_ms": "long p50, ms",
-            "flood_tokens_per_s": "flood, tokens/s",
-        },
+        "short_p50_ms; short_p99_ms; long_p50_ms; flood_tokens_per_s=flood, tokens/s",
     ),
     "path": Table(
-        "path",
-        "median_ms",
-        {
-            **{stage: stage for stage in ("save", "sample", "wait", "move", "check", "load", "total")},
-            "total_p95": "total p95",
-        },
-        ("transport",),
+        "path", "median_ms", "save; sample; wait; move; check; load; total; total_p95", ("transport",)
     ),
     "early": Table(
         "early",
         "arms",
-        {
-            **{f"{steps}.early": f"early, {steps} steps|.0%" for steps in (4, 16)},
-            **{f"{steps}.rest_ms": f"rest, {steps}, ms" for steps in (1, 2, 4, 16, 64)},
-        },
+        ";".join(
+            [f"{steps}.early=early, {steps} steps|.0%" for steps in (4, 16)]
+            + [f"{steps}.rest_ms=rest, {steps}, ms" for steps in (1, 2, 4, 16, 64)]
+        ),
         ("way",),
     ),
     "first-drafts": Table(
         "first-drafts",
         "arms",
-        {
-            "first_step_tokens": "tokens of the first step",
-            "first_token_ms": "first token, ms",
-            "second_token_ms": "second, ms",
-            "third_token_ms": "third, ms",
-        },
+        "first_step_tokens=tokens of the first step; first_token_ms; second_token_ms; third_token_ms",
         ("drafts",),
     ),
     "window": Table(
         "window",
         "ways",
-        {
-            "total_ms.large.p50": "large staging, ms",
-            "total_ms.small.p50": "small, ms",
-            "total_ms.ratio.p50": "ratio",
-            "step_ms.large.p50": "save, large, ms",
-            "step_ms.small.p50": "save, small, ms",
-        },
+        "total_ms.large.p50=large staging, ms; total_ms.small.p50=small, ms; total_ms.ratio.p50=ratio;"
+        "step_ms.large.p50=save, large, ms; step_ms.small.p50=save, small, ms",
         ("way",),
     ),
     "handoff": Table(
         "handoff",
         lambda result: _swapped(result["tokens"]),
-        {
-            "900.MB": "MB of 900 tokens",
-            **{f"{tokens}.total_ms": f"{tokens} tokens, ms" for tokens in (100, 900, 3600)},
-        },
+        ";".join(
+            ["900.MB=MB of 900 tokens", *(f"{many}.total_ms={many} tokens, ms" for many in (100, 900, 3600))]
+        ),
         ("transport, format",),
     ),
     "pulls": Table(
         "pulls",
         "pulls",
-        {
-            "gb_s.p50": "GB/s",
-            "source_cpu_s_a_gb.p50": "source's CPU, s a GB",
-            "puller_cpu_s_a_gb.p50": "puller's",
-            "engine_share.p50": "engine's steps|.0%",
-        },
+        "gb_s.p50=GB/s; source_cpu_s_a_gb.p50=source's CPU, s a GB; puller_cpu_s_a_gb.p50=puller's;"
+        "engine_share.p50=engine's steps|.0%",
         ("pull",),
     ),
     "router": Table(
@@ -236,161 +203,74 @@ TABLES = {
     "router-processes": Table(
         "router-processes",
         lambda result: {f"{one['processes']}, flush_ms {one['flush_ms']:g}": one for one in result["arms"]},
-        {**_ROUTER, "tokens_per_s_a_core": "tokens/s a core"},
+        f"{_ROUTER}; tokens_per_s_a_core=tokens/s a core",
         ("processes",),
     ),
     "scheduler": Table(
         "scheduler",
         "arms.here",
-        {
-            "placed_per_s": "placed/s",
-            "failed": "failed",
-            "place_p50_ms": "place p50, ms",
-            "place_p99_ms": "p99",
-            "own_p50_ms": "own p50, ms",
-            "own_p99_ms": "p99",
-            "cpu_us": "CPU, µs",
-            "redis_us": "Redis, µs",
-            "fast_placed_per_s": "fast: placed/s",
-            "fast_cpu_us": "fast: CPU, µs",
-        },
+        "placed_per_s; failed; place_p50_ms; place_p99_ms=p99; own_p50_ms; own_p99_ms=p99; cpu_us;"
+        "redis_us=Redis, µs; fast_placed_per_s=fast: placed/s; fast_cpu_us=fast: CPU, µs",
         ("deployment",),
     ),
     "overload": Table(
         "overload",
         _overload,
-        {
-            "itl_p50_ms": "gap p50, ms",
-            "itl_p99_ms": "gap p99, ms",
-            "itl_max_ms": "longest gap, ms",
-            "ttft_p50_ms": "TTFT p50, ms",
-            "answers": "answers",
-        },
+        "itl_p50_ms=gap p50, ms; itl_p99_ms=gap p99, ms; itl_max_ms=longest gap, ms; ttft_p50_ms; answers",
     ),
     "overload-refused": Table(
         "overload",
         lambda result: {"overload": result["overload"] | result["load"] | result["goals"] | result["after"]},
-        {
-            "capacity_per_s": "capacity, answers/s",
-            "offered_per_s": "offered/s",
-            "admitted_share": "admitted|.0%",
-            "refused": "refused with 503",
-            "refused_p50_ms": "a refusal p50, ms",
-            "refused_p99_ms": "a refusal p99, ms",
-            "without_retry_after": "without Retry-After",
-            "broken": "broken streams",
-            "blocks_missing": "KV blocks missing afterwards",
-            "itl_p99_against_alone": "gap p99 against one stream alone",
-            "itl_p99_against_full": "gap p99 against a full house",
-        },
+        "capacity_per_s=capacity, answers/s; offered_per_s; admitted_share=admitted|.0%;"
+        "refused=refused with 503; refused_p50_ms=a refusal p50, ms; refused_p99_ms=a refusal p99, ms;"
+        "without_retry_after=without Retry-After; broken=broken streams; blocks_missing=KV blocks missing;"
+        "itl_p99_against_alone=gap p99 against one stream; itl_p99_against_full=gap p99 against a full house",
         turned=True,
     ),
-    "flood": Table(
-        "flood",
-        "felt.arms",
-        {
-            "ttft_p50_ms": "TTFT p50, ms",
-            "ttft_p99_ms": "TTFT p99, ms",
-            "answers": "answers",
-            "not_answered": "not answered",
-        },
-    ),
+    "flood": Table("flood", "felt.arms", "ttft_p50_ms; ttft_p99_ms; answers; not_answered"),
     "flood-ratio": Table(
         "flood",
         "felt.ttft_p99_against",
-        {"ratio": "TTFT p99 beside a flood", "low": "of nine in ten samples: from", "high": "to"},
+        "ratio=TTFT p99 beside a flood; low=of nine in ten samples: from; high=to",
         ("against",),
     ),
     "flood-held": Table(
         "flood",
         "held",
-        {
-            "limit": "limit",
-            "sent": "sent",
-            "statuses.200": "admitted",
-            "allowed": "allowed",
-            "p99": "at a time, 99 % of the time",
-            "off": "off|+.1%",
-        },
+        "limit; sent; statuses.200=admitted; allowed; p99=at a time, 99 % of the time; off|+.1%",
         ("limit of",),
     ),
     "classes": Table(
-        "classes",
-        _classes,
-        {
-            **{key: head for key, head in _LATENCIES.items() if key != "tokens_per_s"},
-            "batch": "batch tokens/s",
-        },
-        ("", "interactive requests"),
+        "classes", _classes, f"{_LATENCIES}; batch=batch tokens/s", ("", "interactive requests")
     ),
     "classes-goals": Table(
         "classes",
-        lambda result: {
-            shape: {"left": one["left"]}
-            | {goal.partition(" (")[0]: value for goal, value in one["goals"].items()}
-            for shape, one in result["deployments"].items()
-        },
-        {
-            "ttft_p50_ms": "TTFT p50",
-            "ttft_p99_ms": "TTFT p99",
-            "itl_p50_ms": "ITL p50",
-            "itl_p99_ms": "ITL p99",
-            "left": "left for batch",
-            "batch of what is left": "batch, of what is left",
-        },
+        _class_goals,
+        "ttft_p50_ms=TTFT p50; ttft_p99_ms=TTFT p99; itl_p50_ms=ITL p50; itl_p99_ms=ITL p99;"
+        "left=left for batch; batch of what is left=batch, of what is left",
     ),
     "prefixes-hashing": Table(
         "prefixes",
         lambda result: {f"{result['prompt_tokens']:,} tokens": result["hashing"]},
-        {
-            "whole_prompt_ms": "hash all, ms",
-            "next_turn_ms": "hash a next turn, ms",
-            "bytes_in_a_placement": "bytes in a placement",
-        },
+        "whole_prompt_ms=hash all, ms; next_turn_ms=hash a next turn, ms; bytes_in_a_placement",
         ("prompt",),
     ),
     "prefixes-index": Table(
         "prefixes",
-        lambda result: {
-            workers: one | result["turns"].get(workers, {}) | result["views"].get(workers, {})
-            for workers, one in result["index"].items()
-        },
-        {
-            "blocks": "blocks",
-            "operations_a_s": "operations/s",
-            "look_ups_a_s": "look-ups/s",
-            "decision_p50_us": "decision p50, µs",
-            "decision_p99_us": "p99",
-            "place_p50_ms": "a turn p50, ms",
-            "place_p99_ms": "p99",
-            "requests_a_core_s": "turns/s a core",
-            "bytes_a_router_s": "bytes/s a router",
-            "scheduler_cores": "cores for routers",
-        },
+        _fleets,
+        "blocks; operations_a_s; look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
+        "place_p50_ms=a turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s a core;"
+        "bytes_a_router_s=bytes/s a router; scheduler_cores=cores for routers",
         ("workers",),
     ),
     "prefixes-sizes": Table(
-        "prefixes",
-        "sizes",
-        {
-            "gib": "GiB",
-            "bytes_a_block": "bytes a block",
-            "operations_a_s": "operations/s",
-            "look_up_us": "look-up, µs",
-        },
-        ("blocks",),
+        "prefixes", "sizes", "gib=GiB; bytes_a_block; operations_a_s; look_up_us=look-up, µs", ("blocks",)
     ),
     "routing": Table(
         "routing",
         "median",
-        {
-            "ttft_p50_ms": "TTFT p50, ms",
-            "ttft_p99_ms": "TTFT p99, ms",
-            "itl_p50_ms": "ITL p50, ms",
-            "computed_tokens": "prompt tokens computed",
-            "computed_share": "of all|.0%",
-            "tokens_per_s": "tokens/s",
-        },
+        "ttft_p50_ms; ttft_p99_ms; itl_p50_ms; tokens_per_s; computed_tokens=prompt tokens computed;"
+        "computed_share=of all|.0%",
         ("policy",),
     ),
     "simulate": Table(
@@ -402,7 +282,8 @@ TABLES = {
     "simulate-size": Table(
         "simulate-size",
         "loads",
-        {**_SIMULATED, "simulated": "requests", "simulated_per_s": "a second of wall time"},
+        "ttft_mean_ms; ttft_p99_ms; computed_share; within_goals=good|.1%; simulated=requests;"
+        "simulated_per_s=a second of wall time",
         ("trace", "policy"),
     ),
     "simulate-weights": Table(
@@ -414,52 +295,29 @@ TABLES = {
     "simulate-validation": Table(
         "simulate-validation",
         "arms",
-        {
-            "real.ttft_mean_ms": "TTFT mean, real, ms",
-            "simulated.ttft_mean_ms": "simulated, ms",
-            **{
-                f"error_percent.{key}": f"error, %: {head}|+.1f"
-                for key, head in (
-                    ("ttft_mean_ms", "TTFT mean"),
-                    ("ttft_p50_ms", "p50"),
-                    ("ttft_p90_ms", "p90"),
-                    ("computed_tokens", "computed tokens"),
-                )
-            },
-        },
+        "real.ttft_mean_ms=TTFT mean, real, ms; simulated.ttft_mean_ms=simulated, ms;"
+        "error_percent.ttft_mean_ms=error, %: TTFT mean|+.1f; error_percent.ttft_p50_ms=p50|+.1f;"
+        "error_percent.ttft_p90_ms=p90|+.1f; error_percent.computed_tokens=computed tokens|+.1f",
         ("policy",),
     ),
     "peers": Table(
         "peers",
         "median",
-        {
-            "alone_ttft_p50_ms": "one long prompt alone: TTFT p50, ms",
-            "alone_second_p50_ms": "its second token after the first, p50, ms",
-            "alone_total_p50_ms": "its answer of 8 tokens, p50, ms",
-            "alone_cpu_s": "CPU time of it, s",
-            "idle_cores": "cores in use while idle",
-            **_MIX,
-            "cpu_ms_a_token": "CPU time a token, ms",
-        },
+        "alone_ttft_p50_ms=one long prompt alone: TTFT p50, ms;"
+        "alone_second_p50_ms=its second token after the first, p50, ms;"
+        "alone_total_p50_ms=its answer of 8 tokens, p50, ms; alone_cpu_s=CPU time of it, s;"
+        f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time a token, ms",
         turned=True,
     ),
     "startup": Table(
         "startup",
-        lambda result: {
-            name: {"median": seconds, "runs": result["runs_s"][name]}
-            for name, seconds in result["median_s"].items()
-        },
-        {"median": "median, s", "runs": "runs, s"},
+        lambda result: _swapped({"median": result["median_s"], "runs": result["runs_s"]}),
+        "median=median, s; runs=runs, s",
     ),
     "gpu-answers": Table(
         "gpu-serve",
         "answers.arms",
-        {
-            "equal": "equal answers of 8",
-            "handoffs.total_ms": "handoff, ms",
-            "drafted": "drafted",
-            "accepted": "accepted",
-        },
+        "equal=equal answers of 8; handoffs.total_ms=handoff, ms; drafted; accepted",
         ("way",),
         part="answers",
     ),
@@ -472,11 +330,10 @@ TABLES = {
     "gpu-load": Table(
         "gpu-serve",
         _gpu("load", "arms"),
-        {
-            f"{clients}.{key}": f"{clients} clients: {head}"
-            for clients in (1, 8, 64, 256)
-            for key, head in (("tokens_per_s", "tokens/s"), ("ttft_p50_ms", "TTFT, ms"))
-        },
+        ";".join(
+            f"{many}.tokens_per_s={many} clients: tokens/s; {many}.ttft_p50_ms={many} clients: TTFT, ms"
+            for many in (1, 8, 64, 256)
+        ),
         ("model", "fleet"),
         part="load",
     ),

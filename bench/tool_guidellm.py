@@ -1,6 +1,6 @@
 """guidellm: a fixed number of requests at a time, and all at once.
 
-Its sweep is left out: the rates of one server's sweep are not the other's, and windows long enough for a rate
+Its sweep is left out: two servers' sweeps have different rates, and windows long enough for a rate
 (answers take seconds at full load on two cores) would take ten minutes.
 """
 

@@ -1,4 +1,4 @@
-"""`vllm bench serve`: requests all at once, or so many at a time."""
+"""`vllm bench serve`: requests all at once, or a fixed number at a time."""
 
 from __future__ import annotations
 

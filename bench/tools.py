@@ -1,6 +1,6 @@
-"""The interface of a load tool for bench/clients.py, and the environment of those that are installed.
+"""The interface of a load tool for bench/clients.py, and the environment that tools are installed in.
 
-They have a virtual environment of their own, made at first use: their dependencies conflict with vLLM's.
+It is a virtual environment of its own, made at first use: the tools' dependencies conflict with vLLM's.
 bench/tools.txt pins them.
 """
 
@@ -28,10 +28,10 @@ class Tool(Protocol):
 
     about: str  # a sentence or two for the page, in Markdown
     columns: Sequence[str]  # of its table: keys of its figures
-    loads: Sequence[str]  # what it runs, one after the other
+    loads: Sequence[str]  # run one after the other
 
     def prepare(self) -> None:
-        """Do once what takes long, before the servers start."""
+        """Do slow work once, before the servers start."""
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
         """Run a load. Return figures by row of the table, as one load may measure several things.
@@ -41,7 +41,7 @@ class Tool(Protocol):
 
 
 def installed(name: str, pins: Path = PINS) -> str:
-    """Return the path of a command, after installing all that its pins name where they have changed."""
+    """Return the path of a command, after installing its pins if they have changed."""
     folder = ROOT / f".venv-{pins.stem}"
     mark = folder / "pins.txt"  # written last
     if not mark.exists() or mark.read_bytes() != pins.read_bytes():
@@ -69,9 +69,7 @@ def command(
 ) -> str:
     """Run an installed tool in `folder`. Return "" or, when it failed, the end of its output."""
     environment = {
-        **{
-            name: value for name, value in os.environ.items() if name != "PYTHONPATH"
-        },  # ours does not apply to it
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "hf"),
         **environment,
