@@ -84,8 +84,8 @@ ENGINE = {
 async def compare(served: Served, tokens: int, keep: Keep) -> None:
     """Compare the arms' answers with the reference's, then measure their handoffs.
 
-    `keep` gets the figures so far. The answers of all arms are asked for together. Handoffs are measured one at a time, as all share the GPU,
-    and with prompts that no worker has in its cache.
+    `keep` gets the figures so far. All arms answer at the same time. Handoffs are measured one at a time, as
+    all share the GPU, and with prompts that no worker has in its cache.
     """
     tokenizer = Tokenizer.from_file(f"{DEMO}/tokenizer.json")
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]

@@ -198,7 +198,4 @@ def _family(pid: int) -> list[psutil.Process]:
     return [top, *top.children(recursive=True)]
 
 
-ARMS: dict[str, Callable[[Path], AbstractContextManager[Arm]]] = {
-    "Baton": baton,
-    "vLLM with NIXL": vllm,
-}
+ARMS: dict[str, Callable[[Path], AbstractContextManager[Arm]]] = {"Baton": baton, "vLLM with NIXL": vllm}

@@ -112,11 +112,7 @@ def hashing() -> dict[str, float]:
 def index(workers: int, blocks: int) -> dict[str, float]:
     """Fill an index with so many workers' blocks, and decide with it."""
     ledger, view, chats = filled(workers, blocks)
-    figures = {
-        "blocks": len(ledger.index),
-        **_deciding(ledger, view, chats),
-        **_applying(ledger),
-    }
+    figures = {"blocks": len(ledger.index), **_deciding(ledger, view, chats), **_applying(ledger)}
     gone = next(iter(view.workers))
     began = time.perf_counter()
     ledger.keep({key: one.role for key, one in view.workers.items() if key != gone})

@@ -94,14 +94,11 @@ LINK = (
 def main(arguments: list[str]) -> None:
     """Write the pages, or check them."""
     check = options(__doc__, arguments, check=False).check
-    written = {PAGE: page(PAGE.read_text()), README: with_measured(README.read_text())}
+    written = {PAGE: page(PAGE.read_text()), README: with_measured(README.read_text()), **figures.drawn()}
     if not check:
         for file, text in written.items():
             file.write_text(text)
-        figures.draw()
-        return
-    wrong = [file.name for file, text in written.items() if file.read_text() != text]
-    if wrong := wrong + figures.differences():
+    elif wrong := [file.name for file, text in written.items() if file.read_text() != text]:
         raise SystemExit(f"not what bench/results gives: {', '.join(wrong)}; run python -m bench report")
 
 
@@ -216,7 +213,7 @@ def measured() -> str:
     total = {way: handoff["median_ms"][way]["total"] for way in ("shm", "tcp")}
     return "\n\n".join(
         [
-            figures.LONGEST_GAP.markdown("docs/figures"),
+            figures.markdown("docs/figures"),
             f"On {machines[0]['cores']} cores ({', '.join(dict.fromkeys(one['cpu'] for one in machines))}):",
             markdown([["", "Baton", "compared with"], *(_brief(*line) for line in BRIEF)]),
             BRIEF_NOTE,

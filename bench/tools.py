@@ -62,10 +62,7 @@ def installed(name: str, pins: Path = PINS) -> str:
 
 
 def command(
-    line: Sequence[str],
-    folder: Path,
-    timeout_s: float,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    line: Sequence[str], folder: Path, timeout_s: float, environment: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Run an installed tool in `folder`. Return "" or, when it failed, the end of its output."""
     environment = {
