@@ -14,13 +14,11 @@ interactive requests' generator must not wait for it.
 from __future__ import annotations
 
 import argparse
-import ast
 import asyncio
 import gc
 import json
 import os
 import random
-import re
 import subprocess
 import time
 from collections.abc import Awaitable, Iterator
@@ -30,13 +28,12 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
-from baton.services.router.timeline import TO_FIRST_TOKEN
 from bench.light import Client, Reply, body, closed, gaps, opened, ttfts
 from bench.options import options
 from bench.served import MODEL_NAME, no_pauses, up
 from harness.deployment import Deployment, idle
 from harness.stats import median, percentile, save
-from harness.support import CALL_S, eventually
+from harness.support import eventually
 
 ALONE, BATCH, CLASSES, EQUAL = "alone", "batch alone", "with classes", "without classes"
 BUSY = "beside busy cores"
@@ -46,7 +43,6 @@ PROMPT, ANSWER = 64, 32  # tokens of an interactive request
 BATCH_PROMPT, BATCH_ANSWER = 256, 64
 FLEX = {"service_tier": "flex"}
 SETTLE_S = 60.0
-_STAGES = re.compile(rf" baton.requests: request .* prompt_tokens={PROMPT} .* stages_ms=(\{{.*\}})")
 
 
 def main(arguments: list[str]) -> None:
@@ -69,7 +65,7 @@ def measure(pairs: int, given: argparse.Namespace) -> dict[str, Any]:
     """Measure a deployment of so many pairs of workers."""
     classes = {"interactive": {"itl_s": given.itl_ms / 1e3, "ttft_s": given.ttft_ms / 1e3}}
     with (
-        up(pairs, pairs, classes=classes, router={"log_level": "info"}) as one,
+        up(pairs, pairs, classes=classes) as one,
         ProcessPoolExecutor(1, get_context("spawn"), os.nice, (10,)) as flooding,
         no_pauses(),
     ):
@@ -86,7 +82,6 @@ async def in_turns(
     mine: dict[str, list[Reply]] = {arm: [] for arm in ARMS}
     batch: dict[str, list[float]] = {arm: [] for arm in ARMS}
     busy: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    stages: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
     order = list(ARMS)
     make = partial(body, random.Random(), PROMPT, ANSWER, model=MODEL_NAME)
     run = partial(asyncio.get_running_loop().run_in_executor, flooding)
@@ -94,8 +89,7 @@ async def in_turns(
     for number in range(given.rounds):
         for arm in order:
             eventually(lambda: idle(one), SETTLE_S, "nothing runs")
-            log, times = Log(one), random.Random(number)
-            began, before = time.perf_counter(), busy_s(one)
+            times, began, before = random.Random(number), time.perf_counter(), busy_s(one)
             asked: list[Awaitable[Any]] = []
             if arm in {BATCH, CLASSES, EQUAL}:
                 flex = FLEX if arm != EQUAL else {}
@@ -109,23 +103,16 @@ async def in_turns(
                 rates = [got]
             else:
                 mine[arm] += got
-                stages[arm] += eventually(partial(log.stages, len(got)), CALL_S, "the log has them")
             batch[arm] += rates
             busy[arm].append(max(after - was for was, after in zip(before, busy_s(one), strict=True)) / took)
         order.append(order.pop(0))
     await client.close()
-    return summary(mine, stages, batch, 1 - median(busy[ALONE]))
+    return summary(mine, batch, 1 - median(busy[ALONE]))
 
 
-def summary(
-    mine: dict[str, list[Reply]],
-    stages: dict[str, list[dict[str, float]]],
-    batch: dict[str, list[float]],
-    left: float,
-) -> dict[str, Any]:
-    latencies = {
-        arm: figures(mine[arm]) | {"stages_p50_ms": middle(stages[arm])} for arm in ARMS if mine[arm]
-    }
+def summary(mine: dict[str, list[Reply]], batch: dict[str, list[float]], left: float) -> dict[str, Any]:
+    """Return the figures of both classes, and their goals."""
+    latencies = {arm: figures(mine[arm]) for arm in ARMS if mine[arm]}
     rates = {arm: round(median(values), 1) for arm, values in batch.items() if values}
     goals = {
         f"{name} (goal <= {GOAL_LATENCY})": latencies[CLASSES][name] / latencies[ALONE][name]
@@ -171,29 +158,6 @@ def burning(pairs: int) -> Iterator[None]:
         for burner in burners:
             burner.kill()
             burner.wait()
-
-
-class Log:
-    """The stages of interactive requests' times to first token, in the router's log from now on."""
-
-    def __init__(self, one: Deployment) -> None:
-        self._files = {file: file.stat().st_size for file in (one.folder / "logs").glob("router*.log")}
-
-    def stages(self, count: int) -> list[dict[str, float]] | None:
-        """Return the milliseconds of each request's stages; None while there are fewer than `count`."""
-        found = []
-        for file, begin in self._files.items():
-            text = file.read_bytes()[begin:].decode()
-            found += [ast.literal_eval(told[1]) for told in _STAGES.finditer(text)]
-        return found if len(found) >= count else None
-
-
-def middle(stages: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each stage over the middle fifth of the requests."""
-    ordered = sorted(stages, key=lambda one: sum(one.values()))
-    some = ordered[int(0.4 * len(ordered)) : int(0.6 * len(ordered)) + 1]
-    means = {name: sum(one.get(name, 0.0) for one in some) / len(some) for name in TO_FIRST_TOKEN}
-    return {name: round(mean, 2) for name, mean in means.items() if mean}
 
 
 def busy_s(one: Deployment) -> list[float]:

@@ -7,19 +7,16 @@ the core, so that other work on the machine does not count.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton.services.prefill import fair_share
-from bench import served
 from bench.options import options
-from harness.deployment import MODEL
+from bench.served import MODEL_NAME, engine_settings
 from harness.stats import median, percentile, save
 
 LONG = 900  # tokens
@@ -163,31 +160,19 @@ def _summary(rounds: Sequence[Round], flood: Sequence[float]) -> dict[str, float
     return {name: round(value, 1) for name, value in figures.items()}
 
 
-def _demo_settings() -> dict[str, Any]:
-    sizes = {"max_model_len": 1024, "max_num_seqs": 16, "kv_cache_gib": 0.25}
-    return {"model": str(MODEL), "tool_call_parser": None, **sizes}
-
-
-MODELS: dict[str, Callable[[], dict[str, Any]]] = {
-    served.MODEL_NAME: served.engine_settings,
-    "demo": _demo_settings,
-}
-
-
-def run(name: str, rounds: int, core: int) -> dict[str, Any]:
+def run(rounds: int, core: int) -> dict[str, Any]:
     """Measure in this process, which takes one engine."""
     # The prefix cache would hold the prompts of earlier rounds.
-    engine = PrefillEngine(MODELS[name]() | {"enable_prefix_caching": False}, core)
+    engine = PrefillEngine(engine_settings() | {"enable_prefix_caching": False}, core)
     found = {f"behind {longs}": measure(engine, rounds, longs) for longs in (1, 4)}
     for behind, ways in found.items():
         for way, figures in ways.items():
-            print(f"{name} {behind} {way:>20}", figures, flush=True)
+            print(f"{behind} {way:>20}", figures, flush=True)
     return found
 
 
 def main(arguments: list[str]) -> None:
     given = options(__doc__, arguments, rounds=10, core=0)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
-        results = {name: pool.submit(run, name, given.rounds, given.core).result() for name in MODELS}
-    save("fair-share", {"long": LONG, "shorts": SHORTS, "rounds": given.rounds, "models": results})
+    found = run(given.rounds, given.core)
+    result = {"long": LONG, "shorts": SHORTS, "rounds": given.rounds}
+    save("fair-share", {**result, "models": {MODEL_NAME: found}})

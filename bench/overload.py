@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 
-from baton.protos import scheduler_pb2
 from bench.light import Client, Reply, body, closed, gaps, opened, ttfts
 from bench.options import options
 from bench.served import no_pauses, up
@@ -57,19 +56,17 @@ async def measure(one: Deployment, seconds: float, calm_s: float, times: float) 
     make = partial(body, draw, PROMPT_TOKENS, ANSWER_TOKENS, model=MODEL_NAME, vocabulary=(300, 4_000))
     await closed(client, make, SLOTS, min(5.0, calm_s))  # warm
     eventually(lambda: idle(one), SETTLE_S, "nothing runs")
-    blocks, memory = free_blocks(one), rss_mib(one)
+    blocks = free_blocks(one)
     alone = figures(await closed(client, make, 1, calm_s))
     full = figures(replies := await closed(client, make, SLOTS, calm_s))
     capacity = len(replies) / calm_s
     under = await opened(client, make, times * capacity, seconds, draw)
     eventually(lambda: idle(one), SETTLE_S, "nothing runs")
     missing = sum(blocks.values()) - sum(free_blocks(one).values())
-    grew = {name: round(mib - memory[name], 1) for name, mib in rss_mib(one).items()}
     after = {
         "alone": figures(await closed(client, make, 1, calm_s)),
         "full": figures(await closed(client, make, SLOTS, calm_s)),
         "blocks_missing": missing,
-        "rss_grew_mib": grew,
     }
     await client.close()
     admitted = [reply for reply in under if reply.status == 200]
@@ -119,16 +116,6 @@ def figures(replies: list[Reply]) -> dict[str, Any]:
         "itl_max_ms": round(max(each, default=0.0), 2),
         "ttft_p50_ms": round(percentile(ttfts(replies), 0.5), 2),
     }
-
-
-def rss_mib(one: Deployment) -> dict[str, float]:
-    """Return the resident memory of the scheduler, the router and each worker, with their children."""
-    found = {"scheduler": one.scheduler_process(), "router": listener(one.port)}
-    for number, worker in enumerate(one.describe().workers):
-        role = scheduler_pb2.Role.Name(worker.identity.role).removeprefix("ROLE_").lower()
-        found[f"{role} {number}"] = one.worker_process(worker.identity.worker_id)
-    families = {name: [process, *process.children(recursive=True)] for name, process in found.items()}
-    return {name: sum(one.memory_info().rss for one in family) / 2**20 for name, family in families.items()}
 
 
 def listener(port: int) -> psutil.Process:

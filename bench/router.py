@@ -1,7 +1,6 @@
 """The cost of a token in the router: 64 streams through vLLM's front end, from a worker without an engine.
 
     python -m bench router                         tokens/s and CPU microseconds a token, by the engines' step
-    python -m bench router --profile out.pstats    and where the time goes
     python -m bench router --processes 1 2 --flush-ms 0 20
                                                    each number of processes with each flush, in turns
 
@@ -16,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -51,32 +49,21 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
         await asyncio.Event().wait()
 
 
-def serve_router(model: str, port: int, scheduler_port: int, profile: str, router: dict[str, Any]) -> None:
-    """Run the router with these settings, profiled if `profile` names a file."""
+def serve_router(model: str, port: int, scheduler_port: int, router: dict[str, Any]) -> None:
+    """Run the router with these settings."""
     from baton.services.config import load
     from baton.services.fleet.routers import run_routers
 
-    settings = load(
-        {
-            "engine": {"model": model, "served_model_name": MODEL, "max_model_len": 2048},
-            "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
-            "ops": {"listen": ""},
-            "router": {"port": port, **router},
-        }
+    run_routers(
+        load(
+            {
+                "engine": {"model": model, "served_model_name": MODEL, "max_model_len": 2048},
+                "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
+                "ops": {"listen": ""},
+                "router": {"port": port, **router},
+            }
+        )
     )
-    if not profile:
-        run_routers(settings)
-        return
-    import cProfile
-
-    from baton.services.router.app import preload
-
-    preload()  # seconds of imports would hide the rest
-    profiler = cProfile.Profile()
-    try:
-        profiler.runcall(run_routers, settings)
-    finally:
-        profiler.dump_stats(profile)
 
 
 async def one_stream(port: int, max_tokens: int) -> tuple[int, int]:
@@ -143,10 +130,8 @@ def measure(
         model = tiny_qwen2(Path(folder) / "model")
         stack.enter_context(child("--serve-worker", str(scheduler_port), "--interval-ms", str(interval_ms)))
         router = json.dumps({"processes": processes, "flush_ms": flush_ms})
-        more = ("--profile", given.profile, "--settings", router)
-        process = stack.enter_context(
-            child("--serve-router", str(port), str(scheduler_port), str(model), *more)
-        )
+        line = ("--serve-router", str(port), str(scheduler_port), str(model), "--settings", router)
+        process = stack.enter_context(child(*line))
         wait_ready(port)
         wait_all(process.pid, processes)
         asyncio.run(drive(port, given.streams, 32))
@@ -175,8 +160,6 @@ def measure(
         "bytes_per_token": round(size / tokens),
         "router_rss_mib": round(rss / 2**20),
         "router_pss_mib": round(pss / 2**20),  # what the processes share is counted once
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
     }
 
 
@@ -225,7 +208,6 @@ def main(arguments: list[str]) -> None:
         streams=64,
         tokens=(500, "of each answer"),
         interval_ms=([4.0, 2.0, 0.0], "the engine's step; 0: no pause"),
-        profile=("", "write the router's cProfile here"),
         processes=([int], "of the router, in turns"),
         flush_ms=([0.0], "router.flush_ms, with --processes"),
         rounds=(3, "of the turns"),
@@ -237,7 +219,7 @@ def main(arguments: list[str]) -> None:
         asyncio.run(serve_worker(given.serve_worker, given.interval_ms[0] / 1e3))
     elif given.serve_router:
         port, scheduler_port, model = given.serve_router
-        serve_router(model, int(port), int(scheduler_port), given.profile, json.loads(given.settings))
+        serve_router(model, int(port), int(scheduler_port), json.loads(given.settings))
     elif given.processes:
         compare_processes(given)
     else:

@@ -4,24 +4,69 @@
     python -m bench scheduler --against FOLDER --rounds 3   beside another checkout, in turns
     python -m bench scheduler --stores memory --routers 1 --pairs 32 --schedulers 1
 
-Schedulers, Redis, the routers' clients and fake workers with heartbeats are processes of their own
-(bench/scheduler_site.py). Each arm differs in one thing from the first one: 20 routers and 32P32D with a
-scheduler over Redis. First routers place at a rate, and each request lives for two seconds; then as fast as
-they can. A placement includes the reports that its prompt was prefilled, and of its end.
+Schedulers, Redis, the routers' clients and fake workers with heartbeats are processes of their own. Routers
+are dealt out to `CLIENTS` processes, and all workers share one (bench/scheduler_client.py). Each arm differs
+in one thing from the first one: 20 routers and 32P32D with a scheduler over Redis. First routers place at a
+rate, and each request lives for two seconds; then as fast as they can. A placement includes the reports that
+its prompt was prefilled, and of its end. CPU time is that of the schedulers' processes, less their needs
+without placements, for heartbeats and snapshots.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from bench.options import options
-from bench.scheduler_site import Arm, measure
-from harness.stats import save
-from harness.support import ROOT
+from bench.scheduler_client import Part, parts_of
+from harness.stats import percentile, save
+from harness.support import ROOT, eventually, free_port, listening, redis_server
 
-BASE = Arm()
+CLIENTS = 2  # processes of routers
+CLIENT = Path(__file__).with_name("scheduler_client.py")
+START_S = 20.0
+READY_S = 60.0  # until all workers are
+IMPORT_S = 4.0  # until routers' processes have imported gRPC
+IDLE_S = 3.0  # without placements
+END_S = 60.0  # deadline of the last requests
+HEARTBEAT_S = 5.0  # at 1 s, those of 1,000 workers would take a core from the schedulers
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A deployment, and its load."""
+
+    store: str = "redis"  # or memory; stopped: a Redis that hangs from the middle of the first part on
+    routers: int = 20
+    pairs: int = 32
+    schedulers: int = 1
+
+    def __str__(self) -> str:
+        counts = f"{_many(self.routers, 'router')}, {_many(self.schedulers, 'scheduler')}"
+        return f"{self.store}, {counts}, {self.pairs}P{self.pairs}D"
+
+
+@dataclass(frozen=True)
+class _Used:
+    """CPU seconds between two moments."""
+
+    seconds: float
+    schedulers: Sequence[float]
+    redis: float
 
 
 def main(arguments: list[str]) -> None:
@@ -56,8 +101,157 @@ def main(arguments: list[str]) -> None:
 
 def arms(given: argparse.Namespace) -> list[Arm]:
     """Return the arms to measure."""
-    some = [replace(BASE, store=one) for one in given.stores]
-    some += [replace(BASE, routers=one) for one in given.routers]
-    some += [replace(BASE, pairs=one) for one in given.pairs]
-    some += [replace(BASE, schedulers=one) for one in given.schedulers]
+    some = [replace(Arm(), store=one) for one in given.stores]
+    some += [replace(Arm(), routers=one) for one in given.routers]
+    some += [replace(Arm(), pairs=one) for one in given.pairs]
+    some += [replace(Arm(), schedulers=one) for one in given.schedulers]
     return list(dict.fromkeys(some))
+
+
+def measure(arm: Arm, code: Path, rate: float, seconds: float) -> dict[str, float]:
+    """Measure schedulers and clients of the checkout `code`: placements at a rate, and as fast as can be."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(arm.schedulers)]
+    address = ",".join(addresses)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder, redis, store = Path(name), None, "memory"
+        if arm.store != "memory":
+            port = free_port()
+            redis, store = stack.enter_context(redis_server(port)), f"redis://127.0.0.1:{port}/0"
+        own = [stack.enter_context(_scheduler(code, one, store)) for one in addresses]
+        workers = stack.enter_context(_client(code, folder / "workers", "workers", address, arm.pairs))
+        _await_ready(workers, folder / "workers")
+        begin = time.monotonic() + IMPORT_S + IDLE_S
+        dealt = [
+            (folder / f"routers-{number}", len(range(number, arm.routers, CLIENTS)))
+            for number in range(min(CLIENTS, arm.routers))
+        ]
+        clients = [
+            stack.enter_context(
+                _client(
+                    *(code, answer, "routers", address, answer.name, many),
+                    *(rate * many / arm.routers, begin, seconds),
+                )
+            )
+            for answer, many in dealt
+        ]
+        used = _watch(own, redis, begin, seconds, stops=arm.store == "stopped")
+        for client in clients:
+            if client.wait(END_S):
+                raise SystemExit(f"routers ended with {client.returncode}: no figure means anything")
+        told = [json.loads(answer.read_text()) for answer, _ in dealt]
+        idle, *both = used
+        held, hasty = (
+            _figures([one[number] for one in told], part, idle) for number, part in enumerate(both)
+        )
+        fast = ("placed_per_s", "failed", "place_p50_ms", "place_p99_ms", "cpu_us", "scheduler_cores")
+        return {
+            **held,
+            **{f"fast_{key}": hasty[key] for key in fast},
+            "a_core_s": round(1e6 / hasty["cpu_us"]),
+            "idle_cores": round(max(idle.schedulers) / idle.seconds, 3),
+            "rss_mib": round(max(one.memory_info().rss for one in map(psutil.Process, own)) / 2**20),
+        }
+
+
+def _watch(
+    schedulers: Sequence[int],
+    redis: subprocess.Popen[bytes] | None,
+    begin: float,
+    seconds: float,
+    *,
+    stops: bool,
+) -> list[_Used]:
+    """Return the CPU time before the load and in each of its parts; Redis may stop in the first one."""
+    held, hasty = parts_of(begin, seconds)
+    found = []
+    for part in (Part(begin - IDLE_S, begin), held, hasty):
+        _sleep_until(part.since)
+        before, began = _cpu_s(schedulers, redis), time.monotonic()
+        if part is held and redis is not None and stops:
+            _sleep_until((part.since + part.until) / 2)
+            redis.send_signal(signal.SIGSTOP)  # it is killed with the block
+        _sleep_until(part.until)
+        *own, theirs = (now - was for now, was in zip(_cpu_s(schedulers, redis), before, strict=True))
+        found.append(_Used(time.monotonic() - began, own, theirs))
+    return found
+
+
+def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[str, float]:
+    """Return the figures of one part, from the routers' reports and the others' CPU time."""
+    took, own, late = ([1_000 * one for each in told for one in each[key]] for key in ("took", "own", "late"))
+    failures: Counter[str] = sum((Counter(one["failures"]) for one in told), Counter())
+    if failures:
+        print(f"failed: {dict(failures)}", flush=True)
+    cpu_s = sum(used.schedulers) - used.seconds * sum(idle.schedulers) / idle.seconds
+    redis_s = used.redis - used.seconds * idle.redis / idle.seconds
+    many = max(1, len(took))
+    return {
+        "placed_per_s": round(len(took) / used.seconds),
+        "failed": failures.total(),
+        "place_p50_ms": round(percentile(took, 0.5), 3),
+        "place_p99_ms": round(percentile(took, 0.99), 3),
+        "place_max_ms": round(max(took, default=0.0), 1),
+        "own_p50_ms": round(percentile(own, 0.5), 3),  # in the scheduler
+        "own_p99_ms": round(percentile(own, 0.99), 3),
+        "late_p99_ms": round(percentile(late, 0.99), 3) if late else 0.0,  # a router's process, by itself
+        "cpu_us": round(1e6 * cpu_s / many, 1),  # a placement, all schedulers together
+        "redis_us": round(1e6 * max(0.0, redis_s) / many, 1),
+        "scheduler_cores": round(max(used.schedulers) / used.seconds, 3),
+    }
+
+
+def _cpu_s(schedulers: Sequence[int], redis: subprocess.Popen[bytes] | None) -> list[float]:
+    """Return the CPU seconds so far of each scheduler, and of Redis."""
+    times = [psutil.Process(pid).cpu_times() for pid in (*schedulers, *([redis.pid] if redis else []))]
+    found = [float(one.user + one.system) for one in times]
+    return found if redis else [*found, 0.0]
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _await_ready(workers: subprocess.Popen[bytes], output: Path) -> None:
+    def ready() -> bool:
+        if workers.poll() is not None:
+            raise SystemExit(f"the workers ended with {workers.returncode}: no figure means anything")
+        return "ready" in output.read_text()
+
+    eventually(ready, READY_S, "all workers are ready")
+
+
+@contextmanager
+def _scheduler(code: Path, address: str, store: str) -> Iterator[int]:
+    """Start a scheduler's process, which ends with the block. Yields its id."""
+    command = [sys.executable, "-m", "baton.services.cli.main", "scheduler", "--scheduler", address]
+    command += ["--store", store, "--max-queued-prompt-tokens", str(10**9)]
+    command += ["--heartbeat-s", str(HEARTBEAT_S), "--worker-lease-s", "3600"]
+    with subprocess.Popen(command, env=_environment(code), cwd=code, stderr=subprocess.DEVNULL) as process:
+        try:
+            port = int(address.rpartition(":")[2])
+            eventually(lambda: listening(port), START_S, "the scheduler listens")
+            yield process.pid
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def _client(code: Path, output: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process of clients, which ends with the block and prints into `output`."""
+    command = [sys.executable, "-P", str(CLIENT), *map(str, arguments)]
+    with (
+        output.open("wb") as out,
+        subprocess.Popen(command, env=_environment(code), cwd=code, stdout=out) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _environment(code: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{code / 'src'}:{code}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"

@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from rich.console import Console
 
-from baton.services.cli.tables import Column, fitted
 from baton.services.config import PolicySettings, SchedulerSettings
 from baton.services.simulate import mooncake, profile
 from baton.services.simulate.deployment import Split
@@ -34,6 +32,7 @@ from baton.services.simulate.profile import Handoff, Profile
 from baton.services.simulate.simulation import Setup, simulate
 from baton.services.simulate.traces import KINDS, Conversations
 from bench.options import options
+from bench.report import markdown
 from bench.served import MODEL_NAME, longer, up
 from bench.traffic import Answer, stream
 from harness.deployment import Deployment, deployment
@@ -49,21 +48,10 @@ REAL = {
     "least loaded": PolicySettings(scorers={"queued_prompt_tokens": 1.0, "running_requests": 1.0}),
     "Baton": PolicySettings(),
 }
-SHOWN = {
-    "requests": ",.0f",
-    "failed": ",.0f",
-    "ttft_mean_ms": ",.0f",
-    "ttft_p50_ms": ",.0f",
-    "ttft_p99_ms": ",.0f",
-    "itl_p50_ms": ".1f",
-    "itl_p99_ms": ".1f",
-    "computed_share": ".3f",
-    "within_goals": ".3f",
-    "goodput_per_s": ".2f",
-    "busy_prefill": ".2f",
-    "busy_decode": ".2f",
-    "simulated_per_s": ",.0f",
-}
+SHOWN = (
+    *("requests", "failed", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms"),
+    *("computed_share", "within_goals", "goodput_per_s", "busy_prefill", "busy_decode", "simulated_per_s"),
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -138,16 +126,8 @@ def _trace(given: argparse.Namespace, kind: str, split: Split, seconds: float, s
 
 
 def _show(title: str, found: dict[str, Compared]) -> None:
-    columns = [Column[tuple[str, Compared]]("policy", lambda row: row[0])]
-    for rank, (key, shape) in enumerate(SHOWN.items(), 1):
-
-        def cell(row: tuple[str, Compared], key: str = key, shape: str = shape) -> str:
-            return format(row[1].figures.get(key, 0.0), shape)
-
-        columns.append(Column(key.replace("_", " "), cell, number=True, rank=rank))
-    width = 200
-    console = Console(width=width, highlight=False)
-    console.print(fitted(title, columns, list(found.items()), width))
+    rows = [[arm, *(f"{one.figures.get(key, 0.0):.4g}" for key in SHOWN)] for arm, one in found.items()]
+    print(f"{title}\n{markdown([['policy', *SHOWN], *rows])}", flush=True)
 
 
 def _measure(given: argparse.Namespace) -> Profile:

@@ -11,9 +11,8 @@ import pytest
 
 from bench import gpu_answers, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
-from bench.gpu_clients import ANSWER, figures_of
 from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving, stages
-from bench.gpu_loads import closed_loops
+from bench.gpu_loads import ANSWER, closed_loops, figures_of
 from harness import stats
 
 STILL = (
