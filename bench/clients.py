@@ -1,6 +1,6 @@
 """Load tools of others, against Baton and one stock vLLM server, in turns on the same cores.
 
-`vllm bench serve`, guidellm and lm-eval, each from its command line as its users run it (the modules tool_*),
+`vllm bench serve`, guidellm and lm-eval, each from its command line as its users run it (bench/tools.py),
 and closed loops of exactly as many clients as the workers admit requests. Baton is
 deploy/laptop.yaml, 1P1D on a core each; stock vLLM has the same model and slots, and both cores.
 """
@@ -18,10 +18,7 @@ import yaml
 from baton.services.config import EngineSettings, SchedulerSettings
 from bench.light import Client
 from bench.options import options
-from bench.tool_guidellm import Guidellm
-from bench.tool_lm_eval import LmEval
-from bench.tool_serve import Serve
-from bench.tools import Figures, Tool
+from bench.tools import Figures, Guidellm, LmEval, Serve, Tool
 from harness.deployment import MODEL, MODEL_NAME, deployment, stock_vllm
 from harness.stats import median, save
 from harness.support import ROOT
@@ -69,7 +66,6 @@ def main(arguments: list[str]) -> None:
         print(f"{bound} closed loops: {loops}", flush=True)
     tools = {
         name: {
-            "about": TOOLS[name].about,
             "columns": TOOLS[name].columns,
             "median": {
                 row: {arm: medians(results) for arm, results in by_arm.items()}
