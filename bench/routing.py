@@ -4,8 +4,7 @@ All arms have four engines on the same cores, with caches of the same size: one 
 together can. Every user has chats one after the other, each behind one of a few system prompts; the chats
 are the same in all arms, so that the computed tokens can be compared. The deployments stand side by side and
 take turns. All of vLLM's arms are the same servers, whose caches are emptied between
-them. `cache_aware`, vllm-router's default, remembers what it has sent where. `kv_aware` (by --arm) is
-told the servers' KV events, but credited no prompt with a cached token when its log was read (0.1.17).
+them. `cache_aware`, vllm-router's default, remembers what it has sent where.
 
 The model is in float32, and answers are greedy and of letters alone, so that they go into the next prompt as
 text. The run fails where Baton's policies do not give the same answers. `--rounds 1 --add` adds a round to
@@ -19,7 +18,7 @@ import json
 import random
 import string
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -36,15 +35,15 @@ from bench.traffic import Answer, stream
 from harness.deployment import Deployment, stock_vllm
 from harness.simulate.baselines import PLUGINS, POLICIES
 from harness.stats import RESULTS, medians, percentile, save
-from harness.support import ROOT, eventually, free_port
+from harness.support import ROOT, eventually
 
 RESULT = "routing"
 PAIRS = 2
 BLOCK = 32  # tokens
 CACHE = 4_096  # tokens of each engine's KV cache
 LETTERS = [ord(letter) for letter in string.ascii_lowercase]  # the model's tokens of them
+VLLM = {"vllm-router round_robin": "round_robin", "vllm-router cache_aware": "cache_aware"}  # arm -> policy
 BATON = {"round robin": "round robin", "least loaded": "least loaded", "default": "Baton"}  # arm -> policy
-KV_AWARE = "vllm-router kv_aware"
 HEARD_S = 10.0
 
 
@@ -142,14 +141,14 @@ def main(arguments: list[str]) -> None:
         __doc__,
         arguments,
         rounds=(2, "turns of each arm"),
-        arm=([str], "one of them; all but kv_aware by default", [*BATON, *VLLM]),
+        arm=([str], "some of them; all by default", [*BATON, *VLLM]),
         add=(False, "to the rounds of the same load that are saved"),
         dry=(False, "save nothing"),
         **{one.name: (one.default, f"of the load: {one.default}") for one in fields(Load)},
     )
     load = Load(**{one.name: getattr(given, one.name) for one in fields(Load)})
     sizes = {"load": asdict(load), "cache_tokens": CACHE, "pairs": PAIRS}
-    names = given.arm or [name for name in (*BATON, *VLLM) if name != KV_AWARE]
+    names = given.arm or [*BATON, *VLLM]
     result = _earlier(sizes, names) if given.add else {**sizes, "runs": {name: [] for name in names}}
     measure(result["runs"], load, given.rounds)
     result["median"] = {name: medians(found) for name, found in result["runs"].items()}
@@ -242,8 +241,8 @@ def _started(stack: ExitStack, folder: Path, names: list[str], load: Load) -> di
     if wanted := [name for name in names if name in VLLM]:
         servers = [stack.enter_context(_server(folder, engine, number)) for number in range(2 * PAIRS)]
         for name in wanted:
-            url = stack.enter_context(VLLM[name](folder, servers))
-            arms[name] = Servers(url, [server.url for server in servers])
+            url = stack.enter_context(_routed(folder, servers, VLLM[name]))
+            arms[name] = Servers(url, servers)
     return {name: arms[name] for name in names}
 
 
@@ -263,53 +262,23 @@ def _baton(policy: str, engine: dict[str, Any]) -> AbstractContextManager[Deploy
     )
 
 
-@dataclass(frozen=True)
-class Server:
-    """One of vLLM's servers, and where it tells of its cache."""
-
-    url: str
-    events: str
-
-
 @contextmanager
-def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[Server]:
-    port = free_port()
-    # With a host in its endpoint vLLM connects, and nobody hears of its events.
-    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
+def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[str]:
+    """Start one of vLLM's servers. Yield its URL."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": str(number % 2), "VLLM_SERVER_DEV_MODE": "1"}
-    # kv_aware asks a server for a prompt's tokens, by an endpoint that is off by default; refused, it goes by
-    # load alone and says so in debug messages only.
-    flags = (
-        *("--enable-scale-out", "--kv-events-config", json.dumps(events)),
-        *("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(CACHE // BLOCK)),
-    )
-    options = engine | {"tool_call_parser": "hermes"}
-    with stock_vllm(folder / f"vllm-{number}", environment, flags=flags, **options) as (url, _):
-        body = {"model": MODEL_NAME, "prompt": "a"}
-        fetch(f"{url}/v1/completions/render", json.dumps(body).encode())  # raises where it is refused
-        yield Server(url, f"tcp://127.0.0.1:{port}")
-
-
-@contextmanager
-def _routed(folder: Path, servers: list[Server], policy: str, *flags: str) -> Iterator[str]:
-    logs = folder / f"router-{policy}"
-    logs.mkdir()
-    urls = ("--worker-urls", *(server.url for server in servers))
-    with vllm_router(logs, "--policy", policy, *urls, *flags) as (url, _):
+    flags = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(CACHE // BLOCK))
+    given = engine | {"tool_call_parser": "hermes"}
+    with stock_vllm(folder / f"vllm-{number}", environment, flags=flags, **given) as (url, _):
         yield url
 
 
-def _kv_aware(folder: Path, servers: list[Server]) -> AbstractContextManager[str]:
-    sources = [part for server in servers for part in ("--kv-event-source", f"{server.url}={server.events}")]
-    sizes = ("--kv-event-block-size", str(BLOCK), "--kv-event-model", MODEL_NAME)
-    return _routed(folder, servers, "kv_aware", *sources, *sizes)
-
-
-VLLM: dict[str, Callable[[Path, list[Server]], AbstractContextManager[str]]] = {
-    "vllm-router round_robin": lambda folder, servers: _routed(folder, servers, "round_robin"),
-    "vllm-router cache_aware": lambda folder, servers: _routed(folder, servers, "cache_aware"),
-    KV_AWARE: _kv_aware,
-}
+@contextmanager
+def _routed(folder: Path, servers: list[str], policy: str) -> Iterator[str]:
+    """Start vllm-router before these servers. Yield its URL."""
+    logs = folder / f"router-{policy}"
+    logs.mkdir()
+    with vllm_router(logs, "--policy", policy, "--worker-urls", *servers) as (url, _):
+        yield url
 
 
 def _letters(draw: random.Random, count: int) -> str:

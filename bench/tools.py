@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import yaml
 
@@ -101,8 +101,8 @@ def command(
 class Serve:
     """`vllm bench serve`: requests all at once, or a fixed number at a time."""
 
-    requests = {"1": 16, "8": 64, "32": 160, "128": 384, "256": 512, "inf": 1000}  # by concurrency
-    figures = {
+    requests: ClassVar = {"1": 16, "8": 64, "32": 160, "128": 384, "256": 512, "inf": 1000}  # by concurrency
+    figures: ClassVar = {
         "tokens_per_s": "output_throughput",
         "ttft_p50_ms": "median_ttft_ms",
         "ttft_p99_ms": "p99_ttft_ms",
@@ -159,9 +159,9 @@ class Guidellm:
     (answers take seconds at full load on two cores) would take ten minutes.
     """
 
-    streams = {"1": 8, "8": 32, "64": 128}  # requests at a time, and in all
+    streams: ClassVar = {"1": 8, "8": 32, "64": 128}  # requests at a time, and in all
     at_once = 128  # more than the workers of deploy/laptop.yaml admit: the others wait in the router
-    figures = {
+    figures: ClassVar = {
         "ttft_p50_ms": ("time_to_first_token_ms", "p50"),
         "ttft_p99_ms": ("time_to_first_token_ms", "p99"),
         "itl_p50_ms": ("inter_token_latency_ms", "p50"),
@@ -233,8 +233,8 @@ TASKS: dict[str, dict[str, Any]] = {
 class LmEval:
     """lm-eval: many questions in few requests, aborted at the first one that fails.
 
-    Its tasks are made here, so that no hub need be reachable: questions that the demo model was not trained
-    on, once with four answers to choose from (the prompts' log-probabilities decide), once to be answered freely.
+    Its tasks are made here, so that no hub need be reachable: questions that the demo model was not trained on,
+    once with four answers to choose from by the prompts' log-probabilities, once to be answered freely.
     """
 
     columns: Sequence[str] = ("failed", "seconds", "score", "answers")
