@@ -171,8 +171,8 @@ def _cell(value: Any, shape: str) -> str:
 
 def markdown(lines: list[list[str]]) -> str:
     """Return a table whose first line is its head."""
-    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
 
 
 def taken(found: Result, table: Table) -> str:
@@ -184,7 +184,8 @@ def taken(found: Result, table: Table) -> str:
         return "\n".join(dict.fromkeys(told))
     machine = found["machine"]
     command = found.get("command") or _USUAL.get(table.file, f"python -m bench {table.file}")
-    return f"`{command}`; {machine['cores']} cores ({machine['cpu']}), {machine['when']}."
+    cpu = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
+    return f"`{command}`; {machine['cores']} cores ({cpu}), {machine['when']}."
 
 
 # README's section

@@ -136,9 +136,6 @@ TABLES = {
         "failed; seconds; score|.4f; answers=checksum of the answers|d",
         ("task", "server"),
     ),
-    "clients-bound": Table(
-        "clients", "at_the_bound", "200=answered; 429=refused (429); 503=refused (503)", ("server",)
-    ),
     "speculation": Table(
         "speculation",
         _served,

@@ -233,7 +233,7 @@ TASKS: dict[str, dict[str, Any]] = {
 class LmEval:
     """lm-eval: many questions in few requests, aborted at the first one that fails.
 
-    Its tasks are made here, so that no hub need be reachable: questions that the demo model was not trained on,
+    Its tasks are made here, so that no hub need be reachable: questions that the demo model did not train on,
     once with four answers to choose from by the prompts' log-probabilities, once to be answered freely.
     """
 
