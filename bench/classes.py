@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
 
 
 def measure(pairs: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Measure a deployment of so many pairs of workers."""
+    """Measure a deployment with this number of pairs of workers."""
     classes = {"interactive": {"itl_s": given.itl_ms / 1e3, "ttft_s": given.ttft_ms / 1e3}}
     with (
         up(pairs, pairs, classes=classes) as one,
@@ -128,7 +128,7 @@ def summary(mine: dict[str, list[Reply]], batch: dict[str, list[float]], left: f
 
 
 def flood(port: int, streams: int, seconds: float, flex: dict[str, str]) -> float:
-    """Keep so many streams of batch work under way for a time, and return their tokens a second."""
+    """Keep `streams` streams of batch work running for a time, and return their tokens a second."""
     gc.disable()
     draw, until = random.Random(), time.perf_counter() + seconds
 
@@ -144,7 +144,7 @@ def flood(port: int, streams: int, seconds: float, flex: dict[str, str]) -> floa
 
 @contextmanager
 def burning(pairs: int) -> Iterator[None]:
-    """Keep the cores of so many decode workers busy, which follow those of the prefill workers."""
+    """Keep the decode workers' cores busy, which follow the prefill workers'."""
     cores = sorted(os.sched_getaffinity(0))
     burners = [
         subprocess.Popen(

@@ -24,7 +24,7 @@ from harness.stats import median, save
 from harness.support import ROOT
 
 TOOLS: dict[str, Tool] = {"serve": Serve(), "guidellm": Guidellm(), "lm-eval": LmEval()}
-Rows = dict[str, dict[str, list[Figures]]]  # by row of a tool's table and arm, a round each
+Rows = dict[str, dict[str, list[Figures]]]  # row of a tool's table: arm: rounds
 
 
 def main(arguments: list[str]) -> None:

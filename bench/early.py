@@ -31,12 +31,12 @@ from harness.wired import wired
 
 RESULT = "early"
 STEPS = (1, 2, 4, 16, 64)
-TOKENS = 4096  # of the longest prompt: longer ones are left out
+TOKENS = 4096  # longer prompts are left out
 GBIT = Wire(rate_mbit=1000)
 WIRED = "1 Gbit/s"
 ARMS = ("shm", "nixl", "tcp", WIRED)
 ROOMY_MIB = 512  # staging that holds two of the longest prompts and more
-GOAL = 0.8  # of the bytes of prompts of GOAL_STEPS and more
+GOAL = 0.8  # share of early bytes, for prompts of GOAL_STEPS and more
 GOAL_STEPS = 4
 
 
@@ -79,7 +79,7 @@ async def measure(url: str, rounds: int, step: int, *, apart: bool) -> dict[str,
 
 
 async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int], *, apart: bool) -> dict[str, float]:
-    """Send a prompt, and return what its handoff brought and took.
+    """Send a prompt, and return the bytes and times of its handoff.
 
     Between two hosts, whose clocks differ, the handoff's time begins when the decode worker hears of it.
     """

@@ -30,7 +30,7 @@ class Way:
     """A way of queueing in the engine. Sizes are in tokens; 0 means vLLM's default."""
 
     step: int = 0  # most in a step
-    cap: int = 0  # of one prompt in a step beside others, unless an equal share is more
+    cap: int = 0  # one prompt's share of a step beside others, unless an equal share is more
     priority: bool = False
 
 

@@ -93,7 +93,7 @@ def _install(engine: Engine) -> None:
 def _hand_over(
     engine: Engine, name: str, prompt: list[int], drafts: int
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Hand one prompt over with so many drafts. Return the figures and the beginning of its answer."""
+    """Hand one prompt over with `drafts` drafts. Return the figures and the start of its answer."""
     from baton.services.engine.patches import first_drafts
 
     seam = _SEAM[0]
@@ -112,7 +112,10 @@ def _hand_over(
     load = load_params(1, read.saved.manifest.num_tokens, read.saved.manifest, f"{name}-read")
     answer = engine.add(name, prompt, ANSWER, load, written=read.tokens)  # type: ignore[arg-type]
     first_drafts.give(engine.core.scheduler.requests[name], made.get(f"{name}-read", []))
-    began, ends = time.monotonic(), list[float]()  # of the steps that gave each token from the second on
+    began, ends = (
+        time.monotonic(),
+        list[float](),
+    )  # ends of the steps that gave the second token, the third, ...
     first_step = 0
     while engine.step():
         new = len(answer.tokens) - len(ends)

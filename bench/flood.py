@@ -49,13 +49,13 @@ GOAL_TTFT, GOAL_HELD = 1.2, 0.05
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
 CALM_PER_S = 10.0  # requests of the tenant that does not flood
 ALONE, WITHIN, FLOODED = ARMS = "alone", "beside one within its limit", "beside a flood"
-SAMPLES = 1_000  # of the rounds, drawn with repetition
+SAMPLES = 1_000  # resamples of the rounds
 FLOOD_LIMIT = 2  # requests a second of the tenant that floods
 HELD = {"requests_per_s": 20, "tokens_per_min": 12_000, "concurrency": 12}
-HELD_TOKENS = 50  # of a request, prompt and answer
-LONG_TOKENS = 200  # of an answer, where requests at a time are counted: 0.4 s
+HELD_TOKENS = 50  # a request's, prompt and answer
+LONG_TOKENS = 200  # an answer's (0.4 s), where concurrent requests are counted
 HELD_STEP_MS = 2.0
-PAUSE_S = 0.25  # of a client after a refusal, there: the generator itself must not be late
+PAUSE_S = 0.25  # after a refusal there, so that the generator is not late itself
 VOCABULARY = 1, 250
 
 
@@ -90,7 +90,7 @@ async def in_turns(port: int, router: psutil.Process, rounds: int, seconds: floa
     make = partial(body, draw, PROMPT_TOKENS, ANSWER_TOKENS, model=MODEL_NAME, vocabulary=VOCABULARY)
     found: dict[str, list[list[Reply]]] = {arm: [] for arm in ARMS}
     others: dict[str, list[Reply]] = {WITHIN: [], FLOODED: []}
-    cpu_s = dict.fromkeys(ARMS, 0.0)  # of the router
+    cpu_s = dict.fromkeys(ARMS, 0.0)  # the router's
     order = list(ARMS)
     await opened(calm, make, CALM_PER_S, min(5.0, seconds), draw)  # warm
     for number in range(rounds):
@@ -240,7 +240,7 @@ async def crowded(clients: list[Client], make: Make, most: int, seconds: float) 
             else:
                 await asyncio.sleep(PAUSE_S)
 
-    spans: list[tuple[float, float]] = []  # of each answer, from its first token to its last
+    spans: list[tuple[float, float]] = []  # first and last token of each answer
     await asyncio.gather(*(loop(clients[at % len(clients)]) for at in range(TIMES * most)))
     held = at_a_time(spans)
     return {

@@ -47,7 +47,7 @@ SPREAD = 3  # the cache's blocks, in prompts
 # moment after its last record is whole.
 ROOMS = 3
 ROUNDS = 5
-STEPS = 50  # of each arm in a round
+STEPS = 50  # an arm's, in all rounds
 STEP_S = 0.02  # a decode step of a large model
 LEASE_S = 60.0
 WAIT_S = 60.0

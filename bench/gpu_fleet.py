@@ -20,7 +20,7 @@ from bench.served import samples
 from harness.deployment import Deployment
 
 Arm = dict[str, Any]  # an entry of `models:`
-Metrics = dict[str, Counter[str]]  # by arm: sums over its workers
+Metrics = dict[str, Counter[str]]  # arm: sums over its workers
 Keep = Callable[[dict[str, Any]], None]  # writes the figures so far of a part
 KINDS = ("prefill", "decode", "mixed")
 TRIES = 3
@@ -80,7 +80,7 @@ def serving(
     cold: bool = True,
     **sections: Any,
 ) -> Iterator[Served]:
-    """Serve these arms on one GPU, without those that cannot start. Raises StartFailed if none can.
+    """Serve these arms on one GPU, less any that cannot start. Raises StartFailed if none can.
 
     engine: the section `engine` of all; sections: further ones. limit_s: the longest that a start may take.
     cold: start the command as a person does, else fork it.

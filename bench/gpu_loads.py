@@ -34,7 +34,7 @@ CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, SLOTS]
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": CAPTURED}
 COMPILED = {"cudagraph_capture_sizes": [*CAPTURED, 512]}  # vLLM's own has some fifty sizes
 STOCK = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}  # vLLM's own order
-KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # of each worker
+KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # each worker's
 STAGING_MIB = 4096
 FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "1P1D": ({"prefill": 1, "decode": 1}, {}),
@@ -121,7 +121,7 @@ def streams(served: Served, seconds: float, rounds: int, keep: Keep) -> None:
 
 
 def closed_loops(served: Served, arms: list[str], clients: list[int], seconds: float, keep: Keep) -> None:
-    """Drive the arms with so many clients, in turns; `keep` gets the figures after each turn."""
+    """Drive the arms with each number of clients, in turns; `keep` gets the figures after each turn."""
     found: dict[str, dict[str, Figures]] = {name: {} for name in arms}
     took: dict[str, dict[str, Any]] = {name: {} for name in arms}  # ms of handoffs by stage
     with client_processes() as pool:
@@ -161,7 +161,7 @@ def client_processes() -> Iterator[Pool]:
 
 
 def closed(pool: Pool, url: str, model: str, clients: int, seconds: float, seed: int) -> Figures:
-    """Return the figures of a closed loop of so many clients. Raises RuntimeError if no answer was whole."""
+    """Return the figures of one closed loop. Raises RuntimeError if no answer was whole."""
     parts = max(1, min(CLIENTS, clients // EACH))
     shares = [clients // parts + (number < clients % parts) for number in range(parts)]
     begin = time.perf_counter() + SOON_S  # all processes of a machine have this clock

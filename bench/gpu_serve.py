@@ -54,7 +54,7 @@ class Results:
         self._name = name
         file = RESULTS / f"{name}.json"
         self._all: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        for key in ("machine", "tree", "command"):  # those of this run take their place
+        for key in ("machine", "tree", "command"):  # replaced by this run's
             self._all.pop(key, None)
         self._taken = {"command": command(), "when": datetime.now(UTC).strftime("%Y-%m-%d"), **card()}
 
@@ -98,7 +98,7 @@ def answers(given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
 
 
 def loads(parts: Sequence[str], size: str, given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
-    """Measure streams and load of a size in one deployment, or what is compiled in one of its own."""
+    """Measure streams and load of a size in one deployment, or the compiled part in its own."""
     chosen = _chosen(given, gpu_loads.FLEETS)
     names = chosen or list(LOADED if size == "8" or "streams" not in parts else gpu_loads.FLEETS)
     model = str(qwen3_shape(folder / f"model-{size}", size, 2 * gpu_loads.LENGTH))
@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _chosen(given: argparse.Namespace, known: Collection[str]) -> list[str]:
-    """Return the known arms that were named; none if all are wanted."""
+    """Return the known arms among --arms, which is empty for all."""
     return [name for name in given.arms or () if name in known]
 
 

@@ -41,7 +41,7 @@ class Case:
 
     name: str  # unique among the operation's cases
     shape: dict[str, int | str]
-    bytes_moved: int  # that any implementation has to move at least
+    bytes_moved: int  # the least that any implementation has to move
     run: Callable[[], object]
     against: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ NAMES = [
     "speculation",
     "startup",
 ]
-# Longer ones, and those that need a GPU, Chromium or packages of their own.
+# Longer benches, and benches that need a GPU, Chromium or packages of their own.
 ALONE = [
     *("classes", "clients", "early", "faults", "first-drafts", "flood", "gpu", "gpu-serve", "kernels"),
     *(

@@ -4,7 +4,7 @@
 
 Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions are
 for prompts of 100,000 tokens, those chats' next turns, in this process, without gRPC. The run fails where
-a look-up does not find what was stored. `--sizes` are numbers of blocks, of 1,000 workers: each index is
+a look-up does not find a stored block. `--sizes` are numbers of blocks, of 1,000 workers: each index is
 filled in a process of its own, for its memory. Last come the turns of chats: a router's hashes, its call over
 real gRPC and the booking, of prompts that each go on where the last one of their chat ended. Router and
 scheduler share a process and its core there.
@@ -56,7 +56,7 @@ ROUTERS = 100
 CHATS = 32
 TURNS = 24
 TURN = 500  # tokens
-SECONDS = 10  # of heartbeats and snapshots
+SECONDS = 10  # time of heartbeats and snapshots
 
 
 def main(arguments: list[str]) -> None:
@@ -110,7 +110,7 @@ def hashing() -> dict[str, float]:
 
 
 def index(workers: int, blocks: int) -> dict[str, float]:
-    """Fill an index with so many workers' blocks, and decide with it."""
+    """Fill an index with the blocks of `workers` workers, and decide with it."""
     ledger, view, chats = filled(workers, blocks)
     figures = {"blocks": len(ledger.index), **_deciding(ledger, view, chats), **_applying(ledger)}
     gone = next(iter(view.workers))
@@ -121,7 +121,7 @@ def index(workers: int, blocks: int) -> dict[str, float]:
 
 
 def size(blocks: int) -> dict[str, float]:
-    """Fill an index with so many blocks, and look some up."""
+    """Fill an index with `blocks` blocks, and look some up."""
     draw = random.Random(1)
     index = PrefixIndex(2 * blocks)
     slots = [index.join() for _ in range(1_000)]
@@ -153,7 +153,7 @@ def _in_own_process(measure: Callable[[int], dict[str, float]], blocks: int) -> 
 
 
 def filled(workers: int, blocks: int) -> tuple[PrefixLedger, FleetView, list[tuple[str, list[int]]]]:
-    """Return a ledger of workers that hold so many blocks, their view, and chats: worker and hashes."""
+    """Return a ledger of workers that hold these blocks, their view, and chats: worker and hashes."""
     draw = random.Random(1)
     ledger = PrefixLedger(PrefixIndex(10 * blocks))
     records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
@@ -228,7 +228,7 @@ def _applying(ledger: PrefixLedger) -> dict[str, float]:
 
 
 async def turns(workers: int) -> dict[str, float]:
-    """Place the turns of CHATS chats, in a scheduler with so many workers."""
+    """Place the turns of CHATS chats in a scheduler with `workers` workers."""
     from baton.services.router.vllm.block_hashes import PromptHasher
 
     hasher = PromptHasher(pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1))

@@ -151,7 +151,7 @@ def _leaves(node: Any, keys: list[str], labels: tuple[str, ...] = ()) -> list[tu
 
 
 def at(node: Any, path: str) -> Any:
-    """Return what is found by keys that are joined by dots; None where one is missing."""
+    """Follow keys that are joined by dots; return None where one is missing."""
     for key in path.split("."):
         node = node.get(key) if isinstance(node, dict) else None
     return node

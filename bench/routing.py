@@ -52,8 +52,8 @@ class Load:
     """Users who chat at the same time. A token is a letter."""
 
     users: int = 12
-    chats: int = 2  # of a user, one after the other
-    turns: int = 6  # of a chat
+    chats: int = 2  # a user's, one after the other
+    turns: int = 6  # a chat's
     systems: int = 4  # system prompts
     system: int = 384  # tokens of each
     message: int = 48
@@ -79,7 +79,7 @@ class Arm(Protocol):
     url: str
 
     def begin(self) -> None:
-        """Prepare for a turn: count what is computed from here on."""
+        """Prepare for a turn: count computed tokens from here on."""
 
     def computed(self, output: int) -> int:
         """Return the prompt tokens that were computed since, in which `output` tokens were written."""
@@ -176,7 +176,7 @@ def measure(runs: dict[str, list[dict[str, float]]], load: Load, rounds: int) ->
 
 
 def turn(arm: Arm, load: Load, seed: int) -> tuple[dict[str, float], list[str]]:
-    """Have all chats of one seed with an arm. Return the figures and what it answered."""
+    """Have all chats of one seed with an arm. Return the figures and the answers."""
     arm.begin()
     began = time.perf_counter()
     sent = asyncio.run(chatted(arm.url, load, seed))
@@ -222,7 +222,7 @@ async def chatted(url: str, load: Load, seed: int) -> list[tuple[int, Answer]]:
 
 
 def _earlier(sizes: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return what was saved of the same load and arms. Raises SystemExit where that was another."""
+    """Return the saved result. Raises SystemExit if its load or arms were others."""
     file = RESULTS / f"{RESULT}.json"
     if not file.exists():
         raise SystemExit(f"there is no {file.relative_to(ROOT)} to add to: leave --add out")

@@ -1,4 +1,4 @@
-"""Deployments that benches start, the turns that these take, and what they count.
+"""Deployments that benches start, the turns they take, and their metrics.
 
 Most benches serve a model of 80 M random parameters: the demo model is too small to keep a core busy.
 """
@@ -43,7 +43,7 @@ def engine_settings() -> dict[str, Any]:
 
 
 def longer(tokens: int) -> dict[str, Any]:
-    """Return the same for requests of so many tokens: the weights, with another configuration."""
+    """Return the same for requests of up to `tokens` tokens: the weights, with another configuration."""
     settings, folder = engine_settings(), FOLDER.with_name(f"{MODEL_NAME}-{tokens}")
     folder.mkdir(exist_ok=True)
     for file in FOLDER.iterdir():

@@ -151,7 +151,7 @@ async def _measured() -> Profile:
 def _up_on_one_core(one: Deployment) -> None:
     """Start one worker on one core: alone it would get all of them."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})  # of this thread; what it starts has the same
+    os.sched_setaffinity(0, {max(cores)})  # this thread's, and its children's
     try:
         one.up(0, 0, 1)
     finally:
@@ -175,7 +175,7 @@ def _handoff(model: Path) -> dict[str, Any]:
 
 def _validate(given: argparse.Namespace) -> None:
     shape = profile.load(given.profile) if given.profile else _measure(given)
-    cores = shape.engine.model_copy(update={"cores": 2})  # of four workers, two on each
+    cores = shape.engine.model_copy(update={"cores": 2})  # for four workers, two on each
     shape = shape.model_copy(update={"engine": cores})
     seconds, rate = given.seconds or 60.0, given.rate or 2.0
     arms = {}

@@ -23,9 +23,9 @@ from harness.deployment import MODEL_NAME
 from harness.stats import median, save
 
 PLACEMENTS = {"1P1D": (1, 1, 0), "aggregated": (0, 0, 1)}
-PROMPTS = {1: 8, 4: 24, 16: 64}  # of a measurement, by streams
+PROMPTS = {1: 8, 4: 24, 16: 64}  # streams: prompts of a measurement
 SHORTEST, LONGEST = 32, 192  # tokens of an answer: the first ones cost most, and decoding is to be measured
-EQUAL = 0.95  # of the answers; float32 breaks ties of two tokens by the shape of the batch
+EQUAL = 0.95  # share of the answers; float32 breaks ties of two tokens by the shape of the batch
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 2048,
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
 
 
 def engine_of(method: str, number: int | str) -> dict[str, Any]:
-    """Return the settings of an engine that drafts so many tokens, or "auto"."""
+    """Return the settings of an engine that drafts `number` tokens a step."""
     model, spec = METHODS[method]
     spec = {**spec, "num_speculative_tokens": number}
     if number != "auto":

@@ -24,7 +24,7 @@ class Table:
     columns: str
     labels: tuple[str, ...] = ()  # heads of the labels
     turned: bool = False  # a row for each column, and the figures side by side
-    part: str = ""  # of a file whose parts were measured by commands of their own
+    part: str = ""  # for a file whose parts have commands of their own
 
     def cells(self) -> Iterator[tuple[str, str, str]]:
         """Yield each column's key, head and format."""
@@ -52,7 +52,7 @@ def _ratio(result: Result) -> Any:
 
 
 def _served(result: Result) -> Any:
-    """Return how many times as fast each method is as none."""
+    """Return each method's speed-up over no drafts."""
 
     def faster(loads: dict[str, dict[str, float]], method: str) -> dict[str, float]:
         return {streams: row["none"] / row[method] for streams, row in loads.items()}
@@ -328,7 +328,7 @@ TABLES = {
         "gpu-serve",
         _gpu("load", "arms"),
         ";".join(
-            f"{many}.tokens_per_s={many} clients: tokens/s; {many}.ttft_p50_ms={many} clients: TTFT, ms"
+            f"{many}.tokens_per_s=tokens/s at {many}; {many}.ttft_p50_ms=TTFT at {many}, ms"
             for many in (1, 8, 64, 256)
         ),
         ("model", "fleet"),

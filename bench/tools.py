@@ -27,7 +27,7 @@ from harness.support import PYTHON, ROOT
 Figures = dict[str, float]
 PINS = Path(__file__).with_name("tools.txt")
 INSTALL_S = 1800.0
-SERVE_S, TOOL_S = 900.0, 300.0  # of one run
+SERVE_S, TOOL_S = 900.0, 300.0  # limits of one run
 TOKENIZER = ROOT / "deploy" / "demo-model" / "weights"
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 
@@ -35,7 +35,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 class Tool(Protocol):
     """A load tool. Each of its figures is better or worse on its own; `failed` counts requests."""
 
-    columns: Sequence[str]  # of its table: keys of its figures
+    columns: Sequence[str]  # keys of its figures
     loads: Sequence[str]  # run one after the other
 
     def prepare(self) -> None:
@@ -247,14 +247,14 @@ class LmEval:
         del seed  # the answers are compared
         name = f"baton_{load}"
         task(name, load, folder)
-        out = Path(tempfile.mkdtemp(dir=folder))  # for the report of this run alone
+        out = Path(tempfile.mkdtemp(dir=folder))  # holds this run's report alone
         model = {
             "model": MODEL_NAME,
             "base_url": f"{url}/v1/completions",
             "tokenizer_backend": "huggingface",
             "tokenizer": TOKENIZER,
             "num_concurrent": 8,
-            "max_retries": 1,  # of attempts: a failed request is not sent again
+            "max_retries": 1,  # attempts: a failed request is not sent again
             "max_length": 1024,
         }
         options = {

@@ -20,7 +20,7 @@ class Answer:
     """A streamed answer. Times are in seconds of `time.perf_counter`."""
 
     asked: float
-    arrivals: list[float] = field(default_factory=list)  # of each chunk that carries tokens
+    arrivals: list[float] = field(default_factory=list)  # one for each chunk that carries tokens
     token_ids: list[int] = field(default_factory=list)
 
     @property

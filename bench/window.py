@@ -62,8 +62,8 @@ class Ended:
     """The end of a prompt on the prefill worker's side."""
 
     save: ShardSave
-    began_s: float  # of the last step's save; CLOCK_MONOTONIC
-    steps_ms: list[float]  # of the engine's thread in saves
+    began_s: float  # start of the last step's save; CLOCK_MONOTONIC
+    steps_ms: list[float]  # the engine's thread in saves
 
 
 def own_digests(cache: HostBlockCache) -> Digests:
