@@ -234,9 +234,8 @@ async def turns(workers: int) -> dict[str, float]:
     hasher = PromptHasher(pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1))
     draw = random.Random(5)
     chats = [list(array("H", draw.randbytes(2 * (PROMPT - TURNS * TURN)))) for _ in range(CHATS)]
-    settings = SchedulerSettings(
-        address="127.0.0.1:0", store="memory", worker_lease_s=600, max_queued_prompt_tokens=10**9
-    )
+    limits = {"worker_lease_s": 600, "max_queued_prompt_tokens": 10**9}
+    settings = SchedulerSettings(address="127.0.0.1:0", store="memory", **limits)
     told: Counter[str] = Counter()  # operations of each worker
     untold: list[tuple[str, PromptKeys]] = []  # what workers hold since the last turn
 
