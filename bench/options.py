@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 
@@ -12,7 +13,11 @@ def options(doc: str | None, arguments: list[str], **flags: Any) -> argparse.Nam
     A type in place of a default means None. A list makes a flag of several values, which may be repeated;
     a list of a type is empty by default.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog=" ".join(["python -m bench", *sys.argv[1:2]]),
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     lists: dict[str, list[Any]] = {}
     for name, flag in flags.items():
         default, text, choices = (*flag, None, None)[:3] if isinstance(flag, tuple) else (flag, None, None)

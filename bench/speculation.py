@@ -76,8 +76,10 @@ def engine_of(method: str, number: int | str) -> dict[str, Any]:
     """Return the settings of an engine that drafts `number` tokens a step."""
     model, spec = METHODS[method]
     spec = {**spec, "num_speculative_tokens": number}
-    if number != "auto":
+    if isinstance(number, int):
         del spec["max_speculative_tokens"]
+        if "num_model_steps" in spec:
+            spec["num_model_steps"] = min(number, spec["num_model_steps"])
     return {**ENGINE, "model": model, "speculative_config": spec}
 
 
