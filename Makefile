@@ -59,7 +59,7 @@ bench-spec: $(READY) ## Measure the speculative methods on the demo model, and w
 	@$(BIN)/python -m bench report
 
 table: $(READY) ## Measure every speculative method; writes docs/speculative-decoding.md (ARGS="EAGLE" for some)
-	@$(BIN)/python -m bench.speculation_table $(ARGS)
+	@$(BIN)/python -m bench speculation-table $(ARGS)
 
 proto: $(READY) ## Generate the protocol's Python from protos/*.proto
 	@deploy/setup/proto

@@ -11,5 +11,5 @@
     controller  one step: all of these, patience, and what was predicted against what came
 
 Nothing here knows a clock, a store or a network: the scheduler (`scheduler/autoscaler.py`) and the simulator
-(`bench/autoscale.py`) drive the same code.
+(`tests/autoscale/simulation.py`) drive the same code.
 """

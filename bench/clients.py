@@ -1,13 +1,12 @@
 """Load tools of others, against Baton and one stock vLLM server, in turns on the same cores.
 
-`vllm bench serve`, guidellm and lm-eval, each from its command line as its users run it (the modules tool_*),
+`vllm bench serve`, guidellm and lm-eval, each from its command line as its users run it (bench/tools.py),
 and closed loops of exactly as many clients as the workers admit requests. Baton is
 deploy/laptop.yaml, 1P1D on a core each; stock vLLM has the same model and slots, and both cores.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from collections import Counter, defaultdict
@@ -18,31 +17,29 @@ import yaml
 
 from baton.services.config import EngineSettings, SchedulerSettings
 from bench.light import Client
-from bench.tool_guidellm import Guidellm
-from bench.tool_lm_eval import LmEval
-from bench.tool_serve import Serve
-from bench.tools import Figures, Tool
+from bench.options import options
+from bench.tools import Figures, Guidellm, LmEval, Serve, Tool
 from harness.deployment import MODEL, MODEL_NAME, deployment, stock_vllm
 from harness.stats import median, save
 from harness.support import ROOT
 
 TOOLS: dict[str, Tool] = {"serve": Serve(), "guidellm": Guidellm(), "lm-eval": LmEval()}
-Rows = dict[str, dict[str, list[Figures]]]  # by row of a tool's table and arm, a round each
+Rows = dict[str, dict[str, list[Figures]]]  # row of a tool's table: arm: rounds
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=2, help="A B pairs")
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
     serve = TOOLS["serve"]
-    parser.add_argument("--concurrency", nargs="*", choices=serve.loads, default=serve.loads, help="of serve")
-    parser.add_argument("--save", default="clients", help="name of the file in bench/results")
-    options = parser.parse_args(arguments)
-    loads = {name: TOOLS[name].loads for name in options.tools}
+    given = options(
+        __doc__,
+        arguments,
+        rounds=(2, "A B pairs"),
+        tools=(list(TOOLS), None, TOOLS),
+        concurrency=(list(serve.loads), "of serve", serve.loads),
+        save=("clients", "name of the file in bench/results"),
+    )
+    loads = {name: TOOLS[name].loads for name in given.tools}
     if "serve" in loads:
-        loads["serve"] = options.concurrency
+        loads["serve"] = given.concurrency
     config = yaml.safe_load((ROOT / "deploy" / "laptop.yaml").read_text())
     engine = EngineSettings(**config["engine"])  # its defaults, too
     runs: dict[str, Rows] = {name: defaultdict(lambda: {"baton": [], "stock": []}) for name in loads}
@@ -58,7 +55,7 @@ def main(arguments: list[str]) -> None:
         arms = {"baton": one.url, "stock": stock}
         for url in arms.values():
             serve.run(url, "8", Path(folder), seed=0)  # the first requests compile and allocate
-        for number in range(options.rounds):
+        for number in range(given.rounds):
             for name, load in ((name, load) for name, some in loads.items() for load in some):
                 for arm, url in arms.items():
                     for row, figures in TOOLS[name].run(url, load, Path(folder), number + 1).items():
@@ -69,7 +66,6 @@ def main(arguments: list[str]) -> None:
         print(f"{bound} closed loops: {loops}", flush=True)
     tools = {
         name: {
-            "about": TOOLS[name].about,
             "columns": TOOLS[name].columns,
             "median": {
                 row: {arm: medians(results) for arm, results in by_arm.items()}
@@ -78,11 +74,11 @@ def main(arguments: list[str]) -> None:
         }
         for name, rows in runs.items()
     }
-    save(options.save, {"tools": tools, "at_the_bound": loops, "runs": runs})
+    save(given.save, {"tools": tools, "at_the_bound": loops, "runs": runs})
 
 
 async def closed(url: str, clients: int, each: int) -> dict[str, int]:
-    """Count the statuses that clients get which send their next request right after the last byte."""
+    """Count the statuses of clients that send their next request right after the last byte."""
     client = Client(int(url.rpartition(":")[2]))
     statuses: Counter[str] = Counter()
 
@@ -100,7 +96,7 @@ async def closed(url: str, clients: int, each: int) -> dict[str, int]:
 
 
 def medians(results: list[Figures]) -> Figures:
-    """Return the medians key by key, the sum of `failed`, and what was always the same as it is."""
+    """Return the medians key by key, the sum of `failed`, and values that never changed as they are."""
     middle = {key: _middle([one[key] for one in results]) for key in results[0]}
     return {**middle, "failed": sum(one["failed"] for one in results)}
 

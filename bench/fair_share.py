@@ -1,28 +1,24 @@
 """Ten short prompts that arrive just behind long ones at one prefill worker: the time to each first token.
 
-One engine on one core, stepped as the worker's thread steps it: what arrives during a step is taken after it.
-The ways of queueing change between rounds, in turns, in the same engine. Times are CPU times of the core, so
-that other work on the machine does not count.
+One engine on one core, stepped as the worker's thread steps it: prompts that arrive during a step are taken
+after it. The ways of queueing change between rounds, in turns, in the same engine. Times are CPU times of
+the core, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from baton.services.prefill import fair_share
-from bench import model
+from bench.options import options
+from bench.served import MODEL_NAME, engine_settings
 from harness.stats import median, percentile, save
 
-DEMO = Path(__file__).resolve().parents[1] / "deploy" / "demo-model" / "weights"
 LONG = 900  # tokens
 SHORTS = 10
 VLLM_STEP = 2048  # tokens; vLLM's own default on a CPU
@@ -31,10 +27,10 @@ STAGGER_S = 0.001  # between two arrivals; the first step has begun with the fir
 
 @dataclass(frozen=True)
 class Way:
-    """A way of queueing in the engine. Sizes are in tokens; 0 is vLLM's default."""
+    """A way of queueing in the engine. Sizes are in tokens; 0 means vLLM's default."""
 
     step: int = 0  # most in a step
-    cap: int = 0  # of one prompt in a step beside others, or an equal share where that is more
+    cap: int = 0  # one prompt's share of a step beside others, unless an equal share is more
     priority: bool = False
 
 
@@ -49,7 +45,7 @@ WAYS = {
 
 @dataclass
 class Round:
-    """Milliseconds from each arrival to the first token, and of the whole round."""
+    """Milliseconds from each arrival to its first token, and the whole round's."""
 
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)
@@ -74,7 +70,7 @@ class PrefillEngine:
         self._count = 0
 
     def use(self, way: Way) -> None:
-        """Queue this way from now on, by what vLLM's scheduler consults in each step; nothing may run."""
+        """Queue this way from now on. Nothing may run: vLLM's scheduler looks these up in each step."""
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
         scheduler = self._scheduler
@@ -164,36 +160,19 @@ def _summary(rounds: Sequence[Round], flood: Sequence[float]) -> dict[str, float
     return {name: round(value, 1) for name, value in figures.items()}
 
 
-def _demo_settings() -> dict[str, Any]:
-    sizes = {"max_model_len": 1024, "max_num_seqs": 16, "kv_cache_gib": 0.25}
-    return {"model": str(DEMO), "tool_call_parser": None, **sizes}
-
-
-MODELS: dict[str, Callable[[], dict[str, Any]]] = {
-    model.MODEL_NAME: model.engine_settings,
-    "demo": _demo_settings,
-}
-
-
-def run(name: str, rounds: int, core: int) -> dict[str, Any]:
+def run(rounds: int, core: int) -> dict[str, Any]:
     """Measure in this process, which takes one engine."""
     # The prefix cache would hold the prompts of earlier rounds.
-    engine = PrefillEngine(MODELS[name]() | {"enable_prefix_caching": False}, core)
+    engine = PrefillEngine(engine_settings() | {"enable_prefix_caching": False}, core)
     found = {f"behind {longs}": measure(engine, rounds, longs) for longs in (1, 4)}
     for behind, ways in found.items():
         for way, figures in ways.items():
-            print(f"{name} {behind} {way:>20}", figures, flush=True)
+            print(f"{behind} {way:>20}", figures, flush=True)
     return found
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--core", type=int, default=0)
-    options = parser.parse_args(arguments)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
-        results = {name: pool.submit(run, name, options.rounds, options.core).result() for name in MODELS}
-    save("fair-share", {"long": LONG, "shorts": SHORTS, "rounds": options.rounds, "models": results})
+    given = options(__doc__, arguments, rounds=10, core=0)
+    found = run(given.rounds, given.core)
+    result = {"long": LONG, "shorts": SHORTS, "rounds": given.rounds}
+    save("fair-share", {**result, "models": {MODEL_NAME: found}})

@@ -5,24 +5,23 @@
     python -m bench faults --page                 docs/runbooks/README.md from the last figures
 
 Needs Debian's prometheus and chromium. Writes bench/results/fault-catalogue.json, docs/runbooks/README.md,
-and what the live page showed when each alert fired, docs/figures/faults/.
+and screenshots of the live page at each alert, docs/figures/faults/.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import functools
 import json
 import random
-import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.options import options
+from bench.report import markdown
 from deploy.boards.alerts import ALERTS, EVERY_S
 from harness import stats
 from harness.browser import browser_page
@@ -41,10 +40,9 @@ PAGE = ROOT / "docs" / "runbooks" / "README.md"
 SHOTS = ROOT / "docs" / "figures" / "faults"
 SHOT_MS = 10_000.0
 CLIENTS = 6
-HEALTHY_S = 1800.0
 SETTLED_S = 20.0  # before the first fault: windows need a few scrapes
 WHOLE_S = 120.0
-EVERY = 4  # one in so many prompts
+EVERY = 4  # prompts, of which one is asked
 
 
 HEAD = """# Runbooks
@@ -67,7 +65,7 @@ These faults raise no alert of their own:
 
 @dataclass(frozen=True)
 class Group:
-    """A deployment, and the faults that it is given one after the other."""
+    """A deployment and the faults that strike it one after the other."""
 
     name: str
     shape: Shape
@@ -90,27 +88,24 @@ GROUPS = (
 )
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench faults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def main(arguments: list[str]) -> None:
+    given = options(
+        __doc__,
+        arguments,
+        only=([str], "default: all", list(NAMED)),
+        healthy=(1800.0, "seconds without a fault before"),
+        seed=1,
+        page=(False, "write the page alone"),
     )
-    parser.add_argument("--only", action="append", choices=list(NAMED), metavar="FAULT", help="default: all")
-    parser.add_argument("--healthy", type=float, default=HEALTHY_S, help="seconds without a fault before")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--page", action="store_true", help="write the page alone")
-    options = parser.parse_args(arguments)
-    if not options.page:
+    if not given.page:
         if why := why_not() or no_browser():
             raise SystemExit(f"{why}: run deploy/setup/venv as root")
         SHOTS.mkdir(exist_ok=True)
-        heard, calmly = asyncio.run(_run(options.only or list(NAMED), options.healthy, options.seed))
+        heard, calmly = asyncio.run(_run(given.only or list(NAMED), given.healthy, given.seed))
     PAGE.write_text(page())
     print(f"wrote {PAGE.relative_to(ROOT)}")
-    if not options.page and (calmly.alerts or not all(one.good for one in heard)):
-        sys.exit(1)
+    if not given.page and (calmly.alerts or not all(one.good for one in heard)):
+        raise SystemExit(1)
 
 
 async def _run(names: list[str], healthy_s: float, seed: int) -> tuple[list[Heard], Quiet]:
@@ -152,7 +147,7 @@ async def _shoot(site: Site, fault: str) -> None:
 
 
 def _save(heard: list[Heard], calmly: Quiet, folder: Path = stats.RESULTS) -> None:
-    """Write what is known so far: a run is long. What was not measured this time keeps its figures."""
+    """Write the figures so far, as a run is long. Faults that were not measured this time keep theirs."""
     before = folder / f"{RESULT}.json"
     kept: dict[str, Any] = json.loads(before.read_text()) if before.is_file() else {}
     found = {one["fault"]: one for one in kept.get("faults", [])}
@@ -169,81 +164,48 @@ def _said(one: Heard) -> str:
     return f"{one.fault:30} {one.alert:22} {fired}; also: {', '.join(one.others) or '-'}"
 
 
-# -- the page
-
-
 def page(result: Path = stats.RESULTS / f"{RESULT}.json") -> str:
-    """Return docs/runbooks/README.md; with the catalogue's figures, if there are any."""
-    measured: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {}
-    alerts = [["alert", "severity", "fires after", "in short"], ["---"] * 4]
-    alerts += [
-        [f"[{one.name}]({one.name}.md)", one.severity, _waits(one.for_s), _plain(one.summary)]
+    """Return docs/runbooks/README.md."""
+    measured: dict[str, Any] = json.loads(result.read_text())
+    alerts = [
+        [
+            f"[{one.name}]({one.name}.md)",
+            one.severity,
+            f"{one.for_s} s" if one.for_s else "at once",
+            _plain(one.summary),
+        ]
         for one in ALERTS
     ]
-    catalogue = "\n".join(_catalogue(measured))
-    return f"{HEAD}{_table(alerts)}\n{CATALOGUE}{catalogue}\n{UNHEARD_HEAD}{_unheard()}\n"
+    unheard = [[f"`{name}`", why] for name, why in UNHEARD.items()]
+    tables = (
+        markdown([["alert", "severity", "fires after", "in short"], *alerts]),
+        markdown([["fault", "why"], *unheard]),
+    )
+    return f"{HEAD}{tables[0]}\n{CATALOGUE}{_catalogue(measured)}\n{UNHEARD_HEAD}{tables[1]}\n"
 
 
-def _unheard() -> str:
-    by_reason: dict[str, list[str]] = {}
-    for name, why in UNHEARD.items():
-        by_reason.setdefault(why, []).append(f"`{name}`")
-    return "\n".join(f"- {', '.join(names)}: {why}" for why, names in by_reason.items())
-
-
-def _catalogue(measured: dict[str, Any]) -> list[str]:
-    found = {one["fault"]: one for one in measured.get("faults", [])}
-    head = ["fault", "what happens", "alert"]
-    if found:
-        head += ["noticed, s", "fires, s", "alerts beside it"]
-    rows = [head, ["---"] * len(head)]
-    for name, alert in NAMED.items():
-        row = [_pictured(name), FAULTS[name].about.rstrip("."), f"[{alert}]({alert}.md)"]
-        if found:
-            one = found.get(name, {})
-            others = ", ".join(one.get("others", [])) or "-"
-            row += [_seconds(one.get("noticed_s")), _seconds(one.get("fired_s")), others]
-        rows.append(row)
-    if not found:
-        return [_table(rows), "", "`python -m bench faults` measures the seconds until each fires."]
-    machine, healthy = measured["machine"], measured["healthy"]
-    alerts = ", ".join(healthy["alerts"]) or "none"
-    return [
-        _table(rows),
-        "",
-        f"Seconds since the fault began, on {machine['cores']} cores ({machine['cpu']}), {machine['when']}, "
-        "by `python -m bench faults`. A fault's link shows the live page when the alert fired.",
-        f"Alerts in {healthy['seconds'] / 60:.0f} healthy minutes under load: {alerts}.",
+def _catalogue(measured: dict[str, Any]) -> str:
+    found = {one["fault"]: one for one in measured["faults"]}
+    rows = [
+        ["fault", "what happens", "alert", "noticed, s", "fires, s", "alerts beside it", "live page then"]
     ]
-
-
-def _pictured(fault: str) -> str:
-    shot = SHOTS / f"{fault}.jpg"
-    return f"[`{fault}`](../figures/faults/{shot.name})" if shot.is_file() else f"`{fault}`"
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _waits(seconds: int) -> str:
-    return f"{seconds} s" if seconds else "at once"
+    for name, alert in NAMED.items():
+        one = found.get(name, {})
+        seconds = [f"{value:.1f}" if (value := one.get(key)) else "-" for key in ("noticed_s", "fired_s")]
+        shot = f"[picture](../figures/faults/{name}.jpg)" if (SHOTS / f"{name}.jpg").is_file() else "-"
+        told = [FAULTS[name].about.rstrip("."), f"[{alert}]({alert}.md)"]
+        rows.append([f"`{name}`", *told, *seconds, ", ".join(one.get("others", [])) or "-", shot])
+    machine, healthy = measured["machine"], measured["healthy"]
+    fired = ", ".join(healthy["alerts"]) or "none"
+    return (
+        f"{markdown(rows)}\n\n"
+        f"Seconds since the fault began (its harm is done within half a second); {machine['cores']} cores "
+        f"({machine['cpu']}), {machine['when']}, by `python -m bench faults`.\n"
+        f"Alerts in {healthy['seconds'] / 60:.0f} healthy minutes under load: {fired}."
+    )
 
 
 def _plain(summary: str) -> str:
-    words = {
-        "{{ $labels.role }}": "ROLE",
-        "{{ $labels.instance }}": "INSTANCE",
-        "{{ $labels.method }}": "METHOD",
-    }
-    for template, word in words.items():
-        summary = summary.replace(template, word)
+    for label in ("role", "instance", "method"):
+        summary = summary.replace(f"{{{{ $labels.{label} }}}}", label.upper())
     return summary.replace("{{ $value | humanizeDuration }}", "N s").replace("{{ $value }}", "N")
-
-
-def _table(lines: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

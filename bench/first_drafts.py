@@ -1,20 +1,20 @@
 """Measure what drafts that come with a handoff cost the prefill's last step, and save the decode side.
 
-One engine with the demo model and its MTP layer hands prompts over to itself, so that nothing of a network or
-a router is in the figures. The numbers of drafts take turns with each prompt; 0 is a handoff without them.
-First token: from the request's begin to the end of the prefill's last step. Second and third: from the
+One engine with the demo model and its MTP layer hands prompts over to itself, so no network and no router is
+in the figures. The numbers of drafts take turns with each prompt; 0 is a handoff without them. The first
+token counts from the request's start to the end of the prefill's last step; the second and third from the
 decode side's request to the end of the step that gave them, the load of the KV included.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
 from baton.handoff.params import load_params, save_params
 from baton.services.config import SpeculativeSettings
 from baton.services.decode.proposers import registry
+from bench.options import options
 from bench.prompts import FOLDER, held_out
 from harness.engines import Engine, EngineProcess, Options
 from harness.stats import median, save
@@ -31,15 +31,7 @@ class _InForce:
 
 
 def main(arguments: list[str]) -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench first-drafts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--prompts", type=int, default=40)
-    options = parser.parse_args(arguments)
-    prompts = held_out("chat", options.prompts, longest=200)
+    prompts = held_out("chat", options(__doc__, arguments, prompts=40).prompts, longest=200)
     runs: dict[int, list[dict[str, float]]] = {drafts: [] for drafts in DRAFTS}
     answers: list[set[tuple[int, ...]]] = []
     with EngineProcess(_options()) as engine:
@@ -101,7 +93,7 @@ def _install(engine: Engine) -> None:
 def _hand_over(
     engine: Engine, name: str, prompt: list[int], drafts: int
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Hand one prompt over with so many drafts; the figures, and the beginning of its answer."""
+    """Hand one prompt over with `drafts` drafts. Return the figures and the start of its answer."""
     from baton.services.engine.patches import first_drafts
 
     seam = _SEAM[0]
@@ -120,7 +112,10 @@ def _hand_over(
     load = load_params(1, read.saved.manifest.num_tokens, read.saved.manifest, f"{name}-read")
     answer = engine.add(name, prompt, ANSWER, load, written=read.tokens)  # type: ignore[arg-type]
     first_drafts.give(engine.core.scheduler.requests[name], made.get(f"{name}-read", []))
-    began, ends = time.monotonic(), list[float]()  # of the steps that gave the second token, and so on
+    began, ends = (
+        time.monotonic(),
+        list[float](),
+    )  # ends of the steps that gave the second token, the third, ...
     first_step = 0
     while engine.step():
         new = len(answer.tokens) - len(ends)

@@ -1,24 +1,21 @@
 """A tenant that floods: what another one feels of it, and whether two routers hold its limits together.
 
 `felt`: 1P1D of the demo model, and a tenant that sends at random times, the same in each arm of a round. In
-turns it is alone, or another tenant sends as many requests as its limit admits, or ten times as many. What
-counts is the first one's time to first token. The arm within the limit shows how much of what is felt comes
-from the requests that are admitted, rather than from the flood that is refused.
+turns it is alone, or another tenant sends as many requests as its limit admits, or ten times as many. The
+figure is the first tenant's time to first token. The arm within the limit shows how much the admitted
+requests cost it, apart from the refused flood.
 
 `held`: two routers that share a Redis, in front of a worker without an engine (as in bench/router.py), and
-one tenant that sends ten times its limit, half of it to each. What counts is what was admitted against the
-limit: the rate times the seconds, and one bucket, which is full when it begins.
+one tenant that sends ten times its limit, half of it to each. The figure is the admitted load against the
+limit: the rate times the seconds, and one bucket, which is full at the start.
 
-The load generator shares the cores; it runs at nice 10 and uses a light HTTP client (bench/light.py). All of
-it takes some five minutes.
+The load generator shares the cores; it runs at nice 10. Everything takes some five minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import random
@@ -35,12 +32,14 @@ import psutil
 
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Tenant, digest
-from bench.light import Client, Reply
-from bench.processes import processes
+from bench.light import Client, Make, Reply, body, opened, ttfts
+from bench.options import options
+from bench.overload import listener
 from bench.router import MODEL as FAKE_MODEL
 from bench.router import child, wait_ready
+from bench.served import no_pauses, up
 from harness.checkpoints import tiny_qwen2
-from harness.deployment import ENGINE, MODEL, MODEL_NAME, deployment
+from harness.deployment import ENGINE, MODEL, MODEL_NAME
 from harness.scheduling import RedisServer
 from harness.stats import percentile, save
 from harness.support import free_port
@@ -50,33 +49,29 @@ GOAL_TTFT, GOAL_HELD = 1.2, 0.05
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
 CALM_PER_S = 10.0  # requests of the tenant that does not flood
 ALONE, WITHIN, FLOODED = ARMS = "alone", "beside one within its limit", "beside a flood"
-SAMPLES = 1_000  # of the rounds, drawn with repetition, for the spread of what they give
-FLOOD_LIMIT = 2  # requests a second of the one that does
+SAMPLES = 1_000  # resamples of the rounds
+FLOOD_LIMIT = 2  # requests a second of the tenant that floods
 HELD = {"requests_per_s": 20, "tokens_per_min": 12_000, "concurrency": 12}
-HELD_TOKENS = 50  # of a request, prompt and answer
-LONG_TOKENS = 200  # of an answer, where requests at a time are counted: 0.4 s
+HELD_TOKENS = 50  # a request's, prompt and answer
+LONG_TOKENS = 200  # an answer's (0.4 s), where concurrent requests are counted
 HELD_STEP_MS = 2.0
-PAUSE_S = 0.25  # of a client after a refusal, there: the generator must not be what is late
-
-Make = Callable[[], dict[str, Any]]
+PAUSE_S = 0.25  # after a refusal there, so that the generator is not late itself
+VOCABULARY = 1, 250
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        arguments,
+        rounds=(8, "of the three arms"),
+        seconds=(8.0, "of an arm in a round"),
+        held_seconds=(20.0, "of each limit"),
     )
-    parser.add_argument("--rounds", type=int, default=8, help="of the three arms")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of an arm in a round")
-    parser.add_argument("--held-seconds", type=float, default=20.0, help="of each limit")
-    options = parser.parse_args(arguments)
-    felt = measure_felt(options.rounds, options.seconds)
+    felt = measure_felt(given.rounds, given.seconds)
     print(json.dumps(felt, indent=2), flush=True)
-    held = measure_held(options.held_seconds)
+    held = measure_held(given.held_seconds)
     print(json.dumps(held, indent=2), flush=True)
     save("flood", {"times": TIMES, "felt": felt, "held": held})
-
-
-# -- what another tenant feels
 
 
 def measure_felt(rounds: int, seconds: float) -> dict[str, Any]:
@@ -84,42 +79,36 @@ def measure_felt(rounds: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.yaml"
         write(keys, {"calm": Tenant(), "flood": Tenant(requests_per_s=FLOOD_LIMIT)})
-        with deployment(Path(folder) / "one", engine=engine, router={"keys_file": str(keys)}) as one:
-            one.up(1, 1)
+        with up(engine=engine, router={"keys_file": str(keys)}) as one, no_pauses():
             os.nice(10)  # this process: the deployment's are started
-            return asyncio.run(in_turns(one.port, processes(one)["router"], rounds, seconds))
+            return asyncio.run(in_turns(one.port, listener(one.port), rounds, seconds))
 
 
 async def in_turns(port: int, router: psutil.Process, rounds: int, seconds: float) -> dict[str, Any]:
     """Measure the arms, in another order each round."""
     calm, flood, draw = Client(port, "calm"), Client(port, "flood"), random.Random(1)
-    make = partial(body, draw, MODEL_NAME)
+    make = partial(body, draw, PROMPT_TOKENS, ANSWER_TOKENS, model=MODEL_NAME, vocabulary=VOCABULARY)
     found: dict[str, list[list[Reply]]] = {arm: [] for arm in ARMS}
     others: dict[str, list[Reply]] = {WITHIN: [], FLOODED: []}
-    cpu_s = dict.fromkeys(ARMS, 0.0)  # of the router
+    cpu_s = dict.fromkeys(ARMS, 0.0)  # the router's
     order = list(ARMS)
-    gc.collect()
-    gc.disable()  # our own pauses would look like the server's
-    try:
-        await opened(calm, make, CALM_PER_S, min(5.0, seconds), draw)  # warm
-        for number in range(rounds):
-            for arm in order:
-                asked = [opened(calm, make, CALM_PER_S, seconds, random.Random(number))]
-                if arm == WITHIN:
-                    asked.append(opened(flood, make, FLOOD_LIMIT, seconds, None))
-                elif arm == FLOODED:
-                    asked.append(opened(flood, make, TIMES * FLOOD_LIMIT, seconds, draw))
-                before = _cpu_s(router)
-                mine, *other = await asyncio.gather(*asked)
-                cpu_s[arm] += _cpu_s(router) - before
-                found[arm].append(mine)
-                for replies in other:
-                    others[arm] += replies
-            order.append(order.pop(0))
-    finally:
-        gc.enable()
-        await calm.close()
-        await flood.close()
+    await opened(calm, make, CALM_PER_S, min(5.0, seconds), draw)  # warm
+    for number in range(rounds):
+        for arm in order:
+            asked = [opened(calm, make, CALM_PER_S, seconds, random.Random(number))]
+            if arm == WITHIN:
+                asked.append(opened(flood, make, FLOOD_LIMIT, seconds, None))
+            elif arm == FLOODED:
+                asked.append(opened(flood, make, TIMES * FLOOD_LIMIT, seconds, draw))
+            before = _cpu_s(router)
+            mine, *other = await asyncio.gather(*asked)
+            cpu_s[arm] += _cpu_s(router) - before
+            found[arm].append(mine)
+            for replies in other:
+                others[arm] += replies
+        order.append(order.pop(0))
+    await calm.close()
+    await flood.close()
     return {
         "rounds": rounds,
         "seconds": seconds,
@@ -138,16 +127,16 @@ async def in_turns(port: int, router: psutil.Process, rounds: int, seconds: floa
 
 
 def other_figures(replies: list[Reply]) -> dict[str, Any]:
-    refused = [one.took for one in replies if one.status == 429]
+    refused = [1e3 * one.took for one in replies if one.status == 429]
     return {
         "sent": len(replies),
         "statuses": dict(Counter(str(one.status) for one in replies)),
-        "refused_p50_ms": ms(percentile(refused, 0.5)) if refused else None,
+        "refused_p50_ms": round(percentile(refused, 0.5), 2) if refused else None,
     }
 
 
 def ratios(flooded: list[list[Reply]], other: list[list[Reply]], draw: random.Random) -> dict[str, float]:
-    """Compare the p99 of two arms; `low` and `high`: of nine in ten samples of the rounds."""
+    """Compare the p99 of two arms; nine in ten samples of the rounds lie between `low` and `high`."""
     pairs = list(zip(flooded, other, strict=True))
 
     def ratio(some: list[tuple[list[Reply], list[Reply]]]) -> float:
@@ -162,21 +151,14 @@ def ratios(flooded: list[list[Reply]], other: list[list[Reply]], draw: random.Ra
     return {name: round(value, 2) for name, value in found.items()}
 
 
-def ttfts(replies: list[Reply]) -> list[float]:
-    return [one.arrivals[0] - one.asked for one in replies if one.arrivals]
-
-
 def figures(replies: list[Reply]) -> dict[str, Any]:
     ttft = ttfts(replies)
     return {
         "answers": len(ttft),
         "not_answered": len(replies) - len(ttft),
-        "ttft_p50_ms": ms(percentile(ttft, 0.5)),
-        "ttft_p99_ms": ms(percentile(ttft, 0.99)),
+        "ttft_p50_ms": round(percentile(ttft, 0.5), 2),
+        "ttft_p99_ms": round(percentile(ttft, 0.99), 2),
     }
-
-
-# -- whether limits hold
 
 
 def measure_held(seconds: float) -> dict[str, Any]:
@@ -199,10 +181,11 @@ def measure_held(seconds: float) -> dict[str, Any]:
 
 
 async def flooded(ports: list[int], field: str, seconds: float) -> dict[str, Any]:
-    """Send ten times what a limit admits, half to each router; return what was admitted of it."""
+    """Send ten times what a limit admits, half to each router; return how much was admitted."""
     clients, draw = [Client(port, field) for port in ports], random.Random(2)
     most = HELD[field]
-    make = partial(body, draw, FAKE_MODEL, HELD_TOKENS - ANSWER_TOKENS)
+    prompt = HELD_TOKENS - ANSWER_TOKENS
+    make = partial(body, draw, prompt, ANSWER_TOKENS, model=FAKE_MODEL, vocabulary=VOCABULARY)
     try:
         if field == "concurrency":
             return await crowded(clients, make, most, seconds)
@@ -214,7 +197,7 @@ async def flooded(ports: list[int], field: str, seconds: float) -> dict[str, Any
             *(opened(client, make, TIMES * per_s / len(ports), seconds, draw) for client in clients),
             *(burst(client, make, round(bucket)) for client in clients),
         )
-        # Until the last one was admitted, not until it was asked: on a busy machine that is not the same.
+        # Until the last request was admitted, which on a busy machine is later than it was sent.
         took = max(reply.arrivals[0] for each in replies for reply in each if reply.arrivals) - began
     finally:
         for client in clients:
@@ -244,7 +227,7 @@ async def burst(client: Client, make: Make, count: int) -> list[Reply]:
 
 
 async def crowded(clients: list[Client], make: Make, most: int, seconds: float) -> dict[str, Any]:
-    """Keep ten times as many requests under way as may be; return how many were admitted at a time."""
+    """Keep ten times as many requests under way as the limit; return how many were admitted at a time."""
     statuses: Counter[str] = Counter()
     until = time.perf_counter() + seconds
 
@@ -257,7 +240,7 @@ async def crowded(clients: list[Client], make: Make, most: int, seconds: float) 
             else:
                 await asyncio.sleep(PAUSE_S)
 
-    spans: list[tuple[float, float]] = []  # of each answer, from its first token to its last
+    spans: list[tuple[float, float]] = []  # first and last token of each answer
     await asyncio.gather(*(loop(clients[at % len(clients)]) for at in range(TIMES * most)))
     held = at_a_time(spans)
     return {
@@ -266,14 +249,14 @@ async def crowded(clients: list[Client], make: Make, most: int, seconds: float) 
         "statuses": dict(statuses),
         "usual": held(0.5),
         "p99": held(0.99),
-        "peak": held(1.0),  # as this process saw it: where it is late itself, an end comes after a beginning
+        "peak": held(1.0),  # as this process saw it, which is late itself at times
         "off": round(held(0.99) / most - 1, 4),
         "goal": GOAL_HELD,
     }
 
 
 def at_a_time(spans: list[tuple[float, float]]) -> Callable[[float], int]:
-    """Return a function of a share of the time: how many of `spans` went on at most, for so much of it."""
+    """Return a function of a share of the time: the most `spans` that went on at once during that share."""
     moments = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     lasted: dict[int, float] = defaultdict(float)  # s, by how many
     under_way = 0
@@ -290,43 +273,6 @@ def at_a_time(spans: list[tuple[float, float]]) -> Callable[[float], int]:
         return number
 
     return held
-
-
-# -- both
-
-
-async def opened(
-    client: Client, make: Make, per_s: float, seconds: float, draw: random.Random | None
-) -> list[Reply]:
-    """Send requests at random times, evenly without `draw`, at a rate that nothing slows down."""
-    replies: list[Reply] = []
-
-    async def ask() -> None:
-        try:
-            replies.append(await client.post("/v1/completions", make()))
-        except OSError:  # TimeoutError is one
-            replies.append(Reply(time.perf_counter()))
-
-    tasks: set[asyncio.Task[None]] = set()
-    at, end = time.perf_counter(), time.perf_counter() + seconds
-    while (at := at + (draw.expovariate(per_s) if draw else 1 / per_s)) < end:
-        await asyncio.sleep(max(0.0, at - time.perf_counter()))
-        tasks.add(task := asyncio.create_task(ask()))
-        task.add_done_callback(tasks.discard)
-    await asyncio.gather(*tasks)
-    return replies
-
-
-def body(draw: random.Random, model: str, prompt_tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
-    return {
-        "model": model,
-        "prompt": [draw.randrange(1, 250) for _ in range(prompt_tokens)],
-        "max_tokens": ANSWER_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
 
 
 def write(path: Path, tenants: dict[str, Tenant]) -> None:
@@ -349,7 +295,3 @@ def environment(**variables: str) -> Iterator[None]:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def ms(seconds: float) -> float:
-    return round(1e3 * seconds, 2)

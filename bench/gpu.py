@@ -1,16 +1,16 @@
-"""A handoff on a GPU, without an engine: what saves and loads take, and what an engine's steps feel of them.
+"""A handoff on a GPU, without an engine: the time of saves and loads, and how they slow an engine's steps.
 
     python -m bench gpu                  all, some minutes
     python -m bench gpu --device cpu --layers 2 --tokens 512 --width 256 --skip-kernels      to try it
 
-First the kernels (bench/kernels.py), each against its reference before it is timed. Then a KV cache as that
+First the kernels (bench/kernels.py), each against its reference before it is timed. Then the KV cache
 of a model of 8B, in blocks of 16 tokens, and the product's own classes: staging, saver, landing.
 
     copy      between pinned memory and the device, one copy at a time: the bound
     save      a prompt's blocks packed, copied and digested, until the last record is whole in staging; and
-              what of it the engine's thread spent
+              the engine thread's share of that
     load      the same records back into other blocks, their digests checked
-    steps     products of matrices on the engine's queue, of as long as a decode step takes: alone, beside
+    steps     products of matrices on the engine's queue, as long as a decode step: alone, beside
               saves, beside loads, beside both, in turns
 
 Needs torch, triton, numpy, numba, xxhash and protobuf, no vLLM. Writes bench/results/gpu-DEVICE.json.
@@ -18,7 +18,6 @@ Needs torch, triton, numpy, numba, xxhash and protobuf, no vLLM. Writes bench/re
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,15 +38,16 @@ from baton.handoff.records import Bytes
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.staging import Staging
 from bench import kernels
+from bench.options import options
 from harness.stats import median, percentile, save
 
 BLOCK, KV_HEADS, HEAD = 16, 8, 128
-SPREAD = 3  # times as many blocks in the cache as a prompt has
-# Prompts that fit staging: one that is loaded, one that is saved, and the one before, whose room comes back
-# a moment after its last record is whole.
+SPREAD = 3  # the cache's blocks, in prompts
+# Prompts that fit staging: one being loaded, one being saved, and the one before, whose room comes back a
+# moment after its last record is whole.
 ROOMS = 3
 ROUNDS = 5
-STEPS = 50  # of each arm in a round
+STEPS = 50  # an arm's, in all rounds
 STEP_S = 0.02  # a decode step of a large model
 LEASE_S = 60.0
 WAIT_S = 60.0
@@ -171,7 +171,7 @@ def copies(on: torch.device, size: int) -> dict[str, float]:
 
 
 def handoffs(site: Site) -> dict[str, Any]:
-    """Save and load with nothing beside; check first that what is loaded is what was saved."""
+    """Save and load with nothing beside, after a check that the loaded bytes are the saved ones."""
     name = site.save()
     site.wait(name)
     site.load(name)
@@ -198,7 +198,7 @@ def handoffs(site: Site) -> dict[str, Any]:
 
 
 def _compare(site: Site) -> None:
-    """Raise AssertionError unless the blocks that were loaded equal those that were saved."""
+    """Raise AssertionError unless the loaded blocks equal the saved ones."""
     found: list[Bytes] = []
     for part in (site.parts[0], site.others[0]):
         records = np.empty((len(part.block_ids), site.cache.record_bytes), np.uint8)
@@ -210,11 +210,11 @@ def _compare(site: Site) -> None:
 
 def beside(site: Site, engine: Engine) -> dict[str, Any]:
     """Time the engine's steps alone and beside handoffs, in turns. Saves begin on the engine's own thread."""
-    kept = site.save()  # what is loaded again and again
+    kept = site.save()  # to be loaded again and again
     site.wait(kept)
 
     def with_save() -> float:
-        # As in an engine: the step's thread queues the save, and the next step does not wait for its end.
+        # As in an engine: the step's thread queues the save, and the next step starts before its end.
         began = time.perf_counter()
         name = site.save()
         engine.step()
@@ -270,29 +270,27 @@ def _repeating(work: Callable[[], object]) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        arguments,
+        device=("cuda" if torch.cuda.is_available() else "cpu", None, ["cuda", "cpu"]),
+        layers=(32, "of the model"),
+        tokens=([1_024, 8_192], "of the prompts"),
+        width=(8_192, "of the matrices of the engine's steps"),
+        skip_kernels=(False, "measure the handoff alone"),
     )
-    parser.add_argument(
-        "--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu"
-    )
-    parser.add_argument("--layers", type=int, default=32, help="of the model")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1_024, 8_192], help="of the prompts")
-    parser.add_argument("--width", type=int, default=8_192, help="of the matrices of the engine's steps")
-    parser.add_argument("--skip-kernels", action="store_true", help="measure the handoff alone")
-    options = parser.parse_args(arguments)
-    if not options.skip_kernels:
-        kernels.main(["--device", options.device])
-    on = torch.device(options.device)
+    if not given.skip_kernels:
+        kernels.main(["--device", given.device])
+    on = torch.device(given.device)
     name = torch.cuda.get_device_name() if on.type == "cuda" else "CPU"
-    found: dict[str, Any] = {"device": name, "layers": options.layers, "prompts": {}}
-    engine = Engine(on, options.width)
-    for tokens in options.tokens:
-        site = Site(options.device, options.layers, tokens)
+    found: dict[str, Any] = {"device": name, "layers": given.layers, "prompts": {}}
+    engine = Engine(on, given.width)
+    for tokens in given.tokens:
+        site = Site(given.device, given.layers, tokens)
         try:
             result = {"copy": copies(on, site.bytes), **handoffs(site), "steps": beside(site, engine)}
         finally:
             site.close()
         found["prompts"][str(tokens)] = result
         print(f"{tokens} tokens on {name}: {result}", flush=True)
-    print(f"written to {save(f'gpu-{options.device}', found)}")
+    print(f"written to {save(f'gpu-{given.device}', found)}")

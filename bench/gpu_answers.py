@@ -1,7 +1,7 @@
-"""Greedy answers of many arms on one GPU against those of one engine, and what each handoff took.
+"""Greedy answers of many arms on one GPU against those of one engine, and the times of handoffs.
 
 Where an answer differs, the reference says how far its two best tokens were apart at that place: in bfloat16
-another order of sums, as another batch or attention has, turns over a lead of a rounding.
+another batch or attention sums in another order, which can overturn a lead as small as a rounding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPTS = (
     "List three colours and three animals, one a line:",
     "word " * 300 + "Now say what was repeated.",
 )
-Requests = (aiohttp.ClientError, TimeoutError, RuntimeError)  # what a request may raise
+Requests = (aiohttp.ClientError, TimeoutError, RuntimeError)  # a request's errors
 
 
 def arm(
@@ -82,10 +82,10 @@ ENGINE = {
 
 
 async def compare(served: Served, tokens: int, keep: Keep) -> None:
-    """Compare the arms' answers with the reference's, then measure their handoffs. keep: takes what is known.
+    """Compare the arms' answers with the reference's, then measure their handoffs.
 
-    The answers of all arms are asked for together. Handoffs are measured one at a time, as all share the GPU,
-    and with prompts that no worker has in its cache.
+    `keep` gets the figures so far. All arms answer at the same time. Handoffs are measured one at a time, as
+    all share the GPU, and with prompts that no worker has in its cache.
     """
     tokenizer = Tokenizer.from_file(f"{DEMO}/tokenizer.json")
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]

@@ -1,14 +1,13 @@
 """Deployments of several models on one GPU, in one `baton up`: an arm that cannot start is left out.
 
 An arm is an entry of `models:` in the configuration. The processes are forked from one that imported vLLM, so
-that the import is paid once for all arms of a deployment.
+all arms of a deployment pay for the import once.
 """
 
 from __future__ import annotations
 
 import re
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -16,24 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from baton.services.fleet.devices import cpu_build
+from bench.served import samples
 from harness.deployment import Deployment
 
 Arm = dict[str, Any]  # an entry of `models:`
-Metrics = dict[str, Counter[str]]  # by arm: sums over its workers
-Keep = Callable[[dict[str, Any]], None]  # writes what is known of a part
+Metrics = dict[str, Counter[str]]  # arm: sums over its workers
+Keep = Callable[[dict[str, Any]], None]  # writes the figures so far of a part
 KINDS = ("prefill", "decode", "mixed")
 TRIES = 3
 LOADED = "handoffs_loaded_total "
 LOOK_S = 0.1
-SAID = 800  # characters of what a failed start said
+SAID = 800  # characters of a failed start's output
 _WORKER = rf"(\S+)-(?:{'|'.join(KINDS)})-\d+"
 
 
 class StartFailed(RuntimeError):
-    """A deployment did not become ready. `arms`: those that are to blame, if that is known."""
+    """A deployment did not become ready. `arms`: the arms to blame, if known."""
 
     def __init__(self, why: str, arms: set[str]) -> None:
         super().__init__(why)
@@ -46,7 +44,7 @@ class Served:
 
     one: Deployment
     arms: list[str]
-    failed: dict[str, str]  # arms that were left out, and what was said
+    failed: dict[str, str]  # arms that were left out, and their output
     start_s: float
 
     @property
@@ -62,14 +60,14 @@ class Served:
             if not (worker and urls and worker[1] in found):
                 continue
             try:
-                found[worker[1]].update(_scraped(urls[-1], "baton_worker_"))
+                found[worker[1]].update(_scraped(urls[-1].removesuffix("/metrics"), "baton_worker_"))
             except OSError as problem:  # it may have died
                 print(f"no metrics of {log.stem}: {problem}", flush=True)
         return found
 
     def stages(self) -> Counter[str]:
         """Return the sums and counts of the stages of handoffs, over all arms, as the routers know them."""
-        return _scraped(f"{self.url}/metrics", "baton_router_handoff_stage_")
+        return _scraped(self.url, "baton_router_handoff_stage_")
 
 
 @contextmanager
@@ -82,7 +80,7 @@ def serving(
     cold: bool = True,
     **sections: Any,
 ) -> Iterator[Served]:
-    """Serve these arms on one GPU, without those that cannot start. Raises StartFailed if none can.
+    """Serve these arms on one GPU, less any that cannot start. Raises StartFailed if none can.
 
     engine: the section `engine` of all; sections: further ones. limit_s: the longest that a start may take.
     cold: start the command as a person does, else fork it.
@@ -124,7 +122,7 @@ def _start(one: Deployment, arms: set[str], limit_s: float) -> float:
 
 
 def blamed(said: str) -> set[str]:
-    """Return the arms that a deployment which did not start waited for last, or that ended it."""
+    """Return the arms that ended a failed start, or for which it waited last."""
     ended = re.findall(rf"error: {_WORKER} could not start", said) or re.findall(
         r"error: models\.(\S+?)[.:]", said
     )
@@ -135,25 +133,21 @@ def blamed(said: str) -> set[str]:
 
 
 def _scraped(url: str, prefix: str) -> Counter[str]:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 (our own http URL)
-        text = answer.read().decode()
     found: Counter[str] = Counter()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if not sample.name.startswith(prefix) or sample.name.endswith("_bucket"):
-                continue
-            name = sample.name.removeprefix(prefix)
-            if family.type == "counter" and "transport" in sample.labels:
-                name = f"{name} {sample.labels['transport']}"
-            if "stage" in sample.labels:
-                name = f"{sample.labels['stage']} {name}"
-            if family.type in ("counter", "histogram"):
-                found[name] += sample.value  # type: ignore[assignment]
+    for sample in samples(url):
+        if not sample.name.startswith(prefix) or not sample.name.endswith(("_total", "_sum", "_count")):
+            continue
+        name = sample.name.removeprefix(prefix)
+        if "transport" in sample.labels and name.endswith("_total"):
+            name = f"{name} {sample.labels['transport']}"
+        if "stage" in sample.labels:
+            name = f"{sample.labels['stage']} {name}"
+        found[name] += sample.value  # type: ignore[assignment]
     return found
 
 
 def handoffs(before: Counter[str], after: Counter[str]) -> dict[str, Any]:
-    """Return what an arm handed over in between: how many by which transport, MiB, mean ms by stage."""
+    """Return an arm's handoffs in between: numbers by transport, MiB, mean ms by stage."""
     by = {key: after[key] - before[key] for key in after}
     counts = {key.removeprefix(LOADED): int(by[key]) for key in by if key.startswith(LOADED) and by[key]}
     moved = sum(value for key, value in by.items() if key.startswith("handoff_bytes_total "))

@@ -1,19 +1,30 @@
-"""Loads on one GPU: streams beside long prompts, and closed loops of so many clients."""
+"""Loads on one GPU: streams beside long prompts, and closed loops of clients.
+
+The clients of a closed loop send the next request as soon as an answer is whole. They are several processes,
+as one could not read the tokens of hundreds of streams. Requests of the first quarter of the time do not
+count, as all clients begin at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import pairwise
 from multiprocessing.pool import Pool
 from typing import Any
 
 import aiohttp
 
-from bench.gpu_clients import ANSWER, PROMPT, client_processes, closed
 from bench.gpu_fleet import Arm, Keep, Served, handoffs, stages
+from bench.light import TIMEOUT_S, Client, Reply, body
+from bench.served import no_pauses
 from bench.traffic import Mix, run
-from harness.stats import medians
+from harness.stats import medians, percentile
 
 LENGTH = 8192
 LONG = LENGTH - 512
@@ -23,20 +34,27 @@ CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, SLOTS]
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": CAPTURED}
 COMPILED = {"cudagraph_capture_sizes": [*CAPTURED, 512]}  # vLLM's own has some fifty sizes
 STOCK = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}  # vLLM's own order
-KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # of each worker
+KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # each worker's
 STAGING_MIB = 4096
 FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "1P1D": ({"prefill": 1, "decode": 1}, {}),
     "one-stock": ({"mixed": 1}, STOCK),
     "one": ({"mixed": 1}, {}),
 }
+PROMPT, ANSWER = 256, 64  # tokens of a request
+CLIENTS = 4  # processes
+EACH = 16  # clients of one process at least
+READY_S = 60.0  # for the processes to import this
+SOON_S = 0.2  # until all processes have a job
+SLACK_S = 10.0  # for a process to send its figures
+Seen = tuple[float, float, bool, list[float]]  # asked, done, whether it was whole, arrivals of events
 Figures = dict[str, float]
-# What one turn may raise: the others go on.
+# Errors of one turn; the others go on.
 PROBLEMS = (aiohttp.ClientError, RuntimeError, OSError, multiprocessing.TimeoutError)
 
 
 def arms(names: list[str], model: str, *, compiled: bool, eager: bool) -> dict[str, Arm]:
-    """Return these of FLEETS with a model. compiled: by torch.compile; else graphs alone, or eager."""
+    """Return these FLEETS with a model: compiled by torch.compile, with graphs alone, or eager."""
     kept: dict[str, Any] = {"load_format": "dummy", "enforce_eager": eager}
     if not eager:
         kept["compilation_config"] = COMPILED if compiled else GRAPHS
@@ -75,8 +93,13 @@ def mix(seconds: float) -> Mix:
     )
 
 
+def middle(runs: dict[str, list[Figures]]) -> dict[str, Figures]:
+    """Return the medians of the arms that have runs."""
+    return {name: medians(some) for name, some in runs.items() if some}
+
+
 def streams(served: Served, seconds: float, rounds: int, keep: Keep) -> None:
-    """Drive the arms in turns with streams beside long prompts. keep: takes what is known after each turn."""
+    """Drive the arms in turns with streams beside long prompts; `keep` gets the figures after each turn."""
     load, runs = mix(seconds), {name: list[Figures]() for name in served.arms}
     for name in served.arms:  # the first requests compile and allocate
         asyncio.run(run(mix(WARM_S), served.url, name, seed=0))
@@ -90,17 +113,15 @@ def streams(served: Served, seconds: float, rounds: int, keep: Keep) -> None:
                 continue
             runs[name].append(found)
             print(f"{name:>10}", {key: round(value, 1) for key, value in found.items()}, flush=True)
-            middle = {name: medians(some) for name, some in runs.items() if some}
-            keep({"load": asdict(load), "median": middle, "runs": runs, "handoffs": {}})
+            keep({"load": asdict(load), "median": middle(runs), "runs": runs, "handoffs": {}})
     after = served.metrics()
     moved = {name: handoffs(before[name], after[name]) for name in served.arms}
     print(moved, flush=True)
-    middle = {name: medians(some) for name, some in runs.items() if some}
-    keep({"load": asdict(load), "median": middle, "runs": runs, "handoffs": moved})
+    keep({"load": asdict(load), "median": middle(runs), "runs": runs, "handoffs": moved})
 
 
 def closed_loops(served: Served, arms: list[str], clients: list[int], seconds: float, keep: Keep) -> None:
-    """Drive the arms with so many clients, in turns. keep: takes what is known, after each turn."""
+    """Drive the arms with each number of clients, in turns; `keep` gets the figures after each turn."""
     found: dict[str, dict[str, Figures]] = {name: {} for name in arms}
     took: dict[str, dict[str, Any]] = {name: {} for name in arms}  # ms of handoffs by stage
     with client_processes() as pool:
@@ -122,8 +143,82 @@ def closed_loops(served: Served, arms: list[str], clients: list[int], seconds: f
 
 
 def _warmed(pool: Pool, url: str, name: str, clients: int) -> None:
-    """Have the first requests compile and allocate; what goes wrong then shows in the figures."""
+    """Have the first requests compile and allocate; a problem there shows in the figures, too."""
     try:
         closed(pool, url, name, clients, WARM_S / 2, seed=0)
     except PROBLEMS as problem:
         print(f"{name:>10} {clients} clients, first: {problem!r}"[:600], flush=True)
+
+
+@contextmanager
+def client_processes() -> Iterator[Pool]:
+    """Start the processes, and wait until all of them can begin at once."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(CLIENTS + 1)
+    with context.Pool(CLIENTS, ready.wait, (READY_S,)) as pool:
+        ready.wait(READY_S)
+        yield pool
+
+
+def closed(pool: Pool, url: str, model: str, clients: int, seconds: float, seed: int) -> Figures:
+    """Return the figures of one closed loop. Raises RuntimeError if no answer was whole."""
+    parts = max(1, min(CLIENTS, clients // EACH))
+    shares = [clients // parts + (number < clients % parts) for number in range(parts)]
+    begin = time.perf_counter() + SOON_S  # all processes of a machine have this clock
+    port = int(url.rpartition(":")[2])
+    jobs = [
+        (port, model, share, begin, seconds, seed * CLIENTS + number) for number, share in enumerate(shares)
+    ]
+    found = pool.starmap_async(_clients, jobs, chunksize=1).get(seconds + TIMEOUT_S + SLACK_S)
+    return figures_of([reply for replies in found for reply in replies], begin + seconds / 4, begin + seconds)
+
+
+def _clients(port: int, model: str, clients: int, begin: float, seconds: float, seed: int) -> list[Seen]:
+    with no_pauses():
+        return asyncio.run(_loops(port, model, clients, begin, begin + seconds, seed))
+
+
+async def _loops(port: int, model: str, clients: int, begin: float, end: float, seed: int) -> list[Seen]:
+    client, draw, replies = Client(port), random.Random(seed), list[Reply]()
+
+    async def loop() -> None:
+        await asyncio.sleep(max(0.0, begin - time.perf_counter()))
+        while time.perf_counter() < end:
+            asked = time.perf_counter()
+            try:
+                reply = await client.post("/v1/completions", body(draw, PROMPT, ANSWER, model=model))
+            except OSError:  # includes TimeoutError
+                reply = Reply(asked)
+            replies.append(reply)
+            if not reply.whole or reply.status != 200:
+                await asyncio.sleep(0.2)  # do not flood a server that refuses
+
+    try:
+        await asyncio.gather(*(loop() for _ in range(clients)))
+    finally:
+        await client.close()
+    return [(one.asked, one.done, one.whole and one.status == 200, one.arrivals) for one in replies]
+
+
+def figures_of(replies: list[Seen], first: float, last: float) -> Figures:
+    """Return the figures between two moments: tokens/s, and ms of the requests that were sent then.
+
+    An event carries one token or, where several were ready, more. Raises RuntimeError if no answer was whole.
+    """
+    whole = [(asked, arrivals) for asked, _, good, arrivals in replies if good and arrivals]
+    if not whole:
+        raise RuntimeError(f"none of {len(replies)} answers was whole")
+    tokens = sum(ANSWER * sum(first <= at < last for at in arrivals) / len(arrivals) for _, arrivals in whole)
+    counted = [(asked, arrivals) for asked, arrivals in whole if asked >= first] or whole
+    waits = [1e3 * (arrivals[0] - asked) for asked, arrivals in counted]
+    gaps = [1e3 * (after - before) for _, arrivals in counted for before, after in pairwise(arrivals)]
+    return {
+        "tokens_per_s": round(tokens / (last - first), 1),
+        "ttft_p50_ms": round(percentile(waits, 0.5), 2),
+        "ttft_p99_ms": round(percentile(waits, 0.99), 2),
+        "itl_p50_ms": round(percentile(gaps, 0.5), 2),
+        "itl_p99_ms": round(percentile(gaps, 0.99), 2),
+        "itl_max_ms": round(max(gaps, default=float("nan")), 2),
+        "answers": len(counted),
+        "failed": len(replies) - len(whole),
+    }

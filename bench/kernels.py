@@ -11,24 +11,39 @@ operations that were not chosen keep their figures.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bench.kernel_case import Case
+from bench.options import options
 from harness.stats import RESULTS, median, save
 
 OPERATIONS = ["kv_pack", "ngram_match", "verify"]
 MIB = 1 << 20
 BUFFER = {"cuda": 512 * MIB, "cpu": 64 * MIB}  # beyond an H200's L2 of 50 MiB, and most CPUs' caches
 RUNS = {"cuda": 50, "cpu": 7}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape of an operation, as functions bound to inputs of it.
+
+    `run` and each of `against` may be called any number of times, do the same work each time, never wait on
+    the host, and leave their inputs unchanged.
+    """
+
+    name: str  # unique among the operation's cases
+    shape: dict[str, int | str]
+    bytes_moved: int  # the least that any implementation has to move
+    run: Callable[[], object]
+    against: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
 
 class Device:
@@ -44,7 +59,7 @@ class Device:
         self.copy_gb_s = 2 * len(self._buffer) / copied / 1e9
 
     def time(self, run: Callable[[], object]) -> float:
-        """Return the median of seconds."""
+        """Return the median seconds of a run."""
         for _ in range(3):
             run()
         return median([self._once(run) for _ in range(self.runs)])
@@ -89,36 +104,33 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        arguments,
+        only=([str], "some of the operations", OPERATIONS),
+        device=("cuda" if torch.cuda.is_available() else "cpu", None, list(RUNS)),
     )
-    parser.add_argument("--only", choices=OPERATIONS, action="append", help="may be given several times")
-    parser.add_argument(
-        "--device", choices=list(RUNS), default="cuda" if torch.cuda.is_available() else "cpu"
-    )
-    options = parser.parse_args(arguments)
-    wanted = options.only or OPERATIONS
-    modules = {name: importlib.import_module(f"bench.kernels_{name}") for name in wanted}
+    modules = {name: importlib.import_module(f"bench.kernels_{name}") for name in given.only or OPERATIONS}
     wrong = []
-    device = Device(options.device)
-    found = _kept(options.device)
+    device = Device(given.device)
+    found = _kept(given.device)
     for name, module in modules.items():
         try:
-            module.check(options.device)
+            module.check(given.device)
         except Exception as error:  # noqa: BLE001 (told; the other operations go on)
             wrong.append(name)
-            print(f"{name} is wrong on {options.device}, and is not measured: {error!r}", file=sys.stderr)
+            print(f"{name} is wrong on {given.device}, and is not measured: {error!r}", file=sys.stderr)
             continue
         print(f"{name} on {device.name}, which copies {device.copy_gb_s:.0f} GB/s")
         print(f"{'us':>10}  {'GB/s':>8}  {'of copy':>7}  {'case':<44}  against")
         rows = []
-        for case in module.cases(options.device):
+        for case in module.cases(given.device):
             rows.append(measure(device, case))
             print(line(rows[-1]), flush=True)
         found[name] = {"device": device.name, "copy_gb_s": round(device.copy_gb_s, 1), "cases": rows}
-        print(f"written to {save(f'kernels-{options.device}', {'operations': found})}", flush=True)
+        print(f"written to {save(f'kernels-{given.device}', {'operations': found})}", flush=True)
     if wrong:
-        sys.exit(f"wrong on {options.device}: {', '.join(wrong)}")
+        sys.exit(f"wrong on {given.device}: {', '.join(wrong)}")
 
 
 def _kept(kind: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`kv_pack` for `python -m bench kernels`: its check, its shapes, and plain torch, a few launches a layer.
+"""`kv_pack` for `python -m bench kernels`: its check, its shapes, and plain torch.
 
 64 layers x 2,048 tokens in blocks of 16, scattered over caches four times as large: attention with 8 KV heads
 of 128, and MLA's latent of 576, in bfloat16. On the CPU 4 layers stand for the 64: the shapes are a GPU's.
@@ -14,7 +14,7 @@ import torch
 
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES, KVTable, naive, pack, unpack
 from baton.kernels.kv_pack.table import LARGEST, TINY
-from bench.kernel_case import Case
+from bench.kernels import Case
 
 BLOCK, TOKENS, SPREAD = 16, 2048, 4
 LAYERS = {"cpu": 4, "cuda": 64}
@@ -45,7 +45,7 @@ class Cache:
 
 
 def plain_pack(cache: Cache) -> torch.Tensor:
-    """Pack the same records without digests, layer by layer, as was done before there was a kernel."""
+    """Pack the same records without digests, layer by layer."""
     parts = []
     for layer, width in zip(cache.blocks, cache.widths, strict=True):
         part = layer.index_select(0, cache.ids)

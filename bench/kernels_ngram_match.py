@@ -1,26 +1,21 @@
 """`ngram_match` for `python -m bench kernels`: its check, its shapes, plain torch, and vLLM's kernels.
 
-vLLM's kernels are those of its model runner V2 (two launches, without continuing their own drafts), loaded
-from its source: vLLM need not be importable, only its folder must be found.
+vLLM's kernels come from the source of its model runner V2 (two launches, without continuing their own
+drafts): vLLM need not be importable, only its folder must be found.
 """
 
 from __future__ import annotations
 
-import ast
-import atexit
-import importlib.util
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from baton.kernels.ngram_match import naive, new_workspace, ngram_match
-from bench.kernel_case import Case
+from bench import vllm_source
+from bench.kernels import Case
 
 MIN_N, MAX_N, K = 2, 4, 4
 VOCABULARY = 128_000
@@ -30,7 +25,7 @@ _SHIPPED_BLOCK = 256  # tokens a program of vLLM's, from 1,024 tokens of context
 
 
 class Batch:
-    """Texts, in every second of which the end occurred before, and buffers for drafts."""
+    """Texts, and buffers for drafts; the end of every second text occurred in it before."""
 
     def __init__(self, requests: int, context: int, device: str, *, letters: int = VOCABULARY, seed: int = 0):
         draw = torch.Generator().manual_seed(seed)
@@ -88,7 +83,7 @@ def plain_torch(
 
 
 def check(device: str) -> None:
-    """Check what the kernel and its alternatives find. Raises AssertionError where that is wrong."""
+    """Check the kernel's drafts and its alternatives'. Raises AssertionError where they are wrong."""
     for letters in (1, 3, 50, VOCABULARY):
         for requests, context in ((1, 63), (5, 1), (7, 1025), (3, 4500)):
             batch = Batch(requests, context, device, letters=letters, seed=context)
@@ -155,26 +150,5 @@ def _shipped(batch: Batch) -> Callable[[], object] | None:
 
 @cache
 def _shipped_kernels() -> ModuleType | None:
-    """Load a module of the kernels of vLLM's speculator alone: the rest of that file needs all of vLLM."""
-    package = importlib.util.find_spec("vllm")
-    folders = [] if package is None else list(package.submodule_search_locations or [])
-    source = next((file for folder in folders if (file := Path(folder, _VLLM)).is_file()), None)
-    if source is None:
-        return None
-    text = source.read_text()
-    lines = text.splitlines()
-    made = ["import triton", "import triton.language as tl"]
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.decorator_list:
-            made += ["", "", *lines[node.decorator_list[0].lineno - 1 : node.end_lineno]]
-    # Triton reads a kernel's source from its file, also later: the file lives as long as the process.
-    folder = tempfile.mkdtemp(prefix="baton-kernels-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    file = Path(folder, "vllm_ngram_kernels.py")
-    file.write_text("\n".join(made) + "\n")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot load {file}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    kernels = "_ngram_scan_kernel", "_ngram_finalize_kernel"
+    return vllm_source.load("vllm_ngram_kernels", [_VLLM], only=kernels)

@@ -1,9 +1,9 @@
 """`verify` for `python -m bench kernels`, beside plain torch, vLLM's two samplers and a read of the logits.
 
-Logits of bfloat16 at temperature 0.8. vLLM's model runner V1 is followed step by step, with its kernels: it
-copies the logits to float32, scales them, writes probabilities and exponential noise. V2 copies them to
-float32 and scales them there, too, and calls its own function, which is called here. On the CPU vLLM's V1
-sampler is called as it is, with the patch that it needs, where vLLM is installed.
+Logits of bfloat16 at temperature 0.8. `vllm_v1` follows vLLM's model runner V1 step by step, with its
+kernels: it copies the logits to float32, scales them, and writes probabilities and exponential noise. V2
+copies them to float32, scales them, and calls a function that is called here, too. On the CPU vLLM's V1
+sampler runs as it is, with the patch that it needs, where vLLM is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from baton.kernels.verify import DraftedTokens, Job, Method, Sampling, naive, verify
 from bench import vllm_source
-from bench.kernel_case import Case
+from bench.kernels import Case
 from harness.verify_cases import Shape, moved
 
 BATCHES, DRAFTED, VOCABULARIES = (1, 16, 64, 256), (1, 3, 7), (32_000, 128_256, 152_064)
@@ -71,7 +71,7 @@ def _run(job: Job) -> Any:
 
 
 def plain_torch(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """Verify one-hot drafts by tensor operations. Return the place and the token of each request's last."""
+    """Verify one-hot drafts by tensor operations. Return each request's last place and token."""
     probabilities = (step.logits.float() / TEMPERATURE).softmax(1)
     width = step.drafted + 1
     drafts = step.tokens.view(step.batch, step.drafted).long()
@@ -104,7 +104,7 @@ def _v1() -> ModuleType | None:
 def _v2() -> ModuleType | None:
     prelude = (
         "from triton.language.extra import libdevice as tldevice",
-        "philox_gumbel_block_argmax = None  # of watermarks, which are not used",
+        "philox_gumbel_block_argmax = None  # for watermarks, which are not used",
     )
     return vllm_source.load("vllm_v2_rejection", _V2, prelude)
 

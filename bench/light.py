@@ -1,10 +1,12 @@
-"""An HTTP/1.1 client written by hand: it shares two cores with what it measures, so it has to cost little."""
+"""A hand-written HTTP/1.1 client and its loads: it shares cores with what it measures, so it costs little."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +19,9 @@ class Reply:
     """One response. Times are in seconds of `time.perf_counter`."""
 
     asked: float
-    status: int = 0  # 0: the connection ended without one
+    status: int = 0  # 0: the connection ended without a response
     headers: bytes = b""
-    body: bytes = b""  # of a response in one piece; the last event of a stream
+    body: bytes = b""  # a response in one piece, or the last event of a stream
     arrivals: list[float] = field(default_factory=list)  # one for each event that carries tokens
     done: float = 0.0
     whole: bool = False  # neither cut off nor ended by an error
@@ -35,7 +37,7 @@ class Reply:
 
 @dataclass
 class _Connection:
-    """A connection, and since when it has been idle."""
+    """A connection, and the moment when it became idle."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -123,3 +125,71 @@ async def _read(reader: asyncio.StreamReader, reply: Reply, leave_after: int | N
             return False
     await reader.readexactly(2)
     return b"connection: close" not in head
+
+
+Make = Callable[[], dict[str, Any]]
+
+
+def body(
+    draw: random.Random,
+    prompt_tokens: int,
+    answer_tokens: int,
+    *,
+    model: str,
+    vocabulary: tuple[int, int] = (100, 4_000),
+) -> dict[str, Any]:
+    """Return a request for a streamed greedy answer to random tokens."""
+    return {
+        "model": model,
+        "prompt": [draw.randrange(*vocabulary) for _ in range(prompt_tokens)],
+        "max_tokens": answer_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+
+
+async def closed(client: Client, make: Make, streams: int, seconds: float) -> list[Reply]:
+    """Run streams that send the next request as soon as they are answered."""
+    until = time.perf_counter() + seconds
+    replies: list[Reply] = []
+
+    async def loop() -> None:
+        while time.perf_counter() < until:
+            replies.append(await client.post("/v1/completions", make()))
+
+    await asyncio.gather(*(loop() for _ in range(streams)))
+    return replies
+
+
+async def opened(
+    client: Client, make: Make, per_s: float, seconds: float, draw: random.Random | None
+) -> list[Reply]:
+    """Send requests at random times, evenly without `draw`, at a rate that nothing slows down."""
+    replies: list[Reply] = []
+
+    async def ask() -> None:
+        try:
+            replies.append(await client.post("/v1/completions", make()))
+        except OSError:  # includes TimeoutError
+            replies.append(Reply(time.perf_counter()))
+
+    tasks: set[asyncio.Task[None]] = set()
+    at, end = time.perf_counter(), time.perf_counter() + seconds
+    while (at := at + (draw.expovariate(per_s) if draw else 1 / per_s)) < end:
+        await asyncio.sleep(max(0.0, at - time.perf_counter()))
+        tasks.add(task := asyncio.create_task(ask()))
+        task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
+    return replies
+
+
+def ttfts(replies: list[Reply]) -> list[float]:
+    """Return the milliseconds to the first token of the answers that have one."""
+    return [1e3 * (one.arrivals[0] - one.asked) for one in replies if one.arrivals]
+
+
+def gaps(replies: list[Reply]) -> list[float]:
+    """Return the milliseconds between the tokens of all answers."""
+    return [1e3 * gap for one in replies for gap in one.gaps]

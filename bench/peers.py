@@ -1,21 +1,19 @@
 """Baton's 1P1D against vLLM's own: NixlConnector and vllm-router, with as many engines on the same cores.
 
 vLLM's deployment is its recipe as it stands. NIXL's progress thread spins on a core in each of its engines,
-so that each deployment is started for its turn, and ended. With that thread off (vLLM has no setting for it)
-no request was answered when that was tried: the prefill server's worker hung, and each request timed out.
-In a turn come long prompts one after the other, then short streams beside which long prompts arrive. CPU time
-is that of all processes.
+so each deployment is started for its turn, and ended. With that thread off (vLLM has no setting for it) no
+request was answered when that was tried: the prefill server's worker hung, and each request timed out. In a
+turn come long prompts one after the other, then short streams beside which long prompts arrive. CPU time is
+that of all processes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -23,9 +21,9 @@ from pathlib import Path
 
 import aiohttp
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
-from bench.model import MODEL_NAME, engine_settings
+from bench.options import options
+from bench.served import MODEL_NAME, engine_settings, samples
 from bench.tools import installed
 from bench.traffic import Mix, run, stream
 from harness.deployment import deployment, status_of, stock_vllm
@@ -42,7 +40,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Arm:
-    """A deployment that serves: its address, and the processes at the top of it."""
+    """A deployment that serves: its address and its topmost processes."""
 
     url: str
     pids: tuple[int, ...]
@@ -52,15 +50,7 @@ class Arm:
         """Raise RuntimeError unless KV was moved: vLLM computes a prompt again where its transfer fails."""
         if not self.decode:
             return
-        url = f"{self.decode}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 (our own http URL)
-            text = answer.read().decode()
-        counts = {
-            sample.name: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if "nixl" in sample.name
-        }
+        counts = {sample.name: sample.value for sample in samples(self.decode) if "nixl" in sample.name}
         if not counts.get("vllm:nixl_bytes_transferred_sum") or counts.get(
             "vllm:nixl_num_failed_transfers_total"
         ):
@@ -73,31 +63,28 @@ class Arm:
 
 
 def main(arguments: list[str]) -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    given = options(
+        __doc__,
+        arguments,
+        rounds=(3, "turns of each deployment"),
+        seconds=(30.0, "of the mixed load, each time"),
+        prompts=(10, "long prompts one at a time, each time"),
+        arm=([str], "one of them; all by default", ARMS),
     )
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each deployment")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of the mixed load, each time")
-    parser.add_argument("--prompts", type=int, default=10, help="long prompts one at a time, each time")
-    parser.add_argument("--arm", choices=ARMS, action="append", help="one of them; all by default")
-    options = parser.parse_args(arguments)
-    mix = Mix(seconds=options.seconds)
-    names = options.arm or list(ARMS)
+    mix = Mix(seconds=given.seconds)
+    names = given.arm or list(ARMS)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for number in range(options.rounds):
+    for number in range(given.rounds):
         for name in names:
             try:
-                found = turn(ARMS[name], options.prompts, mix, number)
+                found = turn(ARMS[name], given.prompts, mix, number)
             except (TimeoutError, RuntimeError, aiohttp.ClientError) as error:
                 print(f"{name:>28} did not come through: {str(error) or 'no answer in time'}", flush=True)
                 continue
             runs[name].append(found)
             print(f"{name:>28}", {key: round(value, 1) for key, value in found.items()}, flush=True)
     middle = {name: medians(results) for name, results in runs.items() if results}
-    result = {"load": asdict(mix), "prompts": options.prompts, "turns": options.rounds}
+    result = {"load": asdict(mix), "prompts": given.prompts, "turns": given.rounds}
     save(RESULT, result | {"median": middle, "runs": runs})
 
 
@@ -211,7 +198,4 @@ def _family(pid: int) -> list[psutil.Process]:
     return [top, *top.children(recursive=True)]
 
 
-ARMS: dict[str, Callable[[Path], AbstractContextManager[Arm]]] = {
-    "Baton": baton,
-    "vLLM with NIXL": vllm,
-}
+ARMS: dict[str, Callable[[Path], AbstractContextManager[Arm]]] = {"Baton": baton, "vLLM with NIXL": vllm}

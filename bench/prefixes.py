@@ -3,8 +3,8 @@
     python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000] [--sizes 1000000 ...]
 
 Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions are
-for prompts of 100,000 tokens, those chats' next turns. All in this process, without gRPC. The run fails where
-a look-up does not find what was stored. `--sizes` are numbers of blocks, of 1,000 workers: each index is
+for prompts of 100,000 tokens, those chats' next turns, in this process, without gRPC. The run fails where
+a look-up does not find a stored block. `--sizes` are numbers of blocks, of 1,000 workers: each index is
 filled in a process of its own, for its memory. Last come the turns of chats: a router's hashes, its call over
 real gRPC and the booking, of prompts that each go on where the last one of their chat ended. Router and
 scheduler share a process and its core there.
@@ -12,7 +12,6 @@ scheduler share a process and its core there.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import multiprocessing
@@ -42,12 +41,13 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
 from baton.services.imports import collect_seldom
+from bench.options import options
 from harness.scheduling import need
 from harness.scheduling import place as place_need
 from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
-NAMES = key_of((1 << 64) - 1, 1)  # the bits of a name that are of the hash
+NAMES = key_of((1 << 64) - 1, 1)  # the hash's bits of a name
 PROMPT = 100_000  # tokens
 SYSTEM = 128  # blocks that chats begin with
 SYSTEMS = 16
@@ -56,27 +56,23 @@ ROUTERS = 100
 CHATS = 32
 TURNS = 24
 TURN = 500  # tokens
-SECONDS = 10  # of heartbeats and snapshots
+SECONDS = 10  # time of heartbeats and snapshots
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        arguments,
+        workers=[10, 100, 1_000, 3_000],
+        blocks=(2_000_000, "of all workers together"),
+        sizes=[10**6, 10**7, 10**8],
     )
-    parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000, 3_000])
-    parser.add_argument("--blocks", type=int, default=2_000_000, help="that all workers hold together")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[10**6, 10**7, 10**8])
-    options = parser.parse_args(arguments)
     collect_seldom()  # as the product's own processes do
     result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
-    result["index"] = {
-        str(workers): _shown(index(workers, options.blocks), workers) for workers in options.workers
-    }
-    result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in options.sizes}
-    result["turns"] = {
-        str(workers): _shown(uvloop.run(turns(workers)), workers) for workers in options.workers
-    }
-    result["views"] = {str(workers): _shown(views(workers), workers) for workers in options.workers}
+    result["index"] = {str(many): _shown(index(many, given.blocks), many) for many in given.workers}
+    result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in given.sizes}
+    result["turns"] = {str(many): _shown(uvloop.run(turns(many)), many) for many in given.workers}
+    result["views"] = {str(many): _shown(views(many), many) for many in given.workers}
     save("prefixes", result)
 
 
@@ -87,7 +83,7 @@ def _shown(figures: dict[str, float], workers: int | None = None) -> dict[str, f
 
 
 def hashing() -> dict[str, float]:
-    """Measure a router's hashes of one prompt: of all of it, and of a chat's next turn."""
+    """Measure how a router hashes one prompt: all of it, and a chat's next turn."""
     from baton.services.router.vllm.block_hashes import PromptHasher
 
     draw = random.Random(1)
@@ -114,13 +110,9 @@ def hashing() -> dict[str, float]:
 
 
 def index(workers: int, blocks: int) -> dict[str, float]:
-    """Fill an index with so many workers' blocks, and decide with it."""
+    """Fill an index with the blocks of `workers` workers, and decide with it."""
     ledger, view, chats = filled(workers, blocks)
-    figures = {
-        "blocks": len(ledger.index),
-        **_deciding(ledger, view, chats),
-        **_applying(ledger),
-    }
+    figures = {"blocks": len(ledger.index), **_deciding(ledger, view, chats), **_applying(ledger)}
     gone = next(iter(view.workers))
     began = time.perf_counter()
     ledger.keep({key: one.role for key, one in view.workers.items() if key != gone})
@@ -129,7 +121,7 @@ def index(workers: int, blocks: int) -> dict[str, float]:
 
 
 def size(blocks: int) -> dict[str, float]:
-    """Fill an index with so many blocks, and look some up."""
+    """Fill an index with `blocks` blocks, and look some up."""
     draw = random.Random(1)
     index = PrefixIndex(2 * blocks)
     slots = [index.join() for _ in range(1_000)]
@@ -161,7 +153,7 @@ def _in_own_process(measure: Callable[[int], dict[str, float]], blocks: int) -> 
 
 
 def filled(workers: int, blocks: int) -> tuple[PrefixLedger, FleetView, list[tuple[str, list[int]]]]:
-    """Return a ledger of workers that hold so many blocks, their view, and chats: worker and hashes."""
+    """Return a ledger of workers that hold these blocks, their view, and chats: worker and hashes."""
     draw = random.Random(1)
     ledger = PrefixLedger(PrefixIndex(10 * blocks))
     records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
@@ -236,15 +228,14 @@ def _applying(ledger: PrefixLedger) -> dict[str, float]:
 
 
 async def turns(workers: int) -> dict[str, float]:
-    """Place the turns of CHATS chats, in a scheduler with so many workers."""
+    """Place the turns of CHATS chats in a scheduler with `workers` workers."""
     from baton.services.router.vllm.block_hashes import PromptHasher
 
     hasher = PromptHasher(pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1))
     draw = random.Random(5)
     chats = [list(array("H", draw.randbytes(2 * (PROMPT - TURNS * TURN)))) for _ in range(CHATS)]
-    settings = SchedulerSettings(
-        address="127.0.0.1:0", store="memory", worker_lease_s=600, max_queued_prompt_tokens=10**9
-    )
+    limits = {"worker_lease_s": 600, "max_queued_prompt_tokens": 10**9}
+    settings = SchedulerSettings(address="127.0.0.1:0", store="memory", **limits)
     told: Counter[str] = Counter()  # operations of each worker
     untold: list[tuple[str, PromptKeys]] = []  # what workers hold since the last turn
 

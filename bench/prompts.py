@@ -58,8 +58,3 @@ def held_out(kind: str, count: int, *, longest: int = 1200) -> list[list[int]]:
         found += [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
     random.Random(0).shuffle(found)
     return found[:count]
-
-
-def whole_blocks(prompt: list[int], size: int, padding: int) -> list[int]:
-    """Pad a prompt at its front to whole blocks of `size` tokens, which a prefix cache keeps."""
-    return [padding] * (-len(prompt) % size) + prompt

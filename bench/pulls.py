@@ -3,22 +3,20 @@
     python -m bench pulls [--mib 11 256] [--record-kib 16 384 4096] [--rounds 20]
 
 A source with saved records and a puller, two processes on one machine, in plain text and with mutual TLS, in
-turns. The puller digests and copies what comes, as a load does, and compares the digests: one difference ends
-the run without figures. CPU seconds are those of each process, user and system, for pulls without an engine.
-The engine is a thread of the puller's process that adds and multiplies small tensors: the steps that it does
-in a second, of those without a pull, and how long its slowest ones take (p95).
+turns. The puller digests and copies the records, as a load does, and compares the digests: one difference
+ends the run without figures. CPU seconds are those of each process, user and system, for pulls without an
+engine. The engine is a thread of the puller's process that adds and multiplies small tensors: the share of
+its steps that it makes beside a pull, and how long its slowest ones take (p95).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -39,52 +37,45 @@ from baton.security import identity
 from baton.security.authority import Authority
 from baton.security.identity import Identity
 from baton.security.names import Name, Role
+from bench.handoff import CHUNK, MIB, source
+from bench.options import options
 from harness.stats import percentile, save, spread
 
-MIB = 1 << 20
-CHUNK = 4 * MIB  # of the source
 WARM_UP = 2
 KEY = ("bench", 1)
-Saved = tuple[Shard, int]  # and its records
 
 
 def main(arguments: list[str]) -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench pulls",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--mib", type=int, nargs="+", default=[11, 256], help="of a pull")
-    parser.add_argument("--record-kib", type=int, nargs="+", default=[16, 384, 4096])
-    parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args(arguments)
+    given = options(__doc__, arguments, mib=([11, 256], "of a pull"), record_kib=[16, 384, 4096], rounds=20)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         authority = Authority.create(Path(folder, "ca"))
         for worker_id in ("source", "puller"):
             identity.write(Path(folder, worker_id), authority.issue(Name("bench", Role.WORKER, worker_id)))
-        for mib, kib in itertools.product(options.mib, options.record_kib):
+        for mib, kib in itertools.product(given.mib, given.record_kib):
             with ExitStack() as stack:
                 arms = {
                     name: Arm(stack, mib * MIB // (kib << 10), kib << 10, identities)
                     for name, identities in (("plain", None), ("tls", Path(folder)))
                 }
-                measure(arms, options.rounds)
+                measure(arms, given.rounds)
             for arm, one in arms.items():
                 name = f"{arm}, {mib} MiB, records of {kib} KiB"
                 found[name] = one.figures()
                 medians = ", ".join(f"{key} {value['p50']:g}" for key, value in found[name].items())
                 print(f"{name}: {medians}", flush=True)
-    save("pulls", {"rounds": options.rounds, "pulls": found})
+    save("pulls", {"rounds": given.rounds, "pulls": found})
 
 
 class Arm:
     """A source, and the pulls from it."""
 
     def __init__(self, stack: ExitStack, count: int, record_bytes: int, folder: Path | None) -> None:
-        """Start the source. folder: of both ends' certificates; None: plain text."""
-        self._saved, self._cpu_s = stack.enter_context(source(count, record_bytes, folder))
+        """Start the source. folder: both ends' certificates; None: plain text."""
+        theirs = folder and str(folder / "source")
+        self._source = stack.enter_context(source(serve, count, record_bytes, theirs))
+        self._shard, self._count = Shard.FromString(self._source.recv()), count
+        stack.callback(rpc.act_as, None)
         self._identity = Identity(folder / "puller") if folder else None
         rpc.act_as(self._identity)
         self._transport = Tcp()
@@ -94,7 +85,7 @@ class Arm:
 
     def pull(self) -> float:
         """Pull once, and return the seconds that it took. Raises DigestMismatch for a wrong byte."""
-        shard, count = self._saved
+        shard, count = self._shard, self._count
         rpc.act_as(self._identity)
         seed, room = digests.seed(*KEY), _room(count * shard.record_bytes)
         began = time.monotonic()
@@ -105,6 +96,11 @@ class Arm:
             at = records.first_block * shard.record_bytes
             room[at : at + records.data.size] = records.data.reshape(-1)
         return time.monotonic() - began
+
+    def _cpu_s(self) -> float:
+        """Return the CPU seconds of the source's process."""
+        self._source.send(True)
+        return float(self._source.recv())
 
     def round(self) -> None:
         """Pull without an engine, and with one beside."""
@@ -133,7 +129,7 @@ _rooms: dict[int, Any] = {}
 
 
 def _room(size: int) -> Any:
-    """Return memory for what is pulled, whose pages are there."""
+    """Return memory for a pull, with its pages there."""
     if size not in _rooms:
         _rooms.clear()
         _rooms[size] = np.ones(size, np.uint8)
@@ -166,7 +162,7 @@ class Engine:
         self._thread.join()
 
     def steps(self, act: Callable[[], object]) -> tuple[float, float]:
-        """Return the steps in a second while something is done, and what the slowest take (p95, seconds)."""
+        """Return the steps in a second while `act` runs, and the seconds that slow ones take (p95)."""
         before, began = len(self._took), time.monotonic()
         act()
         took = self._took[before:]
@@ -181,29 +177,6 @@ class Engine:
                 torch.add(small, small)
             torch.mm(large, large)
             self._took.append(time.monotonic() - began)
-
-
-@contextmanager
-def source(count: int, record_bytes: int, folder: Path | None) -> Iterator[tuple[Saved, Callable[[], float]]]:
-    """Save records in a process of their own; this one becomes their puller.
-
-    Yields where they are, and a function that returns the CPU seconds of that process.
-    """
-    context = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        connection, theirs = context.Pipe()
-        given = (theirs, count, record_bytes, folder and str(folder / "source"))
-        process = context.Process(target=serve, args=given, daemon=True)
-        process.start()
-        stack.callback(process.join, 10)
-        stack.callback(connection.send, False)
-
-        def cpu_s() -> float:
-            connection.send(True)
-            return float(connection.recv())
-
-        yield (Shard.FromString(connection.recv()), count), cpu_s
-    rpc.act_as(None)
 
 
 def serve(connection: Connection, count: int, record_bytes: int, folder: str | None) -> None:

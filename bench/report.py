@@ -1,116 +1,235 @@
-"""`python -m bench report [--check]`: docs/benchmarks.md, its figures, and README's section "Measured".
+"""`python -m bench report [--check]`: write the tables of docs/benchmarks.md, README's section, and figures.
 
-All are written from bench/results/*.json; nothing in them is typed by hand. With `--check` nothing is written:
-the exit status is 1 where one of them is not what the results give.
+All figures come from bench/results/*.json; docs/benchmarks.md keeps its prose between the tables. `--check`
+writes nothing, and fails where a file is not what the results give.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
+from functools import cache
 from typing import Any
 
-from bench import (
-    report_brief,
-    report_classes,
-    report_figures,
-    report_gpu,
-    report_peers,
-    report_prefixes,
-    report_routing,
-    report_sections,
-    report_simulate,
-)
-from bench.names import ALONE, NAMES
-from bench.report_figures import Figure
-from bench.report_sections import Block
+from bench import figures
+from bench.options import options
+from bench.tables import TABLES, Result, Table
 from harness.stats import RESULTS
 from harness.support import ROOT
 
-SECTIONS = (
-    report_sections.SECTIONS
-    | report_peers.SECTIONS
-    | report_classes.SECTIONS
-    | report_prefixes.SECTIONS
-    | report_routing.SECTIONS
-    | report_simulate.SECTIONS
-    | report_gpu.SECTIONS
+PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+_BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
+# Of results from before these named their commands.
+_USUAL = {"simulate-validation": "python -m bench simulate --validate --save"}
+BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
+
+_SERVE, _AGGREGATED = "tools.serve.median", "two aggregated engines"
+_DRAFTS = "served.1P1D.mtp + suffix"
+# README's lines: what, the file, the paths to Baton's figure and to the other one, and whose that is. More
+# tokens/s are better, less of everything else.
+BRIEF = [
+    *(
+        (what, "disaggregation", f"median.1P1D.{key}", f"median.2 aggregated.{key}", _AGGREGATED)
+        for what, key in (
+            ("longest gap between tokens of short requests beside long prompts, ms", "itl_max_ms"),
+            ("time to first token of short requests beside long prompts, ms", "ttft_short_p50_ms"),
+            ("output tokens/s beside long prompts", "tokens_per_s"),
+        )
+    ),
+    *(
+        (
+            what.format(load),
+            "clients",
+            f"{_SERVE}.{at}.baton.{key}",
+            f"{_SERVE}.{at}.stock.{key}",
+            "stock vLLM",
+        )
+        for at, load in (
+            ("1", "at 1 concurrent request"),
+            ("8", "at 8 concurrent requests"),
+            ("128", "at 128 concurrent requests"),
+        )
+        for what, key in (
+            ("output tokens/s {}", "tokens_per_s"),
+            ("time to first token {}, p50, ms", "ttft_p50_ms"),
+            ("inter-token latency {}, p99, ms", "itl_p99_ms"),
+        )
+    ),
+    *(
+        (
+            f"{kind} answers with `mtp` and suffixes, ms an output token",
+            "speculation",
+            f"{_DRAFTS}.{kind}.1.mtp + suffix",
+            f"{_DRAFTS}.{kind}.1.none",
+            "Baton without drafts",
+        )
+        for kind in ("chat", "repetitive")
+    ),
+    (
+        "first token of short prompts behind 4 long ones, p50, ms",
+        "fair-share",
+        "models.qwen2-80m.behind 4.shares, order.short_p50_ms",
+        "models.qwen2-80m.behind 4.as vLLM does.short_p50_ms",
+        "vLLM's own order",
+    ),
+    (
+        "from the command to the first token, s",
+        "startup",
+        "median_s.baton up",
+        "median_s.stock vLLM",
+        "stock vLLM",
+    ),
+]
+BRIEF_NOTE = (
+    "Figures by concurrency are those of `vllm bench serve` with random prompts, against `deploy/laptop.yaml`"
+    " (1P1D with drafts) and one stock vLLM server (without) on the same cores. The better figure is bold."
+)
+LINK = (
+    "All figures, and how they were measured: [docs/benchmarks.md](docs/benchmarks.md)."
+    " Each section names its command."
 )
 
 
-def _names(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
-HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
-BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
-HEAD = f"""# Benchmarks
-
-Written by `python -m bench report` from `bench/results/`. Each section names the command that measures it anew. `make bench`
-(about 20 minutes) runs {_names(NAMES)}.
-What takes long, or needs more than every machine has, is a run of its own:
-{_names(ALONE)}; `make table`.
-Figures are medians; where two things are compared they were measured in turns, A B A B, in one run. Unless a section says
-otherwise, the model has the shape of Qwen2 with 80 M random parameters in bfloat16: the demo model is too small to keep a
-core busy. TTFT is the time to first token, ITL the inter-token latency: the gap between a stream's tokens.
-"""
-
-
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where something differs")
-    check = parser.parse_args(arguments).check
-    results = load()
-    page, figures = render(results)
-    readme = with_measured(README.read_text(), results)
-    if check:
-        wrong = [
-            str(file.relative_to(ROOT))
-            for file, text in ((PAGE, page), (README, readme))
-            if file.read_text() != text
-        ]
-        wrong += [f"docs/figures/{name}" for name in report_figures.differences(figures)]
-        if wrong:
-            raise SystemExit(f"not what bench/results gives: {', '.join(wrong)}; run python -m bench report")
-        return
-    PAGE.write_text(page)
-    README.write_text(readme)
-    report_figures.draw(figures)
-    print(f"wrote docs/benchmarks.md, README.md and {len(figures)} figures in docs/figures")
+    """Write the pages, or check them."""
+    check = options(__doc__, arguments, check=False).check
+    written = {PAGE: page(PAGE.read_text()), README: with_measured(README.read_text()), **figures.drawn()}
+    if not check:
+        for file, text in written.items():
+            file.write_text(text)
+    elif wrong := [file.name for file, text in written.items() if file.read_text() != text]:
+        raise SystemExit(f"not what bench/results gives: {', '.join(wrong)}; run python -m bench report")
 
 
-def load() -> dict[str, dict[str, Any]]:
-    """Return the results that are there and have a section, by name."""
-    files = {name: RESULTS / f"{name}.json" for name in SECTIONS}
-    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+@cache
+def result(name: str) -> Result:
+    """Return what bench/results has of this name."""
+    found: Result = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
 
 
-def render(results: dict[str, dict[str, Any]]) -> tuple[str, list[Figure]]:
-    """Return the page and its figures. Raises KeyError where a result of its first table is missing."""
-    blocks: list[Block] = [HEAD, "## In brief\n", report_brief.brief(results)]
-    for name, build in SECTIONS.items():
-        if name in results:
-            blocks += build(results[name])
-    return _markdown(blocks, "figures"), [block for block in blocks if isinstance(block, Figure)]
+def page(text: str) -> str:
+    """Return the page with all its tables anew. Raises KeyError for a table that is not in TABLES."""
+    told = ""
+
+    def block(found: re.Match[str]) -> str:
+        nonlocal told
+        table = TABLES[found[2]]
+        before, told = told, taken(result(table.file), table)
+        said = f"\n{told}\n" if told != before else ""
+        return f"{found[1]}{rendered(table)}\n{said}{found[3]}"
+
+    return _BLOCK.sub(block, text)
 
 
-def with_measured(readme: str, results: dict[str, dict[str, Any]]) -> str:
-    """Return README with its headline's figures and its section anew. Raises ValueError where one is missing."""
+def rendered(table: Table) -> str:
+    """Return a table in Markdown."""
+    found = result(table.file)
+    view = at(found, table.view) if isinstance(table.view, str) else table.view(found)
+    columns = list(table.cells())
+    rows = [
+        [*labels, *(_cell(at(figures, key), shape) for key, _, shape in columns)]
+        for labels, figures in _leaves(view, [key for key, _, _ in columns])
+    ]
+    depth = len(rows[0]) - len(columns)
+    labels = [*table.labels, *[""] * depth][:depth]
+    lines = [[*labels, *(head for _, head, _ in columns)], *rows]
+    if table.turned:
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    empty = [number for number, cells in enumerate(zip(*lines[1:], strict=True)) if not any(cells)]
+    lines = [[cell for number, cell in enumerate(line) if number not in empty] for line in lines]
+    return markdown(lines)
+
+
+def _leaves(node: Any, keys: list[str], labels: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the figures below a node that have one of the keys, with the labels on the way there."""
+    if any(at(node, key) is not None for key in keys):
+        return [(labels, node)]
+    children = node.items() if isinstance(node, dict) else ()
+    return [leaf for label, child in children for leaf in _leaves(child, keys, (*labels, label))]
+
+
+def at(node: Any, path: str) -> Any:
+    """Follow keys that are joined by dots; return None where one is missing."""
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
+def _cell(value: Any, shape: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(_cell(one, shape) for one in value)
+    if shape:
+        return format(value, shape)
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """Return a table whose first line is its head."""
+    rows = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
+
+
+def taken(found: Result, table: Table) -> str:
+    """Say by which command, where and when figures were taken."""
+    if table.part:
+        part = found[table.part]
+        runs = [part["taken"]] if "taken" in part else [one["taken"] for one in part.values()]
+        told = [f"`{run['command']}`; {run['gpu']}, driver {run['driver']}, {run['when']}." for run in runs]
+        return "\n".join(dict.fromkeys(told))
+    machine = found["machine"]
+    command = found.get("command") or _USUAL.get(table.file, f"python -m bench {table.file}")
+    cpu = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
+    return f"`{command}`; {machine['cores']} cores ({cpu}), {machine['when']}."
+
+
+# README's section
+
+
+def with_measured(readme: str) -> str:
+    """Return README with its headline and section anew. Raises ValueError where one is missing."""
     head, begin, rest = readme.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"README.md has no {BEGIN} ... {END}")
-    head, found = HEADLINE.subn(report_brief.headline(results), head)
+    arms = result("disaggregation")["median"]
+    theirs, ours = (arms[arm]["itl_max_ms"] for arm in ("2 aggregated", "1P1D"))
+    head, found = _HEADLINE.subn(f"[from {theirs:.0f} ms to {ours:.0f} ms](#measured)", head)
     if not found:
-        raise ValueError(f"README.md has no {HEADLINE.pattern}")
-    return f"{head}{BEGIN}\n{_markdown(report_brief.measured(results), 'docs/figures')}{END}{tail}"
+        raise ValueError(f"README.md has no {_HEADLINE.pattern}")
+    return f"{head}{BEGIN}\n{measured()}\n{END}{tail}"
 
 
-def _markdown(blocks: list[Block], folder: str) -> str:
-    return "\n".join(block.markdown(folder) if isinstance(block, Figure) else block for block in blocks)
+def measured() -> str:
+    """Return README's section."""
+    machines = [result(name)["machine"] for name in ("disaggregation", "clients", "path", "router")]
+    runs = [run for run in result("router")["runs"] if run["interval_ms"]]
+    router = max(runs, key=lambda run: run["tokens_per_s"])
+    handoff = result("path")
+    total = {way: handoff["median_ms"][way]["total"] for way in ("shm", "tcp")}
+    return "\n\n".join(
+        [
+            figures.markdown("docs/figures"),
+            f"On {machines[0]['cores']} cores ({', '.join(dict.fromkeys(one['cpu'] for one in machines))}):",
+            markdown([["", "Baton", "compared with"], *(_brief(*line) for line in BRIEF)]),
+            BRIEF_NOTE,
+            f"A handoff of {handoff['tokens']} tokens takes {total['shm']:.0f} ms over shared memory and "
+            f"{total['tcp']:.0f} ms over TCP. One router process carries {router['tokens_per_s']:,} "
+            f"tokens/s at {router['streams']} streams.",
+            LINK,
+        ]
+    )
+
+
+def _brief(what: str, file: str, ours: str, theirs: str, whose: str) -> list[str]:
+    """Return a line's cells, the better figure in bold."""
+    values = [float(at(result(file), path)) for path in (ours, theirs)]
+    cells = [f"{value:.1f}" if value < 30 else f"{value:,.0f}" for value in values]
+    better = values.index((max if "tokens/s" in what else min)(values))
+    cells[better] = f"**{cells[better]}**"
+    return [what, cells[0], f"{cells[1]} ({whose})"]

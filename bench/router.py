@@ -1,12 +1,10 @@
 """The cost of a token in the router: 64 streams through vLLM's front end, from a worker without an engine.
 
-    python -m bench.router                         one run: tokens/s, CPU microseconds a token
-    python -m bench.router --profile out.pstats    and where the time goes
-    python -m bench.router --sample 0.01 1         without traces and with these shares of them, in turns
-    python -m bench.router --processes 1 2 --flush-ms 0 20
+    python -m bench router                         tokens/s and CPU microseconds a token, by the engines' step
+    python -m bench router --processes 1 2 --flush-ms 0 20
                                                    each number of processes with each flush, in turns
 
-The worker, the scheduler and the clients run in processes of their own; the figure that counts is the CPU
+The worker, the scheduler and the clients run in processes of their own; the figure is the CPU
 time of the router's own processes. `--interval-ms` is the engine's step: 0 sends as fast as the router
 receives, so that it is saturated; 20 is a usual decode step, and shows the cost while nothing piles up.
 """
@@ -17,22 +15,21 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from bench.options import options
 from harness.stats import median, save
+from harness.support import ROOT, eventually, free_port
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = "tiny"
 PROMPT = [72, 105]
 READY_S = 90.0
@@ -52,34 +49,21 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
         await asyncio.Event().wait()
 
 
-def serve_router(
-    model: str, port: int, scheduler_port: int, profile: str, extra: dict[str, Any], sections: dict[str, Any]
-) -> None:
-    """Run the router, profiled if `profile` names a file."""
+def serve_router(model: str, port: int, scheduler_port: int, router: dict[str, Any]) -> None:
+    """Run the router with these settings."""
     from baton.services.config import load
     from baton.services.fleet.routers import run_routers
 
-    settings = load(
-        {
-            "engine": {"model": model, "served_model_name": MODEL, "max_model_len": 2048, "extra": extra},
-            "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
-            **sections,
-            "router": {"port": port, **sections.get("router", {})},
-        }
+    run_routers(
+        load(
+            {
+                "engine": {"model": model, "served_model_name": MODEL, "max_model_len": 2048},
+                "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
+                "ops": {"listen": ""},
+                "router": {"port": port, **router},
+            }
+        )
     )
-    if not profile:
-        run_routers(settings)
-        return
-    import cProfile
-
-    from baton.services.router.app import preload
-
-    preload()  # seconds of imports would hide the rest
-    profiler = cProfile.Profile()
-    try:
-        profiler.runcall(run_routers, settings)
-    finally:
-        profiler.dump_stats(profile)
 
 
 async def one_stream(port: int, max_tokens: int) -> tuple[int, int]:
@@ -129,69 +113,44 @@ def child(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_ready(port: int) -> None:
-    import urllib.error
-    import urllib.request
+    """Wait until the router at this port serves."""
+    from harness.deployment import status_of  # its imports would count in the router's memory
 
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise TimeoutError(f"the router is not ready after {READY_S:.0f} s")
+    eventually(lambda: status_of(f"http://127.0.0.1:{port}/health") == 200, READY_S, "the router is ready")
 
 
 def measure(
-    options: argparse.Namespace,
-    interval_ms: float,
-    sample: float | None = None,
-    page: str = "",
-    beside: AbstractContextManager[None] | None = None,
-    processes: int = 1,
-    flush_ms: float = 0.0,
+    given: argparse.Namespace, interval_ms: float, processes: int = 1, flush_ms: float = 0.0
 ) -> dict[str, Any]:
-    """Return the figures of one run, with this share of the requests traced; None: without tracing.
-
-    `page` is the address of the router's live page, empty for none; `beside` is entered while tokens flow.
-    """
+    """Return the figures of one run."""
     from harness.checkpoints import tiny_qwen2
-    from harness.collector import collecting
-    from harness.support import free_port
 
     port, scheduler_port = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder, collecting() as collector:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = tiny_qwen2(Path(folder) / "model")
-        worker = ("--serve-worker", str(scheduler_port), "--interval-ms", str(interval_ms))
-        router = ("--serve-router", str(port), str(scheduler_port), str(model))
-        profile = ("--profile", options.profile) if options.profile else ()
-        tracing = {} if sample is None else {**collector.settings, "sample_ratio": sample}
-        router_section = {"processes": processes, "flush_ms": flush_ms}
-        sections = {"tracing": tracing, "ops": {"listen": page}, "router": router_section}
-        more = ("--extra", options.extra, "--sections", json.dumps(sections))
-        with child(*worker), child(*router, *profile, *more) as process, contextlib.ExitStack() as stack:
-            wait_ready(port)
-            wait_all(process.pid, processes)
-            asyncio.run(drive(port, options.streams, 32))
-            stack.enter_context(beside or contextlib.nullcontext())
-            parent = psutil.Process(process.pid)
-            routers = [parent, *parent.children()]
-            before, began = cpu_s(routers), time.monotonic()
-            size, events = asyncio.run(drive(port, options.streams, options.tokens))
-            took = time.monotonic() - began
-            after = cpu_s(routers)
-            rss = sum(one.memory_info().rss for one in routers)
-            pss = sum(one.memory_full_info().pss for one in routers)
-    tokens = options.streams * options.tokens
+        stack.enter_context(child("--serve-worker", str(scheduler_port), "--interval-ms", str(interval_ms)))
+        router = json.dumps({"processes": processes, "flush_ms": flush_ms})
+        line = ("--serve-router", str(port), str(scheduler_port), str(model), "--settings", router)
+        process = stack.enter_context(child(*line))
+        wait_ready(port)
+        wait_all(process.pid, processes)
+        asyncio.run(drive(port, given.streams, 32))
+        parent = psutil.Process(process.pid)
+        routers = [parent, *parent.children()]
+        before, began = cpu_s(routers), time.monotonic()
+        size, events = asyncio.run(drive(port, given.streams, given.tokens))
+        took = time.monotonic() - began
+        after = cpu_s(routers)
+        rss = sum(one.memory_info().rss for one in routers)
+        pss = sum(one.memory_full_info().pss for one in routers)
+    tokens = given.streams * given.tokens
     user, system = after[0] - before[0], after[1] - before[1]
     return {
         "processes": processes,
         "flush_ms": flush_ms,
-        "streams": options.streams,
+        "streams": given.streams,
         "tokens": tokens,
         "interval_ms": interval_ms,
-        "sample": sample,
-        "traced": sum(span.name == "request" for span in collector.spans),
         "seconds": round(took, 2),
         "tokens_per_s": round(tokens / took),
         "router_cpu_us_per_token": round(1e6 * (user + system) / tokens, 1),
@@ -201,27 +160,19 @@ def measure(
         "bytes_per_token": round(size / tokens),
         "router_rss_mib": round(rss / 2**20),
         "router_pss_mib": round(pss / 2**20),  # what the processes share is counted once
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
     }
 
 
 def wait_all(pid: int, processes: int) -> None:
     """Wait until each process of a router serves: the first that does answers for it."""
-    deadline = time.monotonic() + READY_S
-    listens = 0
-    while processes > 1 and listens < processes:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{listens} of {processes} processes serve after {READY_S:.0f} s")
-        time.sleep(0.1)
-        children = psutil.Process(pid).children()
-        # It connects to the scheduler as it begins to serve.
-        serves = [any(one.status == psutil.CONN_ESTABLISHED for one in _tcp(child)) for child in children]
-        listens = sum(serves)
 
+    def serves(process: psutil.Process) -> bool:  # it connects to the scheduler as it begins to serve
+        return any(one.status == psutil.CONN_ESTABLISHED for one in process.net_connections("tcp"))
 
-def _tcp(process: psutil.Process) -> list[Any]:
-    return list(process.net_connections("tcp"))
+    def all_serve() -> bool:
+        return processes == 1 or sum(map(serves, psutil.Process(pid).children())) >= processes
+
+    eventually(all_serve, READY_S, f"{processes} processes serve")
 
 
 def cpu_s(routers: list[psutil.Process]) -> tuple[float, float]:
@@ -230,14 +181,14 @@ def cpu_s(routers: list[psutil.Process]) -> tuple[float, float]:
     return sum(one.user for one in times), sum(one.system for one in times)
 
 
-def compare_processes(options: argparse.Namespace) -> None:
+def compare_processes(given: argparse.Namespace) -> None:
     """Measure each number of processes with each flush, in turns."""
-    arms = [(count, flush_ms) for count in options.processes for flush_ms in options.flush_ms]
+    interval_ms = given.interval_ms[0]
+    arms = [(count, flush_ms) for count in given.processes for flush_ms in given.flush_ms]
     runs: dict[tuple[int, float], list[dict[str, Any]]] = {arm: [] for arm in arms}
-    for number in range(options.rounds):
+    for number in range(given.rounds):
         for arm in arms if number % 2 == 0 else arms[::-1]:
-            count, flush_ms = arm
-            runs[arm].append(measure(options, options.interval_ms[0], processes=count, flush_ms=flush_ms))
+            runs[arm].append(measure(given, interval_ms, *arm))
             print(json.dumps(runs[arm][-1]), flush=True)
     keys = (
         *("router_cpu_us_per_token", "tokens_per_s", "tokens_per_s_a_core", "tokens_per_event"),
@@ -247,80 +198,34 @@ def compare_processes(options: argparse.Namespace) -> None:
         {"processes": count, "flush_ms": flush_ms, **{key: median([one[key] for one in of]) for key in keys}}
         for (count, flush_ms), of in runs.items()
     ]
-    for one in medians:
-        print(json.dumps(one), flush=True)
-    kept = {"interval_ms": options.interval_ms[0], "rounds": options.rounds}
-    save("router-processes", {**kept, "arms": medians})
-
-
-def compare_traced(options: argparse.Namespace) -> None:
-    """Measure without traces and with each share of them, in turns."""
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for number in range(options.rounds):
-        arms: list[float | None] = [None, *options.sample]
-        for sample in arms if number % 2 == 0 else arms[::-1]:
-            run = measure(options, options.interval_ms[0], sample)
-            print(json.dumps(run), flush=True)
-            runs.setdefault("off" if sample is None else f"{100 * sample:g} %", []).append(run)
-    keys = ("router_cpu_us_per_token", "tokens_per_s", "router_rss_mib", "traced")
-    medians = {name: {key: median([one[key] for one in of]) for key in keys} for name, of in runs.items()}
-    for name, of in runs.items():  # as far apart as turns of one kind are, differences mean nothing
-        cpu = [one["router_cpu_us_per_token"] for one in of]
-        medians[name]["router_cpu_us_from_to"] = [min(cpu), max(cpu)]
-    save("tracing", {"tokens": options.tokens, "interval_ms": options.interval_ms[0], "shares": medians})
+    save("router-processes", {"interval_ms": interval_ms, "rounds": given.rounds, "arms": medians})
 
 
 def main(arguments: list[str]) -> None:
-    run(options_of(arguments))
-
-
-def options_of(arguments: list[str]) -> argparse.Namespace:
-    """Return what a command line asks for; without arguments the defaults."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        arguments,
+        streams=64,
+        tokens=(500, "of each answer"),
+        interval_ms=([4.0, 2.0, 0.0], "the engine's step; 0: no pause"),
+        processes=([int], "of the router, in turns"),
+        flush_ms=([0.0], "router.flush_ms, with --processes"),
+        rounds=(3, "of the turns"),
+        settings=("{}", argparse.SUPPRESS),
+        serve_worker=(int, argparse.SUPPRESS),
+        serve_router=([str], argparse.SUPPRESS),
     )
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=500, help="of each answer")
-    parser.add_argument(
-        "--interval-ms", type=float, nargs="+", default=[4.0, 2.0, 0.0], help="the engine's step; 0: no pause"
-    )
-    parser.add_argument("--profile", default="", help="write the router's cProfile here")
-    parser.add_argument("--extra", default="{}", help="engine.extra of the router, JSON")
-    parser.add_argument(
-        "--sample", type=float, nargs="*", default=[], help="shares of the requests to be traced"
-    )
-    parser.add_argument("--processes", type=int, nargs="*", default=[], help="of the router, in turns")
-    parser.add_argument(
-        "--flush-ms", type=float, nargs="+", default=[0.0], help="router.flush_ms, with --processes"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="of the turns")
-    parser.add_argument("--sections", default="{}", help=argparse.SUPPRESS)
-    parser.add_argument("--serve-worker", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--serve-router", nargs=3, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
-def run(options: argparse.Namespace) -> None:
-    if options.serve_worker:
-        asyncio.run(serve_worker(options.serve_worker, options.interval_ms[0] / 1e3))
-    elif options.serve_router:
-        port, scheduler_port, model = options.serve_router
-        serve_router(
-            model,
-            int(port),
-            int(scheduler_port),
-            options.profile,
-            json.loads(options.extra),
-            json.loads(options.sections),
-        )
-    elif options.sample:
-        compare_traced(options)
-    elif options.processes:
-        compare_processes(options)
+    if given.serve_worker:
+        asyncio.run(serve_worker(given.serve_worker, given.interval_ms[0] / 1e3))
+    elif given.serve_router:
+        port, scheduler_port, model = given.serve_router
+        serve_router(model, int(port), int(scheduler_port), json.loads(given.settings))
+    elif given.processes:
+        compare_processes(given)
     else:
         runs = []
-        for interval_ms in options.interval_ms:
-            runs.append(measure(options, interval_ms))
+        for interval_ms in given.interval_ms:
+            runs.append(measure(given, interval_ms))
             print(json.dumps(runs[-1]), flush=True)
         save("router", {"runs": runs})
 

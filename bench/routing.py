@@ -1,60 +1,50 @@
 """Placement policies under multi-turn chats: Baton's 2P2D by policy, and vLLM's servers behind vllm-router.
 
-All have four engines on the same cores, with caches of the same size: one cannot hold all chats, all
+All arms have four engines on the same cores, with caches of the same size: one cannot hold all chats, all
 together can. Every user has chats one after the other, each behind one of a few system prompts; the chats
-are the same in all arms, so that what was computed can be compared. The deployments stand side by side, idle
-but for the one whose turn it is. All of vLLM's arms are the same servers, whose caches are emptied between
-them. `cache_aware`, vllm-router's default, remembers what it has sent where. `kv_aware` (by --arm) is
-told the servers' KV events, but credited no prompt with a cached token when its log was read (0.1.17).
+are the same in all arms, so that the computed tokens can be compared. The deployments stand side by side and
+take turns. All of vLLM's arms are the same servers, whose caches are emptied between
+them. `cache_aware`, vllm-router's default, remembers what it has sent where.
 
-The model is in float32, answers are greedy and, of letters alone, go into the next prompt as text. The run
-fails where Baton's policies do not give the same answers.
-
-Beside it the simulator's 32P32D has its own multi-turn chats under the same policies. It takes up to ten
-minutes: --rounds 1, --chats 1 and --arm make it shorter, --no-simulation leaves out most of one, and
-`--rounds 1 --add` adds a round to those that are saved (`--rounds 0 --add`: the simulation alone).
+The model is in float32, and answers are greedy and of letters alone, so that they go into the next prompt as
+text. The run fails where Baton's policies do not give the same answers. `--rounds 1 --add` adds a round to
+the saved ones.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import string
-import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
-from baton.services.simulate.deployment import Split
-from baton.services.simulate.profile import Profile
-from baton.services.simulate.simulation import Setup
-from bench import chats
-from bench.model import MODEL_NAME, engine_settings
+from baton.protos import scheduler_pb2 as pb
+from bench.options import options
 from bench.peers import vllm_router
+from bench.served import MODEL_NAME, engine_settings, fetch, in_turns, samples, up
 from bench.traffic import Answer, stream
-from harness.deployment import Deployment, deployment, stock_vllm
+from harness.deployment import Deployment, stock_vllm
 from harness.simulate.baselines import PLUGINS, POLICIES
-from harness.simulate.compare import LOADS, compare, conversations, named
 from harness.stats import RESULTS, medians, percentile, save
-from harness.support import ROOT, free_port
+from harness.support import ROOT, eventually
 
 RESULT = "routing"
 PAIRS = 2
 BLOCK = 32  # tokens
 CACHE = 4_096  # tokens of each engine's KV cache
 LETTERS = [ord(letter) for letter in string.ascii_lowercase]  # the model's tokens of them
+VLLM = {"vllm-router round_robin": "round_robin", "vllm-router cache_aware": "cache_aware"}  # arm -> policy
 BATON = {"round robin": "round robin", "least loaded": "least loaded", "default": "Baton"}  # arm -> policy
-KV_AWARE = "vllm-router kv_aware"
-SIMULATED_PAIRS = 32
+HEARD_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,8 +52,8 @@ class Load:
     """Users who chat at the same time. A token is a letter."""
 
     users: int = 12
-    chats: int = 2  # of a user, one after the other
-    turns: int = 6  # of a chat
+    chats: int = 2  # a user's, one after the other
+    turns: int = 6  # a chat's
     systems: int = 4  # system prompts
     system: int = 384  # tokens of each
     message: int = 48
@@ -89,7 +79,7 @@ class Arm(Protocol):
     url: str
 
     def begin(self) -> None:
-        """Prepare for a turn: count what is computed from here on."""
+        """Prepare for a turn: count computed tokens from here on."""
 
     def computed(self, output: int) -> int:
         """Return the prompt tokens that were computed since, in which `output` tokens were written."""
@@ -103,11 +93,22 @@ class Baton:
         self.url = one.url
 
     def begin(self) -> None:
-        self._before = chats.counts(self._one)
+        self._before = self._counts()
 
     def computed(self, output: int) -> int:
-        after = chats.heard(self._one, self._before, output)
-        return sum(after[side].computed_tokens - self._before[side].computed_tokens for side in after)
+        def heard() -> pb.EngineCounts | None:  # heartbeats tell of the last tokens a moment later
+            now = self._counts()
+            return now if now.output_tokens >= self._before.output_tokens + output else None
+
+        after = eventually(heard, HEARD_S, "the scheduler has heard of the turn")
+        return int(after.computed_tokens - self._before.computed_tokens)
+
+    def _counts(self) -> pb.EngineCounts:
+        counts = [worker.load.counts for worker in self._one.describe().workers]
+        return pb.EngineCounts(
+            computed_tokens=sum(one.computed_tokens for one in counts),
+            output_tokens=sum(one.output_tokens for one in counts),
+        )
 
 
 class Servers:
@@ -118,7 +119,7 @@ class Servers:
 
     def begin(self) -> None:
         for server in self._servers:
-            _fetch(f"{server}/reset_prefix_cache", b"")
+            fetch(f"{server}/reset_prefix_cache", b"")
         self._before = self._count()
 
     def computed(self, output: int) -> int:
@@ -129,69 +130,53 @@ class Servers:
         return sum(
             int(sample.value)
             for server in self._servers
-            for family in text_string_to_metric_families(_fetch(f"{server}/metrics"))
-            for sample in family.samples
+            for sample in samples(server)
             if sample.name == "vllm:prompt_tokens_by_source_total"
             and sample.labels["source"] == "local_compute"
         )
 
 
 def main(arguments: list[str]) -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench routing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    given = options(
+        __doc__,
+        arguments,
+        rounds=(2, "turns of each arm"),
+        arm=([str], "some of them; all by default", [*BATON, *VLLM]),
+        add=(False, "to the rounds of the same load that are saved"),
+        dry=(False, "save nothing"),
+        **{one.name: (one.default, f"of the load: {one.default}") for one in fields(Load)},
     )
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each arm")
-    parser.add_argument(
-        "--arm", choices=[*BATON, *VLLM], action="append", help="one of them; all but kv_aware by default"
-    )
-    for one in fields(Load):
-        name, kind = one.name.replace("_", "-"), type(one.default)
-        parser.add_argument(f"--{name}", type=kind, default=one.default, help=f"of the load: {one.default}")
-    parser.add_argument("--add", action="store_true", help="to the rounds of the same load that are saved")
-    parser.add_argument("--no-simulation", action="store_true", help="keep to the real deployments")
-    parser.add_argument("--simulated-s", type=float, default=30.0, help="of arrivals in the simulator")
-    parser.add_argument("--dry", action="store_true", help="save nothing")
-    options = parser.parse_args(arguments)
-    if not (options.rounds or options.add):
-        parser.error("--rounds 0 is for --add")
-    load = Load(**{one.name: getattr(options, one.name) for one in fields(Load)})
+    load = Load(**{one.name: getattr(given, one.name) for one in fields(Load)})
     sizes = {"load": asdict(load), "cache_tokens": CACHE, "pairs": PAIRS}
-    names = options.arm or [name for name in (*BATON, *VLLM) if name != KV_AWARE]
-    result = _earlier(sizes, names) if options.add else {**sizes, "runs": {name: [] for name in names}}
-    if options.rounds:
-        real(result["runs"], load, options.rounds)
+    names = given.arm or [*BATON, *VLLM]
+    result = _earlier(sizes, names) if given.add else {**sizes, "runs": {name: [] for name in names}}
+    measure(result["runs"], load, given.rounds)
     result["median"] = {name: medians(found) for name, found in result["runs"].items()}
-    if not options.no_simulation:
-        result["simulation"] = simulated(options.simulated_s)
-    if not options.dry:
+    if not given.dry:
         save(RESULT, result)
 
 
-def real(runs: dict[str, list[dict[str, float]]], load: Load, rounds: int) -> None:
-    """Run the arms in turns, and add to the figures. Raise SystemExit where Baton's answers differ."""
-    names, first = list(runs), len(next(iter(runs.values())))
+def measure(runs: dict[str, list[dict[str, float]]], load: Load, rounds: int) -> None:
+    """Run the arms in turns, and add to the figures. Raises SystemExit where Baton's answers differ."""
+    first, answers = len(next(iter(runs.values()))), dict[int, list[str]]()
+
+    def one_turn(arm: Arm, number: int) -> dict[str, float]:
+        figures, written = turn(arm, load, first + number)
+        if isinstance(arm, Baton) and answers.setdefault(number, written) != written:
+            raise SystemExit("Baton's policies gave different answers: the figures would mean nothing")
+        return figures
+
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        arms = _started(stack, folder, names, load)
-        for name, arm in arms.items():
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        arms = _started(stack, folder, list(runs), load)
+        for arm in arms.values():
             asyncio.run(chatted(arm.url, WARM, seed=-1))  # compiles, connects, allocates
-            _tell(f"{name} is warm")
-        for number in range(first, first + rounds):
-            answers = {}
-            for name, arm in arms.items():
-                figures, answers[name] = turn(arm, load, number)
-                runs[name].append(figures)
-                _tell(f"{name}, round {number + 1} of {first + rounds}: {_short(figures)}")
-            written = [answers[name] for name in names if name in BATON]
-            if any(one != written[0] for one in written):
-                raise SystemExit("Baton's policies gave different answers: the figures would mean nothing")
+        for name, found in in_turns(arms, rounds, one_turn).items():
+            runs[name] += found
 
 
 def turn(arm: Arm, load: Load, seed: int) -> tuple[dict[str, float], list[str]]:
-    """Have all chats of one seed with an arm. Return the figures and what it answered."""
+    """Have all chats of one seed with an arm. Return the figures and the answers."""
     arm.begin()
     began = time.perf_counter()
     sent = asyncio.run(chatted(arm.url, load, seed))
@@ -236,32 +221,15 @@ async def chatted(url: str, load: Load, seed: int) -> list[tuple[int, Answer]]:
         return [one for sent in await asyncio.gather(*map(user, range(load.users))) for one in sent]
 
 
-def simulated(seconds: float) -> dict[str, Any]:
-    """Simulate multi-turn chats on 32P32D. Return the figures by policy."""
-    setup = Setup(Split(SIMULATED_PAIRS, SIMULATED_PAIRS), Profile())
-    per_s = LOADS["chats"] * SIMULATED_PAIRS
-    make = conversations("chats", per_s, seconds, setup.profile.engine.max_model_len)
-    found = compare(setup, make, named(list(BATON.values())), 1)
-    return {
-        "split": str(setup.split),
-        "seconds": seconds,
-        "requests_per_s": per_s,
-        "policies": {name: one.figures for name, one in found.items()},
-    }
-
-
 def _earlier(sizes: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return what was saved of the same load and arms. Raises SystemExit where that was another."""
+    """Return the saved result. Raises SystemExit if its load or arms were others."""
     file = RESULTS / f"{RESULT}.json"
     if not file.exists():
         raise SystemExit(f"there is no {file.relative_to(ROOT)} to add to: leave --add out")
     found: dict[str, Any] = json.loads(file.read_text())
     if any(found[key] != value for key, value in sizes.items()) or list(found["runs"]) != names:
         raise SystemExit(f"{file.relative_to(ROOT)} is of another load or of other arms: leave --add out")
-    return {key: value for key, value in found.items() if key not in ("machine", "tree")}
-
-
-# Deployments.
+    return {key: value for key, value in found.items() if key not in ("machine", "tree", "command")}
 
 
 def _started(stack: ExitStack, folder: Path, names: list[str], load: Load) -> dict[str, Arm]:
@@ -269,26 +237,24 @@ def _started(stack: ExitStack, folder: Path, names: list[str], load: Load) -> di
     arms: dict[str, Arm] = {}
     for name in names:
         if name in BATON:
-            one = stack.enter_context(_baton(folder / name.replace(" ", "-"), BATON[name], engine))
-            arms[name] = Baton(one.up(PAIRS, PAIRS))
-            _tell(f"{name} is up")
+            arms[name] = Baton(stack.enter_context(_baton(BATON[name], engine)))
     if wanted := [name for name in names if name in VLLM]:
         servers = [stack.enter_context(_server(folder, engine, number)) for number in range(2 * PAIRS)]
-        _tell("vLLM's servers are up")
         for name in wanted:
-            url = stack.enter_context(VLLM[name](folder, servers))
-            arms[name] = Servers(url, [server.url for server in servers])
+            url = stack.enter_context(_routed(folder, servers, VLLM[name]))
+            arms[name] = Servers(url, servers)
     return {name: arms[name] for name in names}
 
 
-def _baton(folder: Path, policy: str, engine: dict[str, Any]) -> AbstractContextManager[Deployment]:
+def _baton(policy: str, engine: dict[str, Any]) -> AbstractContextManager[Deployment]:
     settings, events = POLICIES[policy]
     scheduler: dict[str, Any] = {"policy": settings.model_dump()}
     if not events:
-        scheduler["prefix_pull_s"] = 0.0  # that is placement by caches, too
+        scheduler["prefix_pull_s"] = 0.0  # pulls are placement by caches, too
     sizes = {"block_size": BLOCK, "num_gpu_blocks_override": CACHE // BLOCK}
-    return deployment(
-        folder,
+    return up(
+        PAIRS,
+        PAIRS,
         path=PLUGINS,
         environment={"PYTHONPATH": f"{PLUGINS}:{ROOT}"},
         engine=engine | {"extra": sizes},
@@ -296,60 +262,23 @@ def _baton(folder: Path, policy: str, engine: dict[str, Any]) -> AbstractContext
     )
 
 
-@dataclass(frozen=True)
-class Server:
-    """One of vLLM's servers, and where it tells of its cache."""
-
-    url: str
-    events: str
-
-
 @contextmanager
-def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[Server]:
-    port = free_port()
-    # With a host in its endpoint vLLM connects, and nobody hears of its events.
-    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
+def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[str]:
+    """Start one of vLLM's servers. Yield its URL."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": str(number % 2), "VLLM_SERVER_DEV_MODE": "1"}
-    # kv_aware asks a server for a prompt's tokens, by an endpoint that is off by default; refused, it goes by
-    # load alone and says so in debug messages only.
-    flags = (
-        *("--enable-scale-out", "--kv-events-config", json.dumps(events)),
-        *("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(CACHE // BLOCK)),
-    )
-    options = engine | {"tool_call_parser": "hermes"}
-    with stock_vllm(folder / f"vllm-{number}", environment, flags=flags, **options) as (url, _):
-        body = {"model": MODEL_NAME, "prompt": "a"}
-        _fetch(f"{url}/v1/completions/render", json.dumps(body).encode())  # raises where it is refused
-        yield Server(url, f"tcp://127.0.0.1:{port}")
-
-
-@contextmanager
-def _routed(folder: Path, servers: list[Server], policy: str, *flags: str) -> Iterator[str]:
-    logs = folder / f"router-{policy}"
-    logs.mkdir()
-    urls = ("--worker-urls", *(server.url for server in servers))
-    with vllm_router(logs, "--policy", policy, *urls, *flags) as (url, _):
+    flags = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(CACHE // BLOCK))
+    given = engine | {"tool_call_parser": "hermes"}
+    with stock_vllm(folder / f"vllm-{number}", environment, flags=flags, **given) as (url, _):
         yield url
 
 
-def _kv_aware(folder: Path, servers: list[Server]) -> AbstractContextManager[str]:
-    sources = [part for server in servers for part in ("--kv-event-source", f"{server.url}={server.events}")]
-    sizes = ("--kv-event-block-size", str(BLOCK), "--kv-event-model", MODEL_NAME)
-    return _routed(folder, servers, "kv_aware", *sources, *sizes)
-
-
-VLLM: dict[str, Callable[[Path, list[Server]], AbstractContextManager[str]]] = {
-    "vllm-router round_robin": lambda folder, servers: _routed(folder, servers, "round_robin"),
-    "vllm-router cache_aware": lambda folder, servers: _routed(folder, servers, "cache_aware"),
-    KV_AWARE: _kv_aware,
-}
-
-
-def _fetch(url: str, body: bytes | None = None) -> str:
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 (ours)
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
-        text: str = answer.read().decode()
-        return text
+@contextmanager
+def _routed(folder: Path, servers: list[str], policy: str) -> Iterator[str]:
+    """Start vllm-router before these servers. Yield its URL."""
+    logs = folder / f"router-{policy}"
+    logs.mkdir()
+    with vllm_router(logs, "--policy", policy, "--worker-urls", *servers) as (url, _):
+        yield url
 
 
 def _letters(draw: random.Random, count: int) -> str:
@@ -358,11 +287,3 @@ def _letters(draw: random.Random, count: int) -> str:
 
 def _text(answer: Answer) -> str:
     return bytes(answer.token_ids).decode()
-
-
-def _short(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
-
-
-def _tell(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)

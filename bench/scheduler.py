@@ -1,71 +1,257 @@
-"""Placements of real schedulers: how many, how soon, and what they cost.
+"""Placements of real schedulers: how many, how soon, and at what cost.
 
     python -m bench scheduler                               the arms of the page
     python -m bench scheduler --against FOLDER --rounds 3   beside another checkout, in turns
     python -m bench scheduler --stores memory --routers 1 --pairs 32 --schedulers 1
 
-Schedulers, Redis, the routers' clients and fake workers with heartbeats are processes of their own
-(bench/scheduler_site.py). Each arm differs from the first one, 20 routers and 32P32D with a scheduler over
-Redis, in one thing. First routers place at a rate, each request lives for two seconds; then as fast as they
-can. With each placement goes what it brings: the reports that its prompt was read, and of its end.
+Schedulers, Redis, the routers' clients and fake workers with heartbeats are processes of their own. Routers
+are dealt out to `CLIENTS` processes, and all workers share one (bench/scheduler_client.py). Each arm differs
+in one thing from the first one: 20 routers and 32P32D with a scheduler over Redis. First routers place at a
+rate, and each request lives for two seconds; then as fast as they can. A placement includes the reports that
+its prompt was prefilled, and of its end. CPU time is that of the schedulers' processes, less their needs
+without placements, for heartbeats and snapshots.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from bench.scheduler_site import Arm, measure
-from harness.stats import save
-from harness.support import ROOT
+import psutil
 
-BASE = Arm()
+from bench.options import options
+from bench.scheduler_client import Part, parts_of
+from harness.stats import percentile, save
+from harness.support import ROOT, eventually, free_port, listening, redis_server
+
+CLIENTS = 2  # processes of routers
+CLIENT = Path(__file__).with_name("scheduler_client.py")
+START_S = 20.0
+READY_S = 60.0  # until all workers are
+IMPORT_S = 4.0  # until routers' processes have imported gRPC
+IDLE_S = 3.0  # without placements
+END_S = 60.0  # deadline of the last requests
+HEARTBEAT_S = 5.0  # at 1 s, those of 1,000 workers would take a core from the schedulers
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A deployment, and its load."""
+
+    store: str = "redis"  # or memory; stopped: a Redis that hangs from the middle of the first part on
+    routers: int = 20
+    pairs: int = 32
+    schedulers: int = 1
+
+    def __str__(self) -> str:
+        counts = f"{_many(self.routers, 'router')}, {_many(self.schedulers, 'scheduler')}"
+        return f"{self.store}, {counts}, {self.pairs}P{self.pairs}D"
+
+
+@dataclass(frozen=True)
+class _Used:
+    """CPU seconds between two moments."""
+
+    seconds: float
+    schedulers: Sequence[float]
+    redis: float
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench scheduler",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    kinds = ["memory", "redis", "stopped"]
+    given = options(
+        __doc__,
+        arguments,
+        stores=(kinds, "stopped: a Redis that hangs midway", kinds),
+        routers=[1, 2, 100],
+        pairs=([500], "prefill and decode workers"),
+        schedulers=[2],
+        rate=(500.0, "placements a second, of all routers"),
+        seconds=(8.0, "of each of the two parts"),
+        rounds=(1, "the one with the shortest p50 counts: other work only makes them longer"),
+        against=(Path, "another checkout, measured in turns"),
     )
-    kinds = ("memory", "redis", "stopped")
-    parser.add_argument(
-        "--stores", nargs="*", choices=kinds, default=kinds, help="stopped: a Redis that hangs midway"
-    )
-    parser.add_argument("--routers", type=int, nargs="*", default=[1, 2, 100])
-    parser.add_argument("--pairs", type=int, nargs="*", default=[500], help="prefill and decode workers")
-    parser.add_argument("--schedulers", type=int, nargs="*", default=[2])
-    parser.add_argument("--rate", type=float, default=500.0, help="placements a second, of all routers")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each of the two parts")
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=1,
-        help="the one with the shortest p50 counts: other work only makes them longer",
-    )
-    parser.add_argument("--against", type=Path, help="another checkout, measured in turns")
-    options = parser.parse_args(arguments)
-    codes = {"here": ROOT} | ({"against": options.against.resolve()} if options.against else {})
+    codes = {"here": ROOT} | ({"against": given.against.resolve()} if given.against else {})
     found: dict[str, dict[str, dict[str, float]]] = {code: {} for code in codes}
-    for arm in arms(options):
+    for arm in arms(given):
         runs: dict[str, list[dict[str, float]]] = {code: [] for code in codes}
-        for _ in range(options.rounds):
+        for _ in range(given.rounds):
             for code, folder in codes.items():
-                figures = measure(arm, folder, options.rate, options.seconds)
+                figures = measure(arm, folder, given.rate, given.seconds)
                 shown = ", ".join(f"{key} {value:g}" for key, value in figures.items())
                 print(f"{arm}, {code}: {shown}", flush=True)
                 runs[code].append(figures)
         for code, several in runs.items():
             found[code][str(arm)] = min(several, key=lambda one: one["place_p50_ms"])
-    load = {"rate": options.rate, "seconds": options.seconds, "rounds": options.rounds}
+    load = {"rate": given.rate, "seconds": given.seconds, "rounds": given.rounds}
     save("scheduler", {**load, "arms": found})
 
 
-def arms(options: argparse.Namespace) -> list[Arm]:
-    """Return what is to be measured."""
-    some = [replace(BASE, store=one) for one in options.stores]
-    some += [replace(BASE, routers=one) for one in options.routers]
-    some += [replace(BASE, pairs=one) for one in options.pairs]
-    some += [replace(BASE, schedulers=one) for one in options.schedulers]
+def arms(given: argparse.Namespace) -> list[Arm]:
+    """Return the arms to measure."""
+    some = [replace(Arm(), store=one) for one in given.stores]
+    some += [replace(Arm(), routers=one) for one in given.routers]
+    some += [replace(Arm(), pairs=one) for one in given.pairs]
+    some += [replace(Arm(), schedulers=one) for one in given.schedulers]
     return list(dict.fromkeys(some))
+
+
+def measure(arm: Arm, code: Path, rate: float, seconds: float) -> dict[str, float]:
+    """Measure schedulers and clients of the checkout `code`: placements at a rate, and as fast as can be."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(arm.schedulers)]
+    address = ",".join(addresses)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder, redis, store = Path(name), None, "memory"
+        if arm.store != "memory":
+            port = free_port()
+            redis, store = stack.enter_context(redis_server(port)), f"redis://127.0.0.1:{port}/0"
+        own = [stack.enter_context(_scheduler(code, one, store)) for one in addresses]
+        workers = stack.enter_context(_client(code, folder / "workers", "workers", address, arm.pairs))
+        _await_ready(workers, folder / "workers")
+        begin = time.monotonic() + IMPORT_S + IDLE_S
+        dealt = [
+            (folder / f"routers-{number}", len(range(number, arm.routers, CLIENTS)))
+            for number in range(min(CLIENTS, arm.routers))
+        ]
+        clients = [
+            stack.enter_context(
+                _client(
+                    *(code, answer, "routers", address, answer.name, many),
+                    *(rate * many / arm.routers, begin, seconds),
+                )
+            )
+            for answer, many in dealt
+        ]
+        used = _watch(own, redis, begin, seconds, stops=arm.store == "stopped")
+        for client in clients:
+            if client.wait(END_S):
+                raise SystemExit(f"routers ended with {client.returncode}: no figure means anything")
+        told = [json.loads(answer.read_text()) for answer, _ in dealt]
+        idle, *both = used
+        held, hasty = (
+            _figures([one[number] for one in told], part, idle) for number, part in enumerate(both)
+        )
+        fast = ("placed_per_s", "failed", "place_p50_ms", "place_p99_ms", "cpu_us", "scheduler_cores")
+        return {
+            **held,
+            **{f"fast_{key}": hasty[key] for key in fast},
+            "a_core_s": round(1e6 / hasty["cpu_us"]),
+            "idle_cores": round(max(idle.schedulers) / idle.seconds, 3),
+            "rss_mib": round(max(one.memory_info().rss for one in map(psutil.Process, own)) / 2**20),
+        }
+
+
+def _watch(
+    schedulers: Sequence[int],
+    redis: subprocess.Popen[bytes] | None,
+    begin: float,
+    seconds: float,
+    *,
+    stops: bool,
+) -> list[_Used]:
+    """Return the CPU time before the load and in each of its parts; Redis may stop in the first one."""
+    held, hasty = parts_of(begin, seconds)
+    found = []
+    for part in (Part(begin - IDLE_S, begin), held, hasty):
+        _sleep_until(part.since)
+        before, began = _cpu_s(schedulers, redis), time.monotonic()
+        if part is held and redis is not None and stops:
+            _sleep_until((part.since + part.until) / 2)
+            redis.send_signal(signal.SIGSTOP)  # it is killed with the block
+        _sleep_until(part.until)
+        *own, theirs = (now - was for now, was in zip(_cpu_s(schedulers, redis), before, strict=True))
+        found.append(_Used(time.monotonic() - began, own, theirs))
+    return found
+
+
+def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[str, float]:
+    """Return the figures of one part, from the routers' reports and the others' CPU time."""
+    took, own, late = ([1_000 * one for each in told for one in each[key]] for key in ("took", "own", "late"))
+    failures: Counter[str] = sum((Counter(one["failures"]) for one in told), Counter())
+    if failures:
+        print(f"failed: {dict(failures)}", flush=True)
+    cpu_s = sum(used.schedulers) - used.seconds * sum(idle.schedulers) / idle.seconds
+    redis_s = used.redis - used.seconds * idle.redis / idle.seconds
+    many = max(1, len(took))
+    return {
+        "placed_per_s": round(len(took) / used.seconds),
+        "failed": failures.total(),
+        "place_p50_ms": round(percentile(took, 0.5), 3),
+        "place_p99_ms": round(percentile(took, 0.99), 3),
+        "place_max_ms": round(max(took, default=0.0), 1),
+        "own_p50_ms": round(percentile(own, 0.5), 3),  # in the scheduler
+        "own_p99_ms": round(percentile(own, 0.99), 3),
+        "late_p99_ms": round(percentile(late, 0.99), 3) if late else 0.0,  # a router's process, by itself
+        "cpu_us": round(1e6 * cpu_s / many, 1),  # a placement, all schedulers together
+        "redis_us": round(1e6 * max(0.0, redis_s) / many, 1),
+        "scheduler_cores": round(max(used.schedulers) / used.seconds, 3),
+    }
+
+
+def _cpu_s(schedulers: Sequence[int], redis: subprocess.Popen[bytes] | None) -> list[float]:
+    """Return the CPU seconds so far of each scheduler, and of Redis."""
+    times = [psutil.Process(pid).cpu_times() for pid in (*schedulers, *([redis.pid] if redis else []))]
+    found = [float(one.user + one.system) for one in times]
+    return found if redis else [*found, 0.0]
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _await_ready(workers: subprocess.Popen[bytes], output: Path) -> None:
+    def ready() -> bool:
+        if workers.poll() is not None:
+            raise SystemExit(f"the workers ended with {workers.returncode}: no figure means anything")
+        return "ready" in output.read_text()
+
+    eventually(ready, READY_S, "all workers are ready")
+
+
+@contextmanager
+def _scheduler(code: Path, address: str, store: str) -> Iterator[int]:
+    """Start a scheduler's process, which ends with the block. Yields its id."""
+    command = [sys.executable, "-m", "baton.services.cli.main", "scheduler", "--scheduler", address]
+    command += ["--store", store, "--max-queued-prompt-tokens", str(10**9)]
+    command += ["--heartbeat-s", str(HEARTBEAT_S), "--worker-lease-s", "3600"]
+    with subprocess.Popen(command, env=_environment(code), cwd=code, stderr=subprocess.DEVNULL) as process:
+        try:
+            port = int(address.rpartition(":")[2])
+            eventually(lambda: listening(port), START_S, "the scheduler listens")
+            yield process.pid
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def _client(code: Path, output: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process of clients, which ends with the block and prints into `output`."""
+    command = [sys.executable, "-P", str(CLIENT), *map(str, arguments)]
+    with (
+        output.open("wb") as out,
+        subprocess.Popen(command, env=_environment(code), cwd=code, stdout=out) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _environment(code: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{code / 'src'}:{code}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"

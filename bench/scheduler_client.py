@@ -3,12 +3,12 @@
     python -m bench.scheduler_client routers ADDRESS NAME ROUTERS RATE BEGIN SECONDS
     python -m bench.scheduler_client workers ADDRESS PAIRS
 
-BEGIN is of time.monotonic, which all processes of a machine share. Routers place at RATE, all of them
-together, and then as fast as they can; each has a connection of its own to each scheduler, and asks for
-snapshots. Their figures are printed as JSON. Where this process had no time left, a placement's time is its
-own and not the scheduler's: how late it woke up is among them. Workers say so once all are ready.
+BEGIN is a time.monotonic, which all processes of a machine share. Routers place at RATE together, and then as
+fast as they can; each has a connection of its own to each scheduler, and asks for snapshots. Their figures
+are printed as JSON, with how late this process woke up: where it had no time left, a placement's time is not
+the scheduler's. Workers print "ready" once all are.
 
-Nothing here imports what other versions of the product lack: it measures other checkouts, too.
+Nothing here imports modules that other versions of the product lack: it measures other checkouts, too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from baton.scheduler.session import WorkerSession
 from baton.services.imports import collect_seldom
 from baton.tasks import spawn, stop
 
-WARM_S = 2.0  # each part begins with so many seconds that are not measured
+WARM_S = 2.0  # at the start of each part, not measured
 BETWEEN_S = 4.0  # the first part's requests end meanwhile
-LIVES_S = 2.0  # a request that is placed at a rate; its prompt is prefilled after a tenth of that
-AT_ONCE = 32  # placements under way in this process, as fast as they can; one of each router at least
+LIVES_S = 2.0  # of a request in the first part; its prompt is prefilled after a tenth of that
+AT_ONCE = 32  # placements of this process in the second part; each router has at least one
 SNAPSHOT_S = 1.0
-MOST_OPEN = 2_500  # requests that wait for a placement here; more means that the scheduler does not keep up
+MOST_OPEN = 2_500  # requests that wait for a placement; with more the scheduler does not keep up
 START_S = 20.0
 STARTED_AT_ONCE = 50  # workers
 PROMPT, ANSWER = 500, 200  # tokens
@@ -54,7 +54,7 @@ class Part:
     since: float
     until: float
     took: list[float] = field(default_factory=list)  # s, of placements
-    own: list[float] = field(default_factory=list)  # s of that in the scheduler
+    own: list[float] = field(default_factory=list)  # s, the scheduler's share
     late: list[float] = field(default_factory=list)  # s by which this process woke up after its time
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -82,7 +82,7 @@ class Router:
         await self._client.close()
 
     async def hold(self, rate: float, begin: float, part: Part) -> None:
-        """Place at a rate, whatever happens to earlier requests, until the end of all."""
+        """Place at a rate, whatever happens to earlier requests."""
         due, running = begin, set[asyncio.Task[None]]()
         while (due := due + random.expovariate(rate)) < part.until:
             await asyncio.sleep(max(0.0, due - time.monotonic()))

@@ -18,13 +18,12 @@ import asyncio
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from rich.console import Console
 
-from baton.services.cli.tables import Column, fitted
 from baton.services.config import PolicySettings, SchedulerSettings
 from baton.services.simulate import mooncake, profile
 from baton.services.simulate.deployment import Split
@@ -32,7 +31,9 @@ from baton.services.simulate.figures import Goals
 from baton.services.simulate.profile import Handoff, Profile
 from baton.services.simulate.simulation import Setup, simulate
 from baton.services.simulate.traces import KINDS, Conversations
-from bench.model import MODEL_NAME, engine_settings, longer
+from bench.options import options
+from bench.report import markdown
+from bench.served import MODEL_NAME, longer, up
 from bench.traffic import Answer, stream
 from harness.deployment import Deployment, deployment
 from harness.simulate.compare import LOADS, Compared, Make, compare, conversations, named, weighted
@@ -41,89 +42,64 @@ from harness.simulate.validate import CHATS, drive, errors, simulated
 from harness.stats import save
 
 TOKENS = 4_160  # longest request of the 80 M model here
-PROFILE = f"pace-{MODEL_NAME}"
-# Those that make a difference to reality and that a configuration can name.
+# Policies that a configuration can name.
 REAL = {
     "random": PolicySettings(scorers={}),
     "least loaded": PolicySettings(scorers={"queued_prompt_tokens": 1.0, "running_requests": 1.0}),
     "Baton": PolicySettings(),
 }
-SHOWN = {
-    "requests": ",.0f",
-    "failed": ",.0f",
-    "ttft_mean_ms": ",.0f",
-    "ttft_p50_ms": ",.0f",
-    "ttft_p99_ms": ",.0f",
-    "itl_p50_ms": ".1f",
-    "itl_p99_ms": ".1f",
-    "computed_share": ".3f",
-    "within_goals": ".3f",
-    "goodput_per_s": ".2f",
-    "busy_prefill": ".2f",
-    "busy_decode": ".2f",
-    "simulated_per_s": ",.0f",
-}
+SHOWN = (
+    *("requests", "failed", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms"),
+    *("computed_share", "within_goals", "goodput_per_s", "busy_prefill", "busy_decode", "simulated_per_s"),
+)
 
 
 def main(arguments: list[str]) -> None:
-    options = _options(arguments)
-    if options.measure:
-        _measure(options)
-    elif options.validate:
-        _validate(options)
-    elif options.weights:
-        _compare(options, "simulate-weights", weighted(), ["chats", "shared", "agents"])
-    elif options.size:
-        arms = named(options.policies or ["random", "Baton"])
-        _compare(options, "simulate-size", arms, ["chats"])
+    given = options(
+        __doc__,
+        arguments,
+        size=(False, "a fleet of 1,000 workers"),
+        weights=(False, "other weights of the default policy's scores"),
+        measure=(False, "measure the profile of the 80 M model here"),
+        validate=(False, "predict a real 2P2D, run it, and print the error"),
+        trace=([str], f"kinds ({', '.join(KINDS)}), or a Mooncake file"),
+        split=([int], "numbers of prefill and decode workers"),
+        rate=(float, "requests/s of a kind; by default the harness's LOADS"),
+        seconds=(float, "simulated time of a kind, or real time to validate"),
+        speed=(1.0, "factor of the pace of a file's arrivals"),
+        most=(0, "requests taken of a file; 0: all"),
+        policies=([str], "some of them; all by default"),
+        profile=(Path, "pace and size of workers, JSON; assumed by default"),
+        goal_ttft=(0.5, "s; of the time to first token"),
+        goal_itl=(0.05, "s; of the mean gap of an answer"),
+        seeds=(1, "traces of each kind; figures are medians"),
+        routers=1,
+        out=(Path, "write JSON with each worker's figures to this file"),
+        save=(False, "write bench/results, for docs/benchmarks.md"),
+    )
+    if given.measure:
+        _measure(given)
+    elif given.validate:
+        _validate(given)
+    elif given.weights:
+        _compare(given, "simulate-weights", weighted(), ["chats", "shared", "agents"])
+    elif given.size:
+        _compare(given, "simulate-size", named(given.policies or ["random", "Baton"]), ["chats"])
     else:
-        _compare(options, "simulate", named(options.policies), list(KINDS))
+        _compare(given, "simulate", named(given.policies), list(KINDS))
 
 
-def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench simulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--size", action="store_true", help="a fleet of 1,000 workers")
-    action.add_argument("--weights", action="store_true", help="other weights of the default policy's scores")
-    action.add_argument("--measure", action="store_true", help="measure the profile of the 80 M model here")
-    action.add_argument("--validate", action="store_true", help="predict a real 2P2D, run it, tell the error")
-    parser.add_argument(
-        "--trace", nargs="+", default=[], help=f"kinds ({', '.join(KINDS)}), or a Mooncake file"
-    )
-    parser.add_argument("--split", type=int, nargs=2, metavar=("P", "D"), help="prefill and decode workers")
-    parser.add_argument("--rate", type=float, help="requests/s of a kind; by default as many as LOADS says")
-    parser.add_argument("--seconds", type=float, help="simulated time of a kind, or real time to validate")
-    parser.add_argument("--speed", type=float, default=1.0, help="factor of the pace of a file's arrivals")
-    parser.add_argument("--most", type=int, default=0, help="requests taken of a file; 0: all")
-    parser.add_argument("--policies", nargs="+", default=[], help="some of them; all by default")
-    parser.add_argument("--profile", type=Path, help="pace and size of workers, JSON; assumed by default")
-    parser.add_argument("--goal-ttft", type=float, default=0.5, help="s; of the time to first token")
-    parser.add_argument("--goal-itl", type=float, default=0.05, help="s; of the mean gap of an answer")
-    parser.add_argument("--seeds", type=int, default=1, help="traces of each kind; figures are medians")
-    parser.add_argument("--routers", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="write JSON with each worker's figures to this file")
-    parser.add_argument("--save", action="store_true", help="write bench/results, for docs/benchmarks.md")
-    return parser.parse_args(arguments)
-
-
-# Simulations.
-
-
-def _compare(options: argparse.Namespace, name: str, arms: Any, kinds: list[str]) -> None:
-    pairs = 500 if options.size else 8 if options.weights else 32
-    split = Split(*(options.split or (pairs, pairs)))
-    seconds = options.seconds or (90.0 if options.size else 150.0)
-    shape = profile.load(options.profile) if options.profile else Profile()
-    setup = Setup(split, shape, goals=Goals(options.goal_ttft, options.goal_itl), routers=options.routers)
+def _compare(given: argparse.Namespace, name: str, arms: Mapping[str, Any], kinds: list[str]) -> None:
+    pairs = 500 if given.size else 8 if given.weights else 32
+    split = Split(*(given.split or (pairs, pairs)))
+    seconds = given.seconds or (90.0 if given.size else 150.0)
+    shape = profile.load(given.profile) if given.profile else Profile()
+    setup = Setup(split, shape, goals=Goals(given.goal_ttft, given.goal_itl), routers=given.routers)
     loads = {}
     everything = {}
-    for kind in options.trace or kinds:
-        make = _trace(options, kind, split, seconds, shape)
-        found = compare(setup, make, arms, options.seeds)
+    for kind in given.trace or kinds:
+        make = _trace(given, kind, split, seconds, shape)
+        found = compare(setup, make, arms, given.seeds)
         loads[kind] = {arm: one.figures for arm, one in found.items()}
         everything[kind] = {arm: [run.busy for run in one.runs] for arm, one in found.items()}
         _show(f"{kind}, {split} ({shape.name})", found)
@@ -131,52 +107,39 @@ def _compare(options: argparse.Namespace, name: str, arms: Any, kinds: list[str]
         "split": str(split),
         "profile": shape.name,
         "seconds": seconds,
-        "seeds": options.seeds,
+        "seeds": given.seeds,
         "goals": vars(setup.goals),
         "loads": loads,
     }
-    if options.out:
-        options.out.write_text(json.dumps({**result, "busy": everything}, indent=2) + "\n")
-    if options.save:
+    if given.out:
+        given.out.write_text(json.dumps({**result, "busy": everything}, indent=2) + "\n")
+    if given.save:
         save(name, result)
 
 
-def _trace(options: argparse.Namespace, kind: str, split: Split, seconds: float, shape: Profile) -> Make:
+def _trace(given: argparse.Namespace, kind: str, split: Split, seconds: float, shape: Profile) -> Make:
     if kind in KINDS:
-        rate = options.rate or LOADS[kind] * split.prefill
+        rate = given.rate or LOADS[kind] * split.prefill
         return conversations(kind, rate, seconds, shape.engine.max_model_len)
-    read = mooncake.read(Path(kind), speed=options.speed, most=options.most)
+    read = mooncake.read(Path(kind), speed=given.speed, most=given.most)
     return lambda _: read
 
 
 def _show(title: str, found: dict[str, Compared]) -> None:
-    columns = [Column[tuple[str, Compared]]("policy", lambda row: row[0])]
-    for rank, (key, shape) in enumerate(SHOWN.items(), 1):
-
-        def cell(row: tuple[str, Compared], key: str = key, shape: str = shape) -> str:
-            return format(row[1].figures.get(key, 0.0), shape)
-
-        columns.append(Column(key.replace("_", " "), cell, number=True, rank=rank))
-    width = 200
-    console = Console(width=width, highlight=False)
-    console.print(fitted(title, columns, list(found.items()), width))
+    rows = [[arm, *(f"{one.figures.get(key, 0.0):.4g}" for key in SHOWN)] for arm, one in found.items()]
+    print(f"{title}\n{markdown([['policy', *SHOWN], *rows])}", flush=True)
 
 
-# Reality.
-
-
-def _measure(options: argparse.Namespace) -> Profile:
+def _measure(given: argparse.Namespace) -> Profile:
     found = asyncio.run(_measured())
     print(json.dumps(found.model_dump(), indent=2))
-    if options.save:
-        save(PROFILE, {"profile": found.model_dump()})
-    if options.out:
-        options.out.write_text(found.model_dump_json(indent=2) + "\n")
+    if given.out:
+        given.out.write_text(found.model_dump_json(indent=2) + "\n")
     return found
 
 
 async def _measured() -> Profile:
-    engine = engine_settings() | {"model": str(longer(TOKENS)), "max_model_len": TOKENS}
+    engine = longer(TOKENS)
     with tempfile.TemporaryDirectory() as folder, deployment(Path(folder), cold=True, engine=engine) as one:
         await asyncio.to_thread(_up_on_one_core, one)
         worker = one.describe().workers[0].identity.capacity
@@ -186,9 +149,9 @@ async def _measured() -> Profile:
 
 
 def _up_on_one_core(one: Deployment) -> None:
-    """Start one worker on one core: alone it would be given all that there are."""
+    """Start one worker on one core: alone it would get all of them."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})  # of this thread; what it starts has the same
+    os.sched_setaffinity(0, {max(cores)})  # this thread's, and its children's
     try:
         one.up(0, 0, 1)
     finally:
@@ -210,11 +173,11 @@ def _handoff(model: Path) -> dict[str, Any]:
     return {"token_bytes": token_bytes, "bytes_per_s": 1e9, "latency_s": 0.005, "staging_bytes": 128 << 20}
 
 
-def _validate(options: argparse.Namespace) -> None:
-    shape = profile.load(options.profile) if options.profile else _measure(options)
-    cores = shape.engine.model_copy(update={"cores": 2})  # of four workers, two on each
+def _validate(given: argparse.Namespace) -> None:
+    shape = profile.load(given.profile) if given.profile else _measure(given)
+    cores = shape.engine.model_copy(update={"cores": 2})  # for four workers, two on each
     shape = shape.model_copy(update={"engine": cores})
-    seconds, rate = options.seconds or 60.0, options.rate or 2.0
+    seconds, rate = given.seconds or 60.0, given.rate or 2.0
     arms = {}
     for name, policy in REAL.items():
         real, block_tokens = asyncio.run(_real(policy, rate, seconds))
@@ -223,21 +186,17 @@ def _validate(options: argparse.Namespace) -> None:
         predicted = simulated(simulate(setup, trace))
         arms[name] = {"real": real, "simulated": predicted, "error_percent": errors(real, predicted)}
         print(name, json.dumps(arms[name]), flush=True)
-    if options.save:
+    if given.save:
         save("simulate-validation", {"rate": rate, "seconds": seconds, "profile": shape.name, "arms": arms})
 
 
 async def _real(policy: PolicySettings, rate: float, seconds: float) -> tuple[dict[str, float], int]:
     """Return the figures of a real 2P2D, and the tokens of its KV blocks."""
-    engine = engine_settings() | {"model": str(longer(TOKENS)), "max_model_len": TOKENS}
-    with tempfile.TemporaryDirectory() as folder:
-        # Pulls of a prompt's beginning from another worker are not simulated.
-        scheduler = {"policy": policy.model_dump(), "prefix_pull_s": 0.0}
-        config: dict[str, Any] = {"engine": engine, "scheduler": scheduler}
-        with deployment(Path(folder), **config) as one:
-            await asyncio.to_thread(one.up, 2, 2)
-            block_tokens = one.describe().workers[0].identity.capacity.block_size
-            warm = Conversations(CHATS, rate, 8.0, seed=1, most_tokens=TOKENS - 1, block_tokens=block_tokens)
-            await drive(one, warm, _sender(one))  # the first requests compile and allocate
-            trace = Conversations(CHATS, rate, seconds, most_tokens=TOKENS - 1, block_tokens=block_tokens)
-            return await drive(one, trace, _sender(one)), block_tokens
+    # Pulls of a prompt's beginning from another worker are not simulated.
+    scheduler = {"policy": policy.model_dump(), "prefix_pull_s": 0.0}
+    with up(2, 2, engine=longer(TOKENS), scheduler=scheduler) as one:
+        block_tokens = one.describe().workers[0].identity.capacity.block_size
+        warm = Conversations(CHATS, rate, 8.0, seed=1, most_tokens=TOKENS - 1, block_tokens=block_tokens)
+        await drive(one, warm, _sender(one))  # the first requests compile and allocate
+        trace = Conversations(CHATS, rate, seconds, most_tokens=TOKENS - 1, block_tokens=block_tokens)
+        return await drive(one, trace, _sender(one)), block_tokens

@@ -1,4 +1,4 @@
-"""`python -m bench.speculation_table [NAME ...]`: all methods and architectures, aggregated or not.
+"""`python -m bench speculation-table [NAME ...]`: all methods and architectures, aggregated or not.
 
 Starts each deployment for real, sends the same prompts greedily, and compares the answers with those of one
 engine without speculation. Writes bench/results/speculation-table.json and, from it, the table in
@@ -144,7 +144,7 @@ ROWS = [
 
 
 class Measuring:
-    """Runs of deployments; what a target answers without speculation is measured once."""
+    """Runs of deployments; each target's answers without speculation are measured once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -159,7 +159,7 @@ class Measuring:
             return measure(one, row.prompts(), MAX_TOKENS)
 
     def plain(self, row: Row) -> Outcome:
-        """Return what one engine answers without speculation. Raises StartFailed."""
+        """Return one engine's answers without speculation. Raises StartFailed."""
         engine = row.engine()
         key = json.dumps(engine, sort_keys=True)
         if key not in self._plain:
@@ -174,17 +174,7 @@ class Measuring:
             found = self.run(row, fleet, engine)
         except StartFailed as failed:
             return {"why": _without_paths(str(failed)), "tried": "started as the other rows are"}
-        pairs = list(zip(found.answers, found.together, expected.answers, strict=True))
-        wrong = [(number, pair) for number, pair in enumerate(pairs) if not pair[0] == pair[1] == pair[2]]
-        cell = {
-            "equal": len(pairs) - len(wrong),
-            "near_ties": sum(near_tie(pair, expected.gaps[number]) for number, pair in wrong),
-            "of": len(pairs),
-            "drafts": found.drafts,
-            "drafted": found.drafted,
-            "accepted": found.accepted,
-            "handoffs": found.handoffs,
-        }
+        cell = compared(found, expected)
         if isinstance(row.model, Trained) and fleet == "1P1D":
             # The control: a drafter that needs no KV of the prompt does not show whether it was handed over.
             without = self.run(row, fleet, engine, withhold=1)
@@ -201,20 +191,32 @@ class Measuring:
         for fleet in FLEETS:
             cells[fleet] = self.cell(row, fleet)
             print(f"{row.name:<20} {fleet:<11} {cells[fleet]}", flush=True)
-        spec = {key: value for key, value in row.spec().items() if key != "model"}
-        seconds = round(time.monotonic() - began, 1)
-        date = time.strftime("%Y-%m-%d")
         return {
             "architecture": row.architecture,
-            "spec": spec,
+            "spec": {key: value for key, value in row.spec().items() if key != "model"},
             "cells": cells,
-            "seconds": seconds,
-            "date": date,
+            "seconds": round(time.monotonic() - began, 1),
+            "date": time.strftime("%Y-%m-%d"),
         }
 
 
+def compared(found: Outcome, expected: Outcome) -> dict[str, Any]:
+    """Count the answers that are equal to those expected, and the drafts."""
+    pairs = list(zip(found.answers, found.together, expected.answers, strict=True))
+    wrong = [(number, pair) for number, pair in enumerate(pairs) if not pair[0] == pair[1] == pair[2]]
+    return {
+        "equal": len(pairs) - len(wrong),
+        "near_ties": sum(near_tie(pair, expected.gaps[number]) for number, pair in wrong),
+        "of": len(pairs),
+        "drafts": found.drafts,
+        "drafted": found.drafted,
+        "accepted": found.accepted,
+        "handoffs": found.handoffs,
+    }
+
+
 def near_tie(answers: tuple[list[int], ...], gaps: list[float]) -> bool:
-    """Tell whether two tokens are nearly equal where these answers part: there bfloat16 decides by chance."""
+    """Tell whether two tokens are nearly equal where these answers part: bfloat16 decides there by chance."""
     part = next((at for at, tokens in enumerate(zip(*answers, strict=True)) if len(set(tokens)) > 1), None)
     return part is not None and gaps[part] < NEAR_TIE
 
@@ -273,25 +275,26 @@ def write_page(results: dict[str, Any]) -> None:
     PAGE.write_text(before + render(results) + rest.split(END)[1])
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     results = load()
     if arguments != ["--page"]:
-        unknown = sorted(set(arguments) - {row.name for row in ROWS})
-        if unknown:
-            print(f"no row {', '.join(unknown)}; rows: {', '.join(row.name for row in ROWS)}")
-            return 2
-        rows = [row for row in ROWS if not arguments or row.name in arguments]
+        rows = chosen(arguments, [row.name for row in ROWS])
         with tempfile.TemporaryDirectory() as folder:
             measuring = Measuring(Path(folder))
             for row in rows:
                 results["rows"][row.name] = measuring.row(row)
                 _save(results)
-    missing = [row.name for row in ROWS if row.name not in results["rows"]]
-    if missing:
-        print(f"the page is left as it is: {', '.join(missing)} not measured yet")
-        return 1
+    if missing := [row.name for row in ROWS if row.name not in results["rows"]]:
+        raise SystemExit(f"the page is left as it is: {', '.join(missing)} not measured yet")
     write_page(results)
-    return 0
+
+
+def chosen(names: list[str], usual: list[str]) -> list[Row]:
+    """Return the rows of these names, or the usual ones. Raises SystemExit for an unknown name."""
+    rows = {row.name: row for row in ROWS}
+    if unknown := sorted(set(names) - set(rows)):
+        raise SystemExit(f"no row {', '.join(unknown)}; rows: {', '.join(rows)}")
+    return [rows[name] for name in names or usual]
 
 
 def _save(results: dict[str, Any]) -> None:
@@ -300,7 +303,3 @@ def _save(results: dict[str, Any]) -> None:
     results["vllm"] = vllm.__version__
     results["machine"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, one a worker"
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

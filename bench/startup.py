@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import aiohttp
 
+from bench.options import options
+from bench.served import in_turns
 from bench.traffic import stream
 from harness.deployment import MODEL_NAME, deployment, stock_vllm
 from harness.stats import median, save
 
 
-async def first_token(url: str) -> None:
-    """Request an answer of a single token."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
-        await stream(http, url, MODEL_NAME, [7, 8, 9], 1)
-
-
-def baton(folder: Path) -> float:
-    began = time.perf_counter()
+@contextmanager
+def baton(folder: Path) -> Iterator[str]:
+    """Serve with Baton."""
     with deployment(folder, cold=True) as one:
-        asyncio.run(first_token(one.up().url))
-        return time.perf_counter() - began
+        yield one.up().url
 
 
-def stock(folder: Path) -> float:
-    began = time.perf_counter()
+@contextmanager
+def stock(folder: Path) -> Iterator[str]:
+    """Serve with stock vLLM."""
     with stock_vllm(folder, cold=True) as (url, _):
-        asyncio.run(first_token(url))
-        return time.perf_counter() - began
+        yield url
+
+
+def first_token_s(serve: Callable[[Path], AbstractContextManager[str]], _: int) -> dict[str, float]:
+    """Start a server, and return the seconds until a request has its first token."""
+
+    async def ask(url: str) -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
+            await stream(http, url, MODEL_NAME, [7, 8, 9], 1)
+
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as url:
+        asyncio.run(ask(url))
+        return {"s": time.perf_counter() - began}
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="A B pairs")
-    options = parser.parse_args(arguments)
-    runs: dict[str, list[float]] = {"baton up": [], "stock vLLM": []}
-    for number in range(options.rounds + 1):  # the first pair fills the page cache and does not count
-        for name, start in (("baton up", baton), ("stock vLLM", stock)):
-            with tempfile.TemporaryDirectory() as folder:
-                took = start(Path(folder) / str(number))
-            if number:
-                runs[name].append(took)
-            print(f"{name:>12} {took:6.1f} s", flush=True)
-    middle = {name: round(median(values), 2) for name, values in runs.items()}
+    given = options(__doc__, arguments, rounds=(3, "A B pairs"))
+    # The first pair fills the page cache and does not count.
+    runs = in_turns({"baton up": baton, "stock vLLM": stock}, given.rounds + 1, first_token_s)
+    seconds = {name: [one["s"] for one in them[1:]] for name, them in runs.items()}
+    middle = {name: round(median(values), 2) for name, values in seconds.items()}
     ratio = middle["baton up"] / middle["stock vLLM"]
     print(middle, f"ratio {ratio:.2f} (goal <= 1.3)")
-    save("startup", {"median_s": middle, "ratio (goal <= 1.3)": ratio, "runs_s": runs})
+    save("startup", {"median_s": middle, "ratio (goal <= 1.3)": ratio, "runs_s": seconds})

@@ -1,37 +1,45 @@
-"""The interface of a load tool for bench/clients.py, and the environment of those that are installed.
+"""The load tools of bench/clients.py, each run from its command line as its users do.
 
-They have a virtual environment of their own, made at first use: their dependencies conflict with vLLM's.
-bench/tools.txt pins them.
+guidellm and lm-eval have a virtual environment of their own, made at first use from bench/tools.txt: their
+dependencies conflict with vLLM's.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
-from harness.support import ROOT
+import yaml
+
+from bench.prompts import questions
+from harness.deployment import MODEL_NAME
+from harness.support import PYTHON, ROOT
 
 Figures = dict[str, float]
 PINS = Path(__file__).with_name("tools.txt")
 INSTALL_S = 1800.0
+SERVE_S, TOOL_S = 900.0, 300.0  # limits of one run
 TOKENIZER = ROOT / "deploy" / "demo-model" / "weights"
+PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 
 
 class Tool(Protocol):
     """A load tool. Each of its figures is better or worse on its own; `failed` counts requests."""
 
-    about: str  # a sentence or two for the page, in Markdown
-    columns: Sequence[str]  # of its table: keys of its figures
-    loads: Sequence[str]  # what it runs, one after the other
+    columns: Sequence[str]  # keys of its figures
+    loads: Sequence[str]  # run one after the other
 
     def prepare(self) -> None:
-        """Do once what takes long, before the servers start."""
+        """Do slow work once, before the servers start."""
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
         """Run a load. Return figures by row of the table, as one load may measure several things.
@@ -41,7 +49,7 @@ class Tool(Protocol):
 
 
 def installed(name: str, pins: Path = PINS) -> str:
-    """Return the path of a command, after installing all that its pins name where they have changed."""
+    """Return the path of a command, after installing its pins if they have changed."""
     folder = ROOT / f".venv-{pins.stem}"
     mark = folder / "pins.txt"  # written last
     if not mark.exists() or mark.read_bytes() != pins.read_bytes():
@@ -69,17 +77,16 @@ def command(
 ) -> str:
     """Run an installed tool in `folder`. Return "" or, when it failed, the end of its output."""
     environment = {
-        **{
-            name: value for name, value in os.environ.items() if name != "PYTHONPATH"
-        },  # ours does not apply to it
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "hf"),
         **environment,
     }
     log = folder / "tool.log"
     with log.open("wb") as out:
+        line = ["nice", "-n", "5", *line]  # it shares the cores with the servers
         done = subprocess.run(
-            ["nice", "-n", "5", *line],  # it shares the cores with the servers
+            line,
             cwd=folder,
             env=environment,
             stdout=out,
@@ -88,4 +95,219 @@ def command(
             check=False,
         )
     said = log.read_text(errors="replace")[-2000:]
-    return f"{line[0]} ended with {done.returncode}:\n{said}" if done.returncode else ""
+    return f"{line[3]} ended with {done.returncode}:\n{said}" if done.returncode else ""
+
+
+class Serve:
+    """`vllm bench serve`: requests all at once, or a fixed number at a time."""
+
+    requests: ClassVar = {"1": 16, "8": 64, "32": 160, "128": 384, "256": 512, "inf": 1000}  # by concurrency
+    figures: ClassVar = {
+        "tokens_per_s": "output_throughput",
+        "ttft_p50_ms": "median_ttft_ms",
+        "ttft_p99_ms": "p99_ttft_ms",
+        "itl_p50_ms": "median_itl_ms",
+        "itl_p99_ms": "p99_itl_ms",
+    }
+    # The command line's own entry needs a package named vllm; the CPU's has another name.
+    script = (
+        "from vllm.benchmarks.serve import add_cli_args, main\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "parser = FlexibleArgumentParser()\n"
+        "add_cli_args(parser)\n"
+        "main(parser.parse_args())\n"
+    )
+    columns: Sequence[str] = ("failed", *figures)
+    loads: Sequence[str] = tuple(requests)
+
+    def prepare(self) -> None:
+        """Do nothing: the tool comes with vLLM."""
+
+    def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
+        name, requests = f"{load}.json", self.requests[load]
+        flags = {
+            "--backend": "openai",
+            "--base-url": url,
+            "--endpoint": "/v1/completions",
+            "--model": MODEL_NAME,
+            "--tokenizer": str(TOKENIZER),
+            "--dataset-name": "random",
+            "--random-input-len": str(PROMPT_TOKENS),
+            "--random-output-len": str(ANSWER_TOKENS),
+            "--num-prompts": str(requests),
+            "--request-rate": "inf",
+            "--seed": str(seed),
+            "--result-dir": str(folder),
+            "--result-filename": name,
+        }
+        if load != "inf":
+            flags["--max-concurrency"] = load
+        words = [word for flag in flags.items() for word in flag]
+        # nice: the tool shares the cores with the servers
+        line = ["nice", "-n", "5", str(PYTHON), "-c", self.script, "--ignore-eos", "--save-result", *words]
+        null = subprocess.DEVNULL
+        subprocess.run(line, check=True, timeout=SERVE_S, stdout=null, stderr=null)
+        found: dict[str, Any] = json.loads((folder / name).read_text())
+        figures = {ours: round(found[theirs], 2) for ours, theirs in self.figures.items()}
+        return {load: {"failed": requests - found["completed"], **figures}}
+
+
+class Guidellm:
+    """guidellm: a fixed number of requests at a time, and all at once.
+
+    Its sweep is left out: two servers' sweeps have different rates, and windows long enough for a rate
+    (answers take seconds at full load on two cores) would take ten minutes.
+    """
+
+    streams: ClassVar = {"1": 8, "8": 32, "64": 128}  # requests at a time, and in all
+    at_once = 128  # more than the workers of deploy/laptop.yaml admit: the others wait in the router
+    figures: ClassVar = {
+        "ttft_p50_ms": ("time_to_first_token_ms", "p50"),
+        "ttft_p99_ms": ("time_to_first_token_ms", "p99"),
+        "itl_p50_ms": ("inter_token_latency_ms", "p50"),
+        "itl_p99_ms": ("inter_token_latency_ms", "p99"),
+    }
+    columns: Sequence[str] = ("failed", "requests_per_s", "tokens_per_s", *figures)
+    loads: Sequence[str] = ("concurrent", "throughput")
+
+    def prepare(self) -> None:
+        installed("guidellm")
+
+    def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
+        report = folder / "guidellm.json"
+        report.unlink(missing_ok=True)
+        if load == "concurrent":
+            rows = list(self.streams)
+            profile: dict[str, Any] = {"kind": load, "streams": [int(streams) for streams in rows]}
+            count: Any = list(self.streams.values())
+        else:
+            rows, count = [load], self.at_once
+            profile = {"kind": load, "max_concurrency": self.at_once}
+        api = {"kind": "openai_http", "target": url, "model": MODEL_NAME, "request_format": "/v1/completions"}
+        data = {"kind": "synthetic_text", "prompt_tokens": PROMPT_TOKENS, "output_tokens": ANSWER_TOKENS}
+        options = {
+            "--backend": api,
+            "--tokenizer": {"kind": "huggingface_auto", "model": str(TOKENIZER)},
+            "--data": data,
+            "--seed": {"kind": "static", "value": seed},
+            "--output": {"kind": "json", "path": str(report)},
+            "--profile": profile,
+            "--constraint": {"kind": "max_requests", "count": count},
+        }
+        words = [word for name, value in options.items() for word in (name, json.dumps(value))]
+        line = [installed("guidellm"), "run", *words, "--disable-console"]
+        # It would start up to ten processes, each of which takes seconds of the servers' cores.
+        if failure := command(line, folder, TOOL_S, {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}):
+            raise RuntimeError(failure)
+        return dict(zip(rows, self._figures(json.loads(report.read_text())), strict=True))
+
+    def _figures(self, report: dict[str, Any]) -> Iterator[Figures]:
+        for benchmark in report["benchmarks"]:
+            metrics = benchmark["metrics"]
+            yield {
+                "failed": metrics["request_totals"]["errored"],
+                "requests_per_s": round(metrics["requests_per_second"]["successful"]["mean"], 2),
+                "tokens_per_s": round(metrics["output_tokens_per_second"]["successful"]["mean"], 2),
+                **{
+                    ours: round(metrics[name]["successful"]["percentiles"][share], 2)
+                    for ours, (name, share) in self.figures.items()
+                },
+            }
+
+
+QUESTIONS, CHOICES = 128, 4
+TASKS: dict[str, dict[str, Any]] = {
+    "multiple_choice": {
+        "doc_to_choice": "choices",
+        "doc_to_target": "right",
+        "metric_list": [{"metric": "acc"}],
+    },
+    "generate_until": {
+        "doc_to_target": "{{choices[right]}}",
+        "generation_kwargs": {"until": ["<|im_end|>"], "max_gen_toks": ANSWER_TOKENS, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+}
+
+
+class LmEval:
+    """lm-eval: many questions in few requests, aborted at the first one that fails.
+
+    Its tasks are made here, so that no hub need be reachable: questions that the demo model did not train on,
+    once with four answers to choose from by the prompts' log-probabilities, once to be answered freely.
+    """
+
+    columns: Sequence[str] = ("failed", "seconds", "score", "answers")
+    loads: Sequence[str] = tuple(TASKS)
+
+    def prepare(self) -> None:
+        installed("lm-eval")
+
+    def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
+        del seed  # the answers are compared
+        name = f"baton_{load}"
+        task(name, load, folder)
+        out = Path(tempfile.mkdtemp(dir=folder))  # holds this run's report alone
+        model = {
+            "model": MODEL_NAME,
+            "base_url": f"{url}/v1/completions",
+            "tokenizer_backend": "huggingface",
+            "tokenizer": TOKENIZER,
+            "num_concurrent": 8,
+            "max_retries": 1,  # attempts: a failed request is not sent again
+            "max_length": 1024,
+        }
+        options = {
+            "--model": "local-completions",
+            "--model_args": ",".join(f"{name}={value}" for name, value in model.items()),
+            "--batch_size": "16",
+            "--tasks": name,
+            "--include_path": str(folder),
+            "--output_path": str(out),
+        }
+        words = [word for option in options.items() for word in option]
+        if failure := command([installed("lm-eval"), "run", *words, "--log_samples"], folder, TOOL_S):
+            print(failure, flush=True)
+            return {load: {"failed": QUESTIONS, "seconds": 0, "score": 0, "answers": 0}}
+        (report,), (samples,) = out.rglob("results_*.json"), out.rglob("samples_*.jsonl")
+        result = json.loads(report.read_text())
+        (scores,) = result["results"].values()
+        answers = [answer(json.loads(line)) for line in samples.read_text().splitlines()]
+        figures = {
+            "failed": QUESTIONS - len(answers),
+            "seconds": round(float(result["total_evaluation_time_seconds"]), 2),
+            "score": round(next(scores[key] for key in ("acc,none", "exact_match,none") if key in scores), 4),
+            "answers": zlib.crc32("\0".join(answers).encode()),
+        }
+        return {load: figures}
+
+
+def task(name: str, kind: str, folder: Path) -> None:
+    """Write a task of lm-eval: its questions and how they are sent."""
+    asked = questions(QUESTIONS)
+    answers = [answer for _, answer in asked]
+    data = folder / f"{name}.jsonl"
+    with data.open("w") as out:
+        for number, (prompt, _) in enumerate(asked):
+            right = number % CHOICES
+            choices = [answers[(number + at - right) % len(answers)] for at in range(CHOICES)]
+            out.write(json.dumps({"prompt": prompt, "choices": choices, "right": right}) + "\n")
+    described = {
+        "task": name,
+        "output_type": kind,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "doc_to_text": "prompt",
+        "target_delimiter": "",
+        **TASKS[kind],
+    }
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(described))
+
+
+def answer(sample: dict[str, Any]) -> str:
+    """Return the generated text, or the likeliest choice."""
+    given = sample["filtered_resps"]
+    if isinstance(given[0], str):
+        return str(given[0])
+    return str(max(range(len(given)), key=lambda choice: float(given[choice][0])))

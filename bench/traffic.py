@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import random
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from bench.served import no_pauses
 from harness.stats import median, percentile
 
 
@@ -20,7 +20,7 @@ class Answer:
     """A streamed answer. Times are in seconds of `time.perf_counter`."""
 
     asked: float
-    arrivals: list[float] = field(default_factory=list)  # one a chunk that carries tokens
+    arrivals: list[float] = field(default_factory=list)  # one for each chunk that carries tokens
     token_ids: list[int] = field(default_factory=list)
 
     @property
@@ -48,7 +48,7 @@ async def stream(
 ) -> Answer:
     """Stream a greedy completion of exactly `max_tokens`. Raises RuntimeError unless it is whole.
 
-    into: what is filled meanwhile, for a caller that watches. more: further fields of the request's body.
+    into: an answer to fill, for a caller that watches. more: further fields of the request.
     """
     body = {
         "model": model,
@@ -95,12 +95,8 @@ class Mix:
 
 async def run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
     """Drive `url` with the mix once. Return milliseconds and tokens/s."""
-    gc.collect()
-    gc.disable()  # our own pauses would look like the server's
-    try:
+    with no_pauses():
         return await _run(mix, url, model, seed)
-    finally:
-        gc.enable()
 
 
 async def _run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:

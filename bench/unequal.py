@@ -1,14 +1,13 @@
-"""`python -m bench.unequal [NAME ...]`: workers that differ in tensor-parallel size, in real processes.
+"""`python -m bench unequal [NAME ...]`: workers that differ in tensor-parallel size, in real processes.
 
-For each model a scheduler, a router, a prefill and a decode worker, of which one has two ranks. The same
+Each model has a scheduler, a router, a prefill and a decode worker, one of which has two ranks. The same
 prompts are sent greedily, one at a time and four at a time, and the answers compared with those of one mixed
-worker without speculation. Writes bench/results/unequal.json. With names, only these rows are measured anew.
+worker without speculation. With names, only these rows are measured anew.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,27 +15,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.speculation_table import MAX_TOKENS, PROMPTS, ROWS, Row, near_tie
+from bench.speculation_table import MAX_TOKENS, PROMPTS, Row, chosen, compared
 from harness.continuation import router
 from harness.deployment import status_of
-from harness.speculation.fleets import MODEL_NAME, Deployment, Outcome, measure
+from harness.speculation.fleets import MODEL_NAME, Deployment, measure
 from harness.support import ROOT, eventually
 from harness.workers import fleet
 
 RESULTS = ROOT / "bench" / "results" / "unequal.json"
-MODELS = (
-    "EAGLE",
-    "MTP, demo model",
-    "MTP, GLM-4-MoE",
-    "MTP, DeepSeek-V3",
-    "n-gram",
-    "n-gram, Gemma 3 (windows)",
-    "EAGLE-3, gpt-oss (windows)",
-)
+MODELS = [
+    *("EAGLE", "MTP, demo model", "MTP, GLM-4-MoE", "MTP, DeepSeek-V3", "n-gram"),
+    *("n-gram, Gemma 3 (windows)", "EAGLE-3, gpt-oss (windows)"),
+]
 START_S = 240.0
 STEP = 32  # tokens: most prompts take two steps
 WHOLE = {"mtp-deepseek-v3"}  # with MLA on CPUs a prompt is computed in one step, or not at all
-SIZES = {"2 -> 1": (2, 1), "1 -> 2": (1, 2)}  # of the prefill and of the decode worker
+SIZES = {"2 -> 1": (2, 1), "1 -> 2": (1, 2)}  # ranks of the prefill and of the decode worker
 
 
 @contextmanager
@@ -70,20 +64,8 @@ def deployed(row: Row, sizes: tuple[int, ...], folder: Path) -> Iterator[Deploym
         yield Deployment(url, [worker.metrics for worker in started])
 
 
-def compared(found: Outcome, expected: Outcome) -> dict[str, Any]:
-    pairs = list(zip(found.answers, found.together, expected.answers, strict=True))
-    wrong = [(number, pair) for number, pair in enumerate(pairs) if not pair[0] == pair[1] == pair[2]]
-    return {
-        "equal": len(pairs) - len(wrong),
-        "near_ties": sum(near_tie(pair, expected.gaps[number]) for number, pair in wrong),
-        "of": len(pairs),
-        "drafts": found.drafts,
-        "accepted": found.accepted,
-        "handoffs": found.handoffs,
-    }
-
-
 def measured(row: Row, folder: Path) -> dict[str, Any]:
+    """Measure a model with each pair of sizes."""
     with deployed(row, (1,), folder / "mixed") as one:
         expected = measure(one, row.prompts(), MAX_TOKENS)
     cells = {}
@@ -94,21 +76,11 @@ def measured(row: Row, folder: Path) -> dict[str, Any]:
     return cells
 
 
-def main(arguments: list[str]) -> int:
-    names = arguments or list(MODELS)
-    rows = {row.name: row for row in ROWS}
-    if unknown := sorted(set(names) - set(rows)):
-        print(f"no row {', '.join(unknown)}; rows: {', '.join(rows)}")
-        return 2
+def main(arguments: list[str]) -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
-    for name in names:
+    for row in chosen(arguments, MODELS):
         with tempfile.TemporaryDirectory() as folder:
-            cells = measured(rows[name], Path(folder))
-        results["rows"][name] = {"cells": cells, "date": time.strftime("%Y-%m-%d")}
+            cells = measured(row, Path(folder))
+        results["rows"][row.name] = {"cells": cells, "date": time.strftime("%Y-%m-%d")}
         results["prompts"], results["tokens"] = PROMPTS, MAX_TOKENS
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,6 @@ accepted.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 
 from baton.handoff.memory.cache import BlockCache
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES, KVTable, pack, unpack
+from bench.options import options
 from bench.prompts import FOLDER, held_out
 from harness.engines import BLOCK_SIZE, Engine, EngineProcess, Options
 from harness.speculation.fleets import FLEETS, Outcome, deployment, measure
@@ -39,21 +39,21 @@ MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        arguments,
+        prompts=64,
+        tokens=(64, "of each answer"),
+        formats=(list(WIRE_DTYPES), None, WIRE_DTYPES),
     )
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
-    parser.add_argument("--formats", nargs="+", default=list(WIRE_DTYPES), choices=WIRE_DTYPES)
-    options = parser.parse_args(arguments)
-    drawn = held_out("chat", 20 * options.prompts, longest=LONGEST)
-    prompts = [prompt for prompt in drawn if len(prompt) >= SHORTEST][: options.prompts]
-    if len(prompts) < options.prompts:
+    drawn = held_out("chat", 20 * given.prompts, longest=LONGEST)
+    prompts = [prompt for prompt in drawn if len(prompt) >= SHORTEST][: given.prompts]
+    if len(prompts) < given.prompts:
         raise SystemExit(f"{len(prompts)} held-out prompts have {SHORTEST} tokens or more: choose fewer")
-    kept: dict[str, dict[str, Any]] = kv_errors(prompts, options.formats)
-    alone = answers("aggregated", AS_IS, prompts, options.tokens, speculate=False)
-    for name in options.formats:
-        found = answers("1P1D", name, prompts, options.tokens, speculate=True)
+    kept: dict[str, dict[str, Any]] = kv_errors(prompts, given.formats)
+    alone = answers("aggregated", AS_IS, prompts, given.tokens, speculate=False)
+    for name in given.formats:
+        found = answers("1P1D", name, prompts, given.tokens, speculate=True)
         kept[name] |= compare(found, alone)
         print(name, kept[name], flush=True)
     save(
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
             "dtype": ENGINE["dtype"],
             "prompts": len(prompts),
             "prompt_tokens": sum(map(len, prompts)),
-            "answer_tokens": options.tokens,
+            "answer_tokens": given.tokens,
             "formats": kept,
         },
     )
@@ -80,7 +80,7 @@ def answers(fleet: str, wire: str, prompts: list[list[int]], tokens: int, *, spe
 
 
 def compare(found: Outcome, alone: Outcome) -> dict[str, Any]:
-    """Compare answers, one at a time and several at a time: how many are equal, and where others part."""
+    """Count the equal answers, one at a time and several at a time, and tell where others part."""
     pairs = list(zip(found.answers, found.together, alone.answers, strict=True))
     changed = [number for number, (one, many, plain) in enumerate(pairs) if not one == many == plain]
     parted = [_parts(found.answers[n], alone.answers[n]) for n in changed]

@@ -5,7 +5,7 @@ every order: the store, workers and fleets refuse one below another that they ha
 away, and while a scheduler may not know all workers, nobody decides and all stays as it is.
 
 Cost of a step: one view, which placements need anyway, one read of what was told (some 130 numbers a router),
-and the arithmetic, which `python -m bench autoscale` measures at 1,000 workers and 100 routers.
+and the arithmetic.
 """
 
 from __future__ import annotations

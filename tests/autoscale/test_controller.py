@@ -12,7 +12,7 @@ from baton.autoscale.orders import Draft
 from baton.autoscale.seen import Member, Seen
 from baton.autoscale.sizing import Counts
 from baton.protos import scheduler_pb2 as pb
-from bench.autoscale_sim import Phase, Service, requests_of, simulate
+from tests.autoscale.simulation import Phase, Service, requests_of, simulate
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 GOALS = Goals("on", 1.0, 0.05, Bounds(1, 6), Bounds(1, 6), 2.0, 60.0, 10.0)

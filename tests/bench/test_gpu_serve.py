@@ -11,10 +11,8 @@ import pytest
 
 from bench import gpu_answers, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
-from bench.gpu_clients import ANSWER, figures_of
 from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving, stages
-from bench.gpu_loads import closed_loops
-from bench.report_gpu import gpu_serve as gpu_serve_section
+from bench.gpu_loads import ANSWER, closed_loops, figures_of
 from harness import stats
 
 STILL = (
@@ -112,23 +110,3 @@ def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Pa
     assert isinstance(seen, dict)
     assert {clients: one["failed"] for clients, one in seen["shm"].items()} == {"1": 0, "20": 0}
     assert all(one["tokens_per_s"] > 0 for one in seen["shm"].values())
-
-
-def test_the_section_says_what_is_there() -> None:
-    taken = {"command": "python -m bench gpu-serve", "when": "2026-11-26", "gpu": "H100", "driver": "5"}
-    known = {"taken": taken, "failed": {}, "start_s": 1.0}
-    handed = {"loaded": {"shm": 8}, "mib": 2.0, "save_ms": 1.0, "move_ms": 0.5, "total_ms": 9.0}
-    difference = {"prompt": 0, "at": 15, "token": 1, "reference": 2, "lead": 0.0625}
-    shm = {"equal": 7, "of": 8, "unanswered": 0, "differences": [difference], "handoffs": handed}
-    drafting = {"equal": 8, "of": 8, "unanswered": 0, "differences": [], "drafted": 40, "accepted": 0}
-    figures = figures_of([(0.0, 2.0, True, [1.0, 2.0])], first=0, last=2)
-    result = {
-        "answers": {**known, "reference": "one", "tokens": 64, "arms": {"shm": shm, "one-mtp": drafting}},
-        "load": {"8": {**known, "prompt": 256, "answer": 64, "arms": {"one": {"64": figures, "8": figures}}}},
-    }
-    text = "\n".join(str(block) for block in gpu_serve_section(result))
-    assert "| shm | 7 of 8 | 15 (0.0625) | 1.0 | 0.5 | 9.0 |  |" in text
-    assert "| one-mtp | 8 of 8 |  |  |  |  | 40, 0 |" in text
-    assert "H100, driver 5, 2026-11-26" in text
-    assert text.index("| 8 | one | 16.0 |") < text.index("| 64 | one | 16.0 |")
-    assert "beside prompts" not in text

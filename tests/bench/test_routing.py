@@ -1,4 +1,4 @@
-"""The load of `bench routing`, as a server sees it, and its section of the benchmarks' page."""
+"""The load of `bench routing`, as a server sees it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from aiohttp import web
 
-from bench.report_routing import SECTIONS
 from bench.routing import LETTERS, Load, chatted
 
 LOAD = Load(users=3, chats=2, turns=3, systems=2, system=20, message=5, answer=4, think_s=0.001)
@@ -66,28 +65,3 @@ async def test_chats_go_on_from_their_answers_behind_shared_system_prompts() -> 
 async def test_a_seed_gives_the_same_chats_whatever_their_order() -> None:
     first, again, other = [sorted((await asked(seed))[0]) for seed in (1, 1, 2)]
     assert first == again != other
-
-
-def test_the_section_sets_the_simulation_beside_the_measurement() -> None:
-    figures = {"ttft_p50_ms": 80.0, "ttft_p99_ms": 1234.0, "itl_p50_ms": 9.0, "itl_p99_ms": 20.0}
-    figures |= {"computed_tokens": 20_000, "computed_share": 0.25, "tokens_per_s": 250.0}
-    result: dict[str, Any] = {
-        "machine": {"cores": 2, "cpu": "some", "when": "2026-01-01"},
-        "load": vars(LOAD),
-        "pairs": 2,
-        "cache_tokens": 8192,
-        "runs": {"default": [figures, figures]},
-        "median": {"default": figures},
-    }
-    alone = "\n".join(map(str, SECTIONS["routing"](result)))
-    assert "| default | 80 | 1,234 | 9.0 | 20 | 20,000 | 25% | 250 |" in alone
-    assert "simulator" not in alone
-    simulated = {**figures, "requests": 300, "requests_per_s": 90.0}
-    result["simulation"] = {
-        "split": "32P32D",
-        "requests_per_s": 128.0,
-        "seconds": 60.0,
-        "policies": {"Baton": simulated},
-    }
-    both = "\n".join(map(str, SECTIONS["routing"](result)))
-    assert "| Baton | 300 | 80 | 1,234 | 9.0 | 20.0 | 25% | 90.0 |" in both

@@ -6,8 +6,7 @@ import argparse
 
 import pytest
 
-from bench.scheduler import arms
-from bench.scheduler_site import Arm, measure
+from bench.scheduler import Arm, arms, measure
 from harness.support import ROOT
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import tool_lm_eval, tools
+from bench import tools
 from bench.prompts import questions
 
 
@@ -42,18 +42,18 @@ def test_a_tool_sees_no_package_of_ours_and_its_failure_is_told(
 
 def test_one_other_answer_is_another_checksum() -> None:
     likeliest = {"filtered_resps": [["-9.5", "False"], ["-0.2", "True"], ["-100.0", "False"]]}
-    assert tool_lm_eval.answer(likeliest) == "1"
-    assert tool_lm_eval.answer({"filtered_resps": ["873 981"]}) == "873 981"
+    assert tools.answer(likeliest) == "1"
+    assert tools.answer({"filtered_resps": ["873 981"]}) == "873 981"
 
 
 def test_no_answer_stands_twice_among_the_choices(tmp_path: Path) -> None:
-    asked = questions(tool_lm_eval.QUESTIONS)
-    assert len({answer for _, answer in asked}) == len(asked) == tool_lm_eval.QUESTIONS
-    tool_lm_eval.task("one", "multiple_choice", tmp_path)
+    asked = questions(tools.QUESTIONS)
+    assert len({answer for _, answer in asked}) == len(asked) == tools.QUESTIONS
+    tools.task("one", "multiple_choice", tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
-    assert len(lines) == tool_lm_eval.QUESTIONS
+    assert len(lines) == tools.QUESTIONS
     for line, (prompt, answer) in zip(lines, asked, strict=True):
         assert line["prompt"] == prompt
         assert line["choices"][line["right"]] == answer
-        assert len(set(line["choices"])) == tool_lm_eval.CHOICES
-    assert {line["right"] for line in lines} == set(range(tool_lm_eval.CHOICES))
+        assert len(set(line["choices"])) == tools.CHOICES
+    assert {line["right"] for line in lines} == set(range(tools.CHOICES))

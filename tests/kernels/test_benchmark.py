@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench import kernels, kernels_verify
-from bench.kernel_case import Case
+from bench.kernels import Case
 from harness import stats
 
 

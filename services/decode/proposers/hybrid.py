@@ -17,7 +17,7 @@ import numpy as np
 from baton.services.decode.proposers.drafting import DraftBatch, Proposal, Proposer
 from baton.services.speculation import SpeculativeSettings
 
-LONGEST, SHORTEST = 4, 2  # n-grams that continue; bench/proposers.py measures others
+LONGEST, SHORTEST = 4, 2  # n-grams that continue
 # Tokens of a match that replaces the model's drafts. Of the ten tokens that followed one of six, the demo
 # model generated 6 where text repeats and 4 in chats; of four, 4.7 and 2.5.
 LONG = 6

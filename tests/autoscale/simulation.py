@@ -1,4 +1,4 @@
-"""A discrete-event simulation of a deployment, driven by the product's own controller.
+"""A discrete-event simulation of a deployment for the controller's tests, driven by the controller itself.
 
 Simulated: arrivals (Poisson) with prompts and answers of random length (log-normal); placement on the less
 loaded of two workers; prefill as a queue, first come first served; decoding, where all requests of a batch
@@ -74,7 +74,7 @@ class Worker:
     batch: list[tuple[float, int, Request]] = field(default_factory=list)  # heap, by the token that ends it
     behind: deque[Request] = field(default_factory=deque)  # for a slot
     booked: int = 0  # requests to be decoded here
-    tokens: float = 0.0  # that each request of the batch got since the begin
+    tokens: float = 0.0  # of each request of the batch since the start
     since: float = 0.0
     version: int = 0  # of the next end in the batch
     counts: pb.EngineCounts = field(default_factory=pb.EngineCounts)
@@ -121,15 +121,6 @@ class Run:
     def within(self) -> float:
         """The share of requests within both goals."""
         return statistics.fmean(self._first(one) and self._gap(one) for one in self.requests)
-
-    def figures(self) -> dict[str, Any]:
-        return {
-            "mean_workers": round(self.mean_workers, 2),
-            "within_percent": round(100 * self.within, 1),
-            "first_token_percent": round(100 * statistics.fmean(map(self._first, self.requests)), 1),
-            "gap_percent": round(100 * statistics.fmean(map(self._gap, self.requests)), 1),
-            "orders": self.orders,
-        }
 
     def _first(self, one: Request) -> bool:
         return bool(one.first) and one.first - one.arrives <= self.first_token_s

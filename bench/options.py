@@ -1,0 +1,40 @@
+"""The arguments of a bench."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+
+def options(doc: str | None, arguments: list[str], **flags: Any) -> argparse.Namespace:
+    """Parse `arguments`. A flag is given by its default, or by a tuple of default, help and choices.
+
+    A type in place of a default means None. A list makes a flag of several values, which may be repeated;
+    a list of a type is empty by default.
+    """
+    parser = argparse.ArgumentParser(
+        prog=" ".join(["python -m bench", *sys.argv[1:2]]),
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    lists: dict[str, list[Any]] = {}
+    for name, flag in flags.items():
+        default, text, choices = (*flag, None, None)[:3] if isinstance(flag, tuple) else (flag, None, None)
+        more: dict[str, Any] = {"help": text}
+        if default is False:
+            more["action"] = "store_true"
+        elif isinstance(default, list):
+            kind = default[0] if default and isinstance(default[0], type) else type(default[0])
+            lists[name] = [] if default[0] is kind else default
+            more |= {"type": kind, "nargs": "*", "action": "extend", "choices": choices}
+        elif isinstance(default, type):
+            more |= {"type": default, "choices": choices}
+        else:
+            more |= {"type": type(default), "default": default, "choices": choices}
+        parser.add_argument(f"--{name.replace('_', '-')}", **more)
+    found = parser.parse_args(arguments)
+    for name, default in lists.items():
+        if getattr(found, name) is None:
+            setattr(found, name, default)
+    return found

@@ -1,0 +1,101 @@
+"""Deployments that benches start, the turns they take, and their metrics.
+
+Most benches serve a model of 80 M random parameters: the demo model is too small to keep a core busy.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from harness.deployment import Deployment, deployment
+
+MODEL_NAME = "qwen2-80m"
+FOLDER = Path.home() / ".cache" / "baton" / "bench" / MODEL_NAME
+A = TypeVar("A")
+
+
+def engine_settings() -> dict[str, Any]:
+    """Return the `engine` section for the 80 M model; the checkpoint is written on first use."""
+    from harness.checkpoints import qwen2_80m
+
+    if not (FOLDER / "config.json").exists():
+        FOLDER.parent.mkdir(parents=True, exist_ok=True)
+        qwen2_80m(FOLDER)
+    return {
+        "model": str(FOLDER),
+        "served_model_name": MODEL_NAME,
+        "dtype": "bfloat16",
+        "max_model_len": 1024,
+        "max_num_seqs": 16,
+        "kv_cache_gib": 0.5,
+        "tool_call_parser": None,
+        "speculative_config": None,
+    }
+
+
+def longer(tokens: int) -> dict[str, Any]:
+    """Return the same for requests of up to `tokens` tokens: the weights, with another configuration."""
+    settings, folder = engine_settings(), FOLDER.with_name(f"{MODEL_NAME}-{tokens}")
+    folder.mkdir(exist_ok=True)
+    for file in FOLDER.iterdir():
+        made = folder / file.name
+        if file.suffix == ".json":
+            made.write_text(file.read_text().replace(": 4096", f": {tokens}"))
+        elif not made.exists():
+            made.symlink_to(file)
+    return settings | {"model": str(folder), "max_model_len": tokens}
+
+
+@contextmanager
+def up(prefill: int = 1, decode: int = 1, mixed: int = 0, **config: Any) -> Iterator[Deployment]:
+    """Serve the 80 M model, or what the sections of `config` say, until the block ends."""
+    config = {"engine": engine_settings(), **config} if "engine" not in config else config
+    with tempfile.TemporaryDirectory() as folder, deployment(Path(folder), **config) as one:
+        yield one.up(prefill, decode, mixed)
+
+
+def in_turns(
+    arms: Mapping[str, A], rounds: int, measure: Callable[[A, int], dict[str, float]]
+) -> dict[str, list[dict[str, float]]]:
+    """Measure every arm once in each round, A B A B: what slows the machine down hits all of them."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
+    for number in range(rounds):
+        for name, arm in arms.items():
+            runs[name].append(measure(arm, number))
+            shown = {key: round(value, 1) for key, value in runs[name][-1].items()}
+            print(f"{name:>14}", shown, flush=True)
+    return runs
+
+
+@contextmanager
+def no_pauses() -> Iterator[None]:
+    """Collect no garbage inside the block: our own pauses would look like the server's."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def fetch(url: str, body: bytes | None = None) -> str:
+    """Return what a URL of ours answers."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        text: str = answer.read().decode()
+        return text
+
+
+def samples(url: str) -> Iterator[Sample]:
+    """Yield the samples of the metrics that a process of ours shows at URL/metrics."""
+    for family in text_string_to_metric_families(fetch(f"{url}/metrics")):
+        yield from family.samples

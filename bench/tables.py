@@ -1,0 +1,337 @@
+"""The tables of docs/benchmarks.md: which figures of which results file, under which heads.
+
+`;` divides columns. Each is a key of the figures, or several joined by dots. `=` gives it a head other than
+the key's words, and `|` a format: without one a number has at most three digits that matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Result = dict[str, Any]
+_UNITS = {"_per_s": "/s", "_a_s": "/s", "_ms": ", ms", "_us": ", µs", "_s": ", s", "_mib": ", MiB"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: `view` returns nested figures, and each level of nesting becomes a column of labels."""
+
+    file: str  # of bench/results
+    view: str | Callable[[Result], Any]  # a path in the file, or a function of it
+    columns: str
+    labels: tuple[str, ...] = ()  # heads of the labels
+    turned: bool = False  # a row for each column, and the figures side by side
+    part: str = ""  # for a file whose parts have commands of their own
+
+    def cells(self) -> Iterator[tuple[str, str, str]]:
+        """Yield each column's key, head and format."""
+        for column in self.columns.split(";"):
+            named, _, shape = column.strip().partition("|")
+            key, _, head = named.partition("=")
+            yield key, head or _head(key), shape
+
+
+def _head(key: str) -> str:
+    unit = next((unit for unit in _UNITS if key.endswith(unit)), "")
+    words = key.removesuffix(unit).replace("_", " ")
+    return re.sub(r"\b(ttft|itl|cpu)\b", lambda found: found[0].upper(), words) + _UNITS.get(unit, "")
+
+
+def _swapped(nested: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Swap the outer two levels."""
+    inner = {key: None for each in nested.values() for key in each}
+    return {key: {outer: each.get(key, {}) for outer, each in nested.items()} for key in inner}
+
+
+def _ratio(result: Result) -> Any:
+    ours, theirs = result["median"]["1P1D"], result["median"]["2 aggregated"]
+    return result["median"] | {"ratio": {key: ours[key] / theirs[key] for key in ours if theirs[key]}}
+
+
+def _served(result: Result) -> Any:
+    """Return each method's speed-up over no drafts."""
+
+    def faster(loads: dict[str, dict[str, float]], method: str) -> dict[str, float]:
+        return {streams: row["none"] / row[method] for streams, row in loads.items()}
+
+    return {
+        placement: {
+            method: {kind: faster(loads, method) for kind, loads in kinds.items()}
+            for method, kinds in methods.items()
+        }
+        for placement, methods in result["served"].items()
+    }
+
+
+def _classes(result: Result) -> Any:
+    return {
+        shape: {
+            arm: one["interactive"].get(arm, {}) | {"batch": one["batch_tokens_per_s"].get(arm)}
+            for arm in dict.fromkeys([*one["interactive"], *one["batch_tokens_per_s"]])
+        }
+        for shape, one in result["deployments"].items()
+    }
+
+
+def _class_goals(result: Result) -> Any:
+    return {
+        shape: {"left": one["left"]}
+        | {goal.partition(" (")[0]: value for goal, value in one["goals"].items()}
+        for shape, one in result["deployments"].items()
+    }
+
+
+def _overload(result: Result) -> Any:
+    after = result["after"]
+    return {
+        "one stream alone": result["alone"],
+        "a full house": result["full"],
+        "overload": result["overload"],
+        "one stream afterwards": after["alone"],
+        "a full house afterwards": after["full"],
+    }
+
+
+def _fleets(result: Result) -> Any:
+    return {
+        workers: one | result["turns"].get(workers, {}) | result["views"].get(workers, {})
+        for workers, one in result["index"].items()
+    }
+
+
+def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
+    return lambda result: {f"{size}B": found[figures] for size, found in result.get(part, {}).items()}
+
+
+def _by_trace(*traces: str) -> str:
+    return ";".join(
+        f"{one}.ttft_mean_ms={one}: TTFT, ms; {one}.within_goals={one}: good|.1%" for one in traces
+    )
+
+
+_LATENCIES = "ttft_p50_ms; ttft_p99_ms; itl_p50_ms; itl_p99_ms"
+_MIX = (
+    "itl_p50_ms=gap between a stream's tokens, p50, ms; itl_p99_ms=gap, p99, ms; itl_max_ms=longest gap, ms;"
+    "ttft_short_p50_ms=TTFT of short prompts, p50, ms; ttft_long_p50_ms=TTFT of long prompts, p50, ms;"
+    "tokens_per_s=output tokens/s"
+)
+_STREAMS = (
+    "itl_p50_ms; itl_p99_ms; itl_max_ms=longest gap, ms; ttft_short_p50_ms; ttft_long_p50_ms; tokens_per_s"
+)
+_ROUTER = "tokens_per_s; router_cpu_us_per_token=CPU a token, µs; tokens_per_event; router_rss_mib=RSS, MiB"
+_SERVERS = "concurrent requests", "server"
+
+TABLES = {
+    "disaggregation": Table("disaggregation", _ratio, _MIX, turned=True),
+    "clients-serve": Table("clients", "tools.serve.median", f"failed; tokens_per_s; {_LATENCIES}", _SERVERS),
+    "clients-guidellm": Table(
+        "clients", "tools.guidellm.median", "failed; tokens_per_s; ttft_p50_ms; itl_p50_ms", _SERVERS
+    ),
+    "clients-lm-eval": Table(
+        "clients",
+        "tools.lm-eval.median",
+        "failed; seconds; score|.4f; answers=checksum of the answers|d",
+        ("task", "server"),
+    ),
+    "speculation": Table(
+        "speculation",
+        _served,
+        ";".join(
+            f"{kind}.{streams}={kind}, {streams} at a time|.2f"
+            for kind in ("chat", "repetitive")
+            for streams in (1, 4, 16)
+        ),
+        ("", "method"),
+    ),
+    "fair-share": Table(
+        "fair-share",
+        "models.qwen2-80m",
+        "short_p50_ms; short_p99_ms; long_p50_ms; flood_tokens_per_s=flood, tokens/s",
+    ),
+    "path": Table(
+        "path", "median_ms", "save; sample; wait; move; check; load; total; total_p95", ("transport",)
+    ),
+    "early": Table(
+        "early",
+        "arms",
+        ";".join(
+            [f"{steps}.early=early, {steps} steps|.0%" for steps in (4, 16)]
+            + [f"{steps}.rest_ms=rest, {steps}, ms" for steps in (1, 2, 4, 16, 64)]
+        ),
+        ("way",),
+    ),
+    "first-drafts": Table(
+        "first-drafts",
+        "arms",
+        "first_step_tokens=tokens of the first step; first_token_ms; second_token_ms; third_token_ms",
+        ("drafts",),
+    ),
+    "window": Table(
+        "window",
+        "ways",
+        "total_ms.large.p50=large staging, ms; total_ms.small.p50=small, ms; total_ms.ratio.p50=ratio;"
+        "step_ms.large.p50=save, large, ms; step_ms.small.p50=save, small, ms",
+        ("way",),
+    ),
+    "handoff": Table(
+        "handoff",
+        lambda result: _swapped(result["tokens"]),
+        ";".join(
+            ["900.MB=MB of 900 tokens", *(f"{many}.total_ms={many} tokens, ms" for many in (100, 900, 3600))]
+        ),
+        ("transport, format",),
+    ),
+    "pulls": Table(
+        "pulls",
+        "pulls",
+        "gb_s.p50=GB/s; source_cpu_s_a_gb.p50=source's CPU, s a GB; puller_cpu_s_a_gb.p50=puller's;"
+        "engine_share.p50=engine's steps|.0%",
+        ("pull",),
+    ),
+    "router": Table(
+        "router",
+        lambda result: {f"{one['interval_ms']:g} ms": one for one in result["runs"]},
+        _ROUTER,
+        ("step",),
+    ),
+    "router-processes": Table(
+        "router-processes",
+        lambda result: {f"{one['processes']}, flush_ms {one['flush_ms']:g}": one for one in result["arms"]},
+        f"{_ROUTER}; tokens_per_s_a_core=tokens/s a core",
+        ("processes",),
+    ),
+    "scheduler": Table(
+        "scheduler",
+        "arms.here",
+        "placed_per_s; failed; place_p50_ms; place_p99_ms=p99; own_p50_ms; own_p99_ms=p99; cpu_us;"
+        "redis_us=Redis, µs; fast_placed_per_s=fast: placed/s; fast_cpu_us=fast: CPU, µs",
+        ("deployment",),
+    ),
+    "overload": Table(
+        "overload",
+        _overload,
+        "itl_p50_ms=gap p50, ms; itl_p99_ms=gap p99, ms; itl_max_ms=longest gap, ms; ttft_p50_ms; answers",
+    ),
+    "overload-refused": Table(
+        "overload",
+        lambda result: {"overload": result["overload"] | result["load"] | result["goals"] | result["after"]},
+        "capacity_per_s=capacity, answers/s; offered_per_s; admitted_share=admitted|.0%;"
+        "refused=refused with 503; refused_p50_ms=a refusal p50, ms; refused_p99_ms=a refusal p99, ms;"
+        "without_retry_after=without Retry-After; broken=broken streams; blocks_missing=KV blocks missing;"
+        "itl_p99_against_alone=gap p99 against one stream; itl_p99_against_full=gap p99 against a full house",
+        turned=True,
+    ),
+    "flood": Table("flood", "felt.arms", "ttft_p50_ms; ttft_p99_ms; answers; not_answered"),
+    "flood-ratio": Table(
+        "flood",
+        "felt.ttft_p99_against",
+        "ratio=TTFT p99 beside a flood; low=of nine in ten samples: from; high=to",
+        ("against",),
+    ),
+    "flood-held": Table(
+        "flood",
+        "held",
+        "limit; sent; statuses.200=admitted; allowed; p99=at a time, 99 % of the time; off|+.1%",
+        ("limit of",),
+    ),
+    "classes": Table(
+        "classes", _classes, f"{_LATENCIES}; batch=batch tokens/s", ("", "interactive requests")
+    ),
+    "classes-goals": Table(
+        "classes",
+        _class_goals,
+        "ttft_p50_ms=TTFT p50; ttft_p99_ms=TTFT p99; itl_p50_ms=ITL p50; itl_p99_ms=ITL p99;"
+        "left=left for batch; batch of what is left=batch, of what is left",
+    ),
+    "prefixes-hashing": Table(
+        "prefixes",
+        lambda result: {f"{result['prompt_tokens']:,} tokens": result["hashing"]},
+        "whole_prompt_ms=hash all, ms; next_turn_ms=hash a next turn, ms; bytes_in_a_placement",
+        ("prompt",),
+    ),
+    "prefixes-index": Table(
+        "prefixes",
+        _fleets,
+        "blocks; operations_a_s; look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
+        "place_p50_ms=a turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s a core;"
+        "bytes_a_router_s=bytes/s a router; scheduler_cores=cores for routers",
+        ("workers",),
+    ),
+    "prefixes-sizes": Table(
+        "prefixes", "sizes", "gib=GiB; bytes_a_block; operations_a_s; look_up_us=look-up, µs", ("blocks",)
+    ),
+    "routing": Table(
+        "routing",
+        "median",
+        "ttft_p50_ms; ttft_p99_ms; itl_p50_ms; tokens_per_s; computed_tokens=prompt tokens computed;"
+        "computed_share=of all|.0%",
+        ("policy",),
+    ),
+    "simulate": Table(
+        "simulate",
+        lambda result: _swapped(result["loads"]),
+        _by_trace("chats", "shared", "agents", "documents", "prompts"),
+        ("policy",),
+    ),
+    "simulate-size": Table(
+        "simulate-size",
+        "loads",
+        "ttft_mean_ms; ttft_p99_ms; computed_share; within_goals=good|.1%; simulated=requests;"
+        "simulated_per_s=a second of wall time",
+        ("trace", "policy"),
+    ),
+    "simulate-weights": Table(
+        "simulate-weights",
+        lambda result: _swapped(result["loads"]),
+        _by_trace("chats", "agents"),
+        ("policy",),
+    ),
+    "simulate-validation": Table(
+        "simulate-validation",
+        "arms",
+        "real.ttft_mean_ms=TTFT mean, real, ms; simulated.ttft_mean_ms=simulated, ms;"
+        "error_percent.ttft_mean_ms=error, %: TTFT mean|+.1f; error_percent.ttft_p50_ms=p50|+.1f;"
+        "error_percent.ttft_p90_ms=p90|+.1f; error_percent.computed_tokens=computed tokens|+.1f",
+        ("policy",),
+    ),
+    "peers": Table(
+        "peers",
+        "median",
+        "alone_ttft_p50_ms=one long prompt alone: TTFT p50, ms;"
+        "alone_second_p50_ms=its second token after the first, p50, ms;"
+        "alone_total_p50_ms=its answer of 8 tokens, p50, ms; alone_cpu_s=CPU time of it, s;"
+        f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time a token, ms",
+        turned=True,
+    ),
+    "startup": Table(
+        "startup",
+        lambda result: _swapped({"median": result["median_s"], "runs": result["runs_s"]}),
+        "median=median, s; runs=runs, s",
+    ),
+    "gpu-answers": Table(
+        "gpu-serve",
+        "answers.arms",
+        "equal=equal answers of 8; handoffs.total_ms=handoff, ms; drafted; accepted",
+        ("way",),
+        part="answers",
+    ),
+    "gpu-streams": Table(
+        "gpu-serve", _gpu("streams", "median"), _STREAMS, ("model", "fleet"), part="streams"
+    ),
+    "gpu-compiled": Table(
+        "gpu-serve", _gpu("compiled", "median"), _STREAMS, ("model", "fleet"), part="compiled"
+    ),
+    "gpu-load": Table(
+        "gpu-serve",
+        _gpu("load", "arms"),
+        ";".join(
+            f"{many}.tokens_per_s=tokens/s at {many}; {many}.ttft_p50_ms=TTFT at {many}, ms"
+            for many in (1, 8, 64, 256)
+        ),
+        ("model", "fleet"),
+        part="load",
+    ),
+}
