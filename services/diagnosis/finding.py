@@ -1,0 +1,54 @@
+"""Findings of `baton doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """The gravity of a finding."""
+
+    OK = "ok"
+    WARNING = "warning"  # it works, but not as well as it could, or not for long
+    WRONG = "wrong"  # something cannot work
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: the subject, what was found, and what to do unless it is well."""
+
+    area: str  # as "shared memory"
+    subject: str  # as "this machine", or a worker's id
+    verdict: Verdict
+    what: str
+    todo: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Return the fields."""
+        return {key: str(value) for key, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class About:
+    """A maker of findings about one subject."""
+
+    area: str
+    subject: str
+
+    def ok(self, what: str) -> Finding:
+        """Say that it is well."""
+        return Finding(self.area, self.subject, Verdict.OK, what)
+
+    def warning(self, what: str, todo: str) -> Finding:
+        """Say that it could be better."""
+        return Finding(self.area, self.subject, Verdict.WARNING, what, todo)
+
+    def wrong(self, what: str, todo: str) -> Finding:
+        """Say that it cannot work."""
+        return Finding(self.area, self.subject, Verdict.WRONG, what, todo)
+
+
+def size(count: float) -> str:
+    """Return bytes for people: `512 MiB`, `7.8 GiB`."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
