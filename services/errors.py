@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from baton.errors import BatonError
 
-# Errors that PyYAML raises beside its own: for `!!int x`, 2024-02-30, lists thousands deep.
+# PyYAML also raises these: for `!!int x`, for 2024-02-30, for lists thousands deep.
 NOT_YAML = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -26,7 +26,7 @@ class ConfigError(ServiceError):
 
 
 class StartError(ServiceError):
-    """A service cannot start. The command prints this line and exits with a status other than 0."""
+    """A service cannot start. The command prints this line and exits with a nonzero status."""
 
 
 class PeerRefused(ServiceError):

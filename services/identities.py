@@ -1,7 +1,7 @@
-"""A process takes on what it is for the others: its certificate, from wherever the settings say.
+"""Give a process its certificate, from wherever the settings say.
 
-security.join     the CA's service: joined with a token, renewed with the last certificate
-security.folder   somebody else's, who also renews it (alone, without security.join)
+security.join     the CA's service: join with a token, renew with the last certificate
+security.folder   a folder that somebody else renews (alone, without security.join)
 security.ca       the CA's own folder, on its machine
 """
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:  # plain text needs no cryptography
 
 JOIN_WAIT_S = 15.0  # for a CA that starts at the same time
 _TEMPORARY = "baton-identity-"
-_YOUNG_S = 60.0  # a folder that was just made may not be locked yet
+_YOUNG_S = 60.0  # a new folder may not be locked yet
 
 
 def take_on(settings: Settings, role: Role, worker_id: str = "") -> None:
-    """Give this process its identity, and have it renewed; without security.tls it speaks plain text.
+    """Give this process its identity and keep it renewed; without security.tls it speaks plain text.
 
-    To be called once, before any server or channel is made. Raises SecurityError and ConfigError, one line.
+    Call it once, before any server or channel is made. Raises SecurityError and ConfigError, one line each.
     """
     own = settings.security
     if not own.tls:

@@ -1,12 +1,12 @@
-"""Acceptance of drafts: counts, those of the last minute, and an alarm when too few are accepted.
+"""Count accepted drafts, keep the counts of the last minute, and raise an alarm if too few are accepted.
 
 A drafter that does nothing is silent: the output stays right, only slower. It shows in the accepted share of
-the first drafted position, which does not depend on how many tokens are drafted, so that workers and moments
+the first drafted position. That share does not depend on how many tokens are drafted, so workers and moments
 with different adaptive lengths compare; tokens per step do not.
 
 Drafts of one request are alike: a hard text has all of its drafts refused. So the sample is one of requests,
-not of drafts, and the error of the share is that of a ratio over clusters (Cochran, Sampling
-Techniques, 1977, chapter 6). Taking drafts as independent would raise false alarms (tests/services/decode).
+not of drafts, and the error of the share is that of a ratio over clusters (Cochran, Sampling Techniques,
+1977, chapter 6). Treating drafts as independent would raise false alarms (tests/services/decode).
 
 Pure: no vLLM, no clock, no threads.
 """
@@ -21,22 +21,23 @@ from itertools import zip_longest
 WINDOW_S = 60.0
 _SLOT_S = 5.0
 
-# A window is the last requests that are so many and hold so many drafts; fewer than the least say nothing.
-# By simulation, with the requests' shares spread as Beta(mean x s, (1 - mean) x s), s from 2 (nearly uniform)
-# to 50: no false alarm in 1,200,000 requests, and a loss of 35 % noticed in 118 of 120 runs, after some 150
-# requests. With windows of 64 requests and a reference less its double error: 190 false ones in as many.
+# A window is the last requests, at least this many, that hold at least this many drafts; a smaller one says
+# nothing. In simulation, with the requests' shares spread as Beta(mean x s, (1 - mean) x s), s from 2 (nearly
+# uniform) to 50: no false alarm in 1,200,000 requests, and a loss of 35 % noticed in 118 of 120 runs, after
+# some 150 requests. With windows of 64 requests and a reference less its double error: 190 false alarms in as
+# many.
 LEAST_DRAFTS = 200
 LEAST_REQUESTS = 64
 FULL_DRAFTS = 1000
 FULL_REQUESTS = 256
-MOST_REQUESTS = 4096  # where requests hardly draft
+MOST_REQUESTS = 4096  # for requests that hardly draft
 
 ALARM_BELOW = 0.8  # of the reference
-CLEAR_ABOVE = 0.9  # of the reference: not at the first good request
+CLEAR_ABOVE = 0.9  # of the reference, so that one good request does not clear the alarm
 SIGMAS = 4.0
-LEARN_SIGMAS = 4.0  # a reference is learned with its error taken off: the best of many windows is mostly luck
+LEARN_SIGMAS = 4.0  # a learned reference is lowered by its error: the best of many windows is mostly luck
 FRUITLESS_DRAFTS = 200  # drafts in a row of which no token was accepted
-FRUITFUL_TOKENS = 5  # accepted ones that end that alarm
+FRUITFUL_TOKENS = 5  # accepted tokens that end that alarm
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class DraftCounts:
 
     @property
     def first_acceptance(self) -> float:
-        """Accepted share of the tokens drafted first; 0 without any."""
+        """Accepted share of the first drafted tokens; 0 without any."""
         return self.accepted[0] / self.drafted[0] if self.drafted and self.drafted[0] else 0.0
 
 
@@ -151,7 +152,7 @@ class _Window:
     def error(self, expected: float) -> float:
         """Return the share's standard error: of the ratio over requests, never below that of single draws.
 
-        `expected` counts for the latter, so that a share of 0 has an error too.
+        `expected` sets the latter, so that a share of 0 has an error too.
         """
         count, share = len(self._requests), self.share
         of_drafts, of_accepted, of_both = self._squares
@@ -161,11 +162,11 @@ class _Window:
 
 
 class AcceptanceWatch:
-    """Notices a drafter that does less than it should. One a worker; one thread's.
+    """Notice a drafter that does less than it should. One per worker, used in one thread.
 
-    Two rules raise the alarm. *Low*: over the window the share is below 0.8 of the reference, and further
-    from the reference than four standard errors; cleared when it is above 0.9 of it. *Fruitless*: no token
-    of the last 200 drafts was accepted, whatever the reference.
+    Two rules raise the alarm. *Low*: over the window the share is below 0.8 of the reference, and more than
+    four standard errors away from it; cleared when it is above 0.9 of the reference. *Fruitless*: no token of
+    the last 200 drafts was accepted, whatever the reference.
 
     The reference is the configured one, or else the best that this worker or a peer with the same method has
     seen over a full window. A method that only matches text has no state that could be lost, and its
@@ -185,7 +186,7 @@ class AcceptanceWatch:
 
     @property
     def reference(self) -> float:
-        """The share that is expected; 0 while it is not known."""
+        """The expected share; 0 while it is unknown."""
         if self._configured is not None:
             return self._configured
         return max(self.learned, self._peers) if self._learns else 0.0
