@@ -1,4 +1,4 @@
-"""Compiles, in the worker's process, the grammars that passed their trial.
+"""Compile, in the worker's process, the grammars that passed their trial.
 
 Compilers release the GIL while they work. Their threads have a lower priority than the engine's.
 
@@ -20,7 +20,7 @@ from baton.services.engine.grammars.metered import Metered
 
 _NICE = 5
 _SLOW_NICE = 10
-# CPU seconds that the compilation took in its trial. A shorter one never waits behind a longer one.
+# CPU seconds of the compilation in its trial. Shorter compilations never wait behind longer ones.
 SLOW_S = 0.2
 
 

@@ -1,8 +1,7 @@
-"""The process beside a worker that tries its grammars: it forks and ends a process for each trial.
+"""Run the process beside a worker that tries its grammars: it forks and ends a process for each trial.
 
-The worker forks it before it starts any thread, so the worker's imports are here as well. If it dies, the
-worker starts another one from scratch. It has one thread, because it forks at any time. It ends with the
-worker.
+The worker forks it before it starts any thread, so the worker's imports are here too. If it dies, the worker
+starts another one from scratch. It has one thread, because it forks at any time. It ends with the worker.
 """
 
 from __future__ import annotations

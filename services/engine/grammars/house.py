@@ -1,4 +1,4 @@
-"""The worker's door for grammars: each is first tried beside the worker, and clients take turns.
+"""Admit a worker's grammars: each is first tried beside the worker, and clients take turns.
 
 There are two lanes. A grammar gets 0.5 s of CPU in the quick lane; if it needs more, it starts over in the
 slow lane, with 5 s. Clients take turns in both, one trial each at a time, so one client's grammars delay
@@ -68,7 +68,7 @@ class _Trial:
 
 @dataclass
 class _Lane:
-    """The waiting and running trials of one kind; the waiting ones by client."""
+    """The waiting and running trials of one kind; waiting ones are sorted by client."""
 
     slots: int
     waiting: OrderedDict[Party, deque[_Trial]] = field(default_factory=OrderedDict)

@@ -1,4 +1,4 @@
-"""A request's grammar in the engine, with a budget, because its steps hold up the whole batch.
+"""Give a request's grammar in the engine a budget, because its steps hold up the whole batch.
 
 The walk in the trial (`walk`) sees few of a grammar's states. A grammar that becomes costly later ends its
 request here: the engine gives a request up when its grammar accepts no token, and `problem` says why.
@@ -23,14 +23,14 @@ class Metered(StructuredOutputGrammar):
     """A grammar that counts its CPU time, for 0.5 us per call."""
 
     def __init__(self, grammar: StructuredOutputGrammar, fed: int = 0) -> None:
-        """Start to count. fed: the tokens that the grammar has accepted already."""
+        """Start to count. fed: the tokens that the grammar has already accepted."""
         self._grammar = grammar
         self._fed = fed
         self._spent = 0.0
         self._tokens = 0  # tokens of the answer since then
         self._masks = 0  # one per token and per draft
         self._costly = ""  # the final reason to give the request up
-        self._rejected = ""  # the last token that was not allowed, which may be a mere draft
+        self._rejected = ""  # the last token that was not allowed, possibly only a draft
 
     @property
     def problem(self) -> str:

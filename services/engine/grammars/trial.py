@@ -1,4 +1,4 @@
-"""One trial of a grammar, in a separate process that is ended if it takes too long.
+"""Try a grammar, in a separate process that is ended if it takes too long.
 
 vLLM's own checks choose the backend, which compiles the grammar; then the trial walks through it. Whatever
 goes wrong, even a segmentation fault, ends only this process.

@@ -1,4 +1,4 @@
-"""Keeps the engine going after a step that raised: the step's requests fail, and the others are served.
+"""Keep the engine going after a step that raised: the step's requests fail, and the others are served.
 
 vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
 not expect, a grammar's matcher. With one rank, this module clears what the step left behind: every request
@@ -40,7 +40,7 @@ from baton.services.engine.shapes import shape_of
 
 logger = logging.getLogger(__name__)
 
-# The steps and seconds in which an engine must answer its own request of two tokens.
+# The steps and seconds within which an engine must answer its own request of two tokens.
 PROBE_STEPS, PROBE_S = 64, 30.0
 SHAPES = 16  # most requests of a failed step that the log describes
 _STICKY = (

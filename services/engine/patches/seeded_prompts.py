@@ -1,7 +1,7 @@
-"""Keeps a seeded request alive whose prompt takes several steps.
+"""Keep a seeded request alive whose prompt takes several steps.
 
-Its generator stays out of the steps whose sample is thrown away: that is what vLLM rewinds it for, and a
-generator of the CPU has no offset to rewind.
+Its generator stays out of the steps whose sample is dropped: vLLM would rewind it for them, and a CPU
+generator has no offset to rewind.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (sample_tokens, input_batch.{generators, num_reqs},
 discard_request_mask).

@@ -1,4 +1,4 @@
-"""Lets an engine's process end without collecting its garbage first.
+"""Let an engine's process end without collecting its garbage first.
 
 Leans on: GPUModelRunner.shutdown(self), which Worker.shutdown calls last, after the connector's.
 """

@@ -1,4 +1,4 @@
-"""Lets groups of one rank share one of Gloo's devices, and so its polling thread.
+"""Let groups of one rank share one of Gloo's devices, and so its polling thread.
 
 Leans on: torch.distributed's ProcessGroupGloo (create_default_device) and its _Options (_devices, _threads,
 _timeout).
@@ -24,7 +24,7 @@ def install() -> None:
 
 @functools.cache
 def _device(pid: int) -> Any:
-    """Return the device of this process: a forked one has no thread of its parent's."""
+    """Return this process's device: a forked process has no thread of its parent's."""
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     del pid

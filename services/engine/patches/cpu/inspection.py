@@ -1,4 +1,4 @@
-"""Inspects a model's class in this process rather than in one that imports vLLM anew.
+"""Inspect a model's class in this process instead of one that imports vLLM anew.
 
 Leans on: vllm.model_executor.models.registry._run_in_subprocess.
 """
@@ -19,7 +19,7 @@ def install() -> None:
 
 
 def in_this_process(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls what it is given, here."""
+    """Return a function that calls its argument in this process."""
     del shipped
 
     def run_in_this_process(fn: Callable[[], Any]) -> Any:
