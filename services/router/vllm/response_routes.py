@@ -1,4 +1,4 @@
-"""The routes of stored responses: /v1/responses/ID, to read, follow, cancel and delete a tenant's own.
+"""Serve stored responses at /v1/responses/ID: read, follow, cancel and delete a tenant's own.
 
 Leans on: vllm.entrypoints.openai.responses.api_router._convert_stream_to_sse_events; of the handler its
 response_store, event_store and responses_background_stream_generator(id, starting_after).

@@ -1,10 +1,10 @@
-"""The store of Responses (VLLM_ENABLE_RESPONSES_API_STORE=1): its bounds, and whose answers are whose.
+"""Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within bounds, each for its own tenant.
 
-vLLM keeps answers, messages and events in its handler's dictionaries, for ever and for anybody who knows an
+vLLM keeps answers, messages and events in its handler's dictionaries, forever and for anybody who knows an
 id. Here each id has an owner, a tenant; for all others it does not exist. The oldest answers of the tenant
 with the most bytes go first. The router chooses all ids: a client's `request_id` could be another response's.
 Without the store, requests that need it are refused. The store is one process's memory: while another router
-serves the same models, an id may be in either, so such requests are refused then, too.
+serves the same models, an id may be in either, so such requests are refused then too.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,
