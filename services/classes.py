@@ -145,5 +145,4 @@ class Classes:
         return iter(self._by_name.values())
 
     def get(self, name: str) -> ServiceClass | None:
-        """Return the class of this name, or None."""
         return self._by_name.get(name)

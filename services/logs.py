@@ -119,7 +119,6 @@ def configure(
 
 
 def formatter(log_format: Literal["text", "json"], process: str) -> logging.Formatter:
-    """Return the formatter for a process's lines."""
     return _Json(process) if log_format == "json" else _Text(process)
 
 

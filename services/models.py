@@ -50,7 +50,6 @@ class Model:
         return f"{_word(self.name)}-" if self.entry is not None else ""
 
     def with_settings(self, change: Callable[[Settings], Settings]) -> Model:
-        """Return the model with a changed tree."""
         return Model(change(self.settings), self.entry)
 
 

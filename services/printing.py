@@ -213,7 +213,6 @@ class Unfailing(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, now or later."""
         put(self._stream, text)
         return len(text)
 
@@ -229,7 +228,7 @@ class Unfailing(io.TextIOBase):
 
 
 def guard() -> None:
-    """Keep output of this process and its libraries from raising or waiting. Meant for long-running commands."""
+    """Keep output of this process and its libraries from raising or waiting. For long-running ones."""
     if not isinstance(sys.stdout, Unfailing):
         sys.stdout, sys.stderr = Unfailing(sys.stdout), Unfailing(sys.stderr)
 

@@ -1,5 +1,4 @@
-"""Define the settings of `--speculative-config`: method, draft length and parameters, named as in vLLM and
-FastDeploy.
+"""Define `--speculative-config`: method, draft length, parameters, by vLLM's and FastDeploy's names.
 
 The router, every worker and the command line share these settings; only a worker turns them into vLLM's own
 (services/decode/proposers).

@@ -52,19 +52,16 @@ class DraftCounts:
     accepted: list[int] = field(default_factory=list)
 
     def add(self, other: DraftCounts) -> None:
-        """Add other counts."""
         self.drafts += other.drafts
         self.drafted = _sum(self.drafted, other.drafted)
         self.accepted = _sum(self.accepted, other.accepted)
 
     @property
     def drafted_tokens(self) -> int:
-        """All drafted tokens."""
         return sum(self.drafted)
 
     @property
     def accepted_tokens(self) -> int:
-        """All accepted tokens."""
         return sum(self.accepted)
 
     @property

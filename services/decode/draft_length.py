@@ -87,7 +87,6 @@ class DraftLength:
 
     @property
     def choice(self) -> DraftChoice:
-        """The last decision."""
         return self._choice
 
     def choose(self, requests: int) -> int:

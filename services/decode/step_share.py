@@ -60,7 +60,7 @@ class StepShare:
         return self._owed_s <= 0
 
     def observe_alone(self, seconds: float, prompts: float) -> None:
-        """Learn from a step shortly after the first class left. prompts: the share of prompts in its tokens."""
+        """Learn from a step shortly after the first class left. prompts: their part of its tokens."""
         self._owed_s = max(self._owed_s, min(MOST_ALONE_S, self._owed_s + seconds * prompts))
 
     def observe(self, contest: Contest, seconds: float, others: float, rows: int, *, held: bool) -> None:

@@ -125,7 +125,7 @@ def check_model(settings: EngineSettings) -> None:
 
 
 def from_hub(settings: EngineSettings) -> dict[str, Any]:
-    """Return the options of engine.extra for a model from a hub: which of its files, and where they are kept."""
+    """Return the options of engine.extra for a model from a hub: which files, and where they are kept."""
     return {key: settings.extra.get(key) for key in ("revision", "download_dir", "hf_token")}
 
 

@@ -60,7 +60,6 @@ class Counts:
             self.external_hits += stats.connector_prefix_cache_stats.hits
 
     def add(self, other: Counts) -> None:
-        """Add the counts of another step."""
         self.prefix_queries += other.prefix_queries
         self.prefix_hits += other.prefix_hits
         self.external_queries += other.external_queries

@@ -63,9 +63,7 @@ class EngineLoad:
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
-    deferred: int = (
-        0  # part of `waiting`: requests that wait for something other than room, such as KV on its way
-    )
+    deferred: int = 0  # of `waiting`: for something other than room, such as KV
 
 
 @dataclass
@@ -207,7 +205,7 @@ class EngineHost:
 
     @property
     def compatibility_hash(self) -> str:
-        """The hash in hex of all that KV depends on; KV passes only between equal hashes. Empty: no handoffs."""
+        """The hash in hex of all that KV depends on, which must be equal at both ends. Empty: no handoffs."""
         return str(self._connector.compatibility_hash) if self._connector is not None else ""
 
     @property

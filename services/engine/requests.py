@@ -227,7 +227,6 @@ def really_ended(prepared: Prepared, max_model_len: int) -> bool:
 
 
 def finish_of(request: Request) -> tuple[FinishReason | None, int | str | None]:
-    """Return the finish and stop reason of an ended request."""
     return request.get_finished_reason(), request.stop_reason
 
 

@@ -53,9 +53,7 @@ class Patience:
     window_s: float = 600.0  # older deaths do not count
     backoff_s: float = 1.0  # before the second restart; the first is immediate
     growth: float = 4.0
-    most_s: float = (
-        30.0  # longest pause before a worker restarts whose engine failed, however often that happened
-    )
+    most_s: float = 30.0  # longest pause before a worker whose engine failed restarts
 
     def before_restart_s(self, number: int) -> float:
         """Return the pause, in seconds, before restart `number` of a window, counted from 1."""
@@ -77,9 +75,7 @@ class Part:
     ready: bool = False
     proven: bool = False  # it was ready once, so it is worth a restart
     given_up: bool = False
-    ordered: bool = (
-        False  # by the scheduler, while others serve: the deployment survives its failure to start
-    )
+    ordered: bool = False  # by the scheduler: the deployment survives its failure to start
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
     failed_starts: int = 0  # starts in a row that failed because the machine had no room for a process
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
@@ -292,8 +288,7 @@ class Parts:
         )
 
     def _engine_failed(self, part: Part, child: Child, now: float) -> None:
-        """Restart a worker whose engine failed. A request may be at fault, so this does not count as a
-        restart."""
+        """Restart a worker whose engine failed, without counting it: a request may be at fault."""
         since = now - self.patience.window_s
         part.engine_failures = [at for at in part.engine_failures if at > since] + [now]
         pause_s = min(self.patience.before_restart_s(len(part.engine_failures)), self.patience.most_s)

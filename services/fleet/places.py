@@ -1,5 +1,4 @@
-"""Manage the places of a model's fleet: each has its share of the machine and runs at most one worker, as
-ordered.
+"""Manage the places of a model's fleet: each has a share of the machine and at most one worker, as ordered.
 
 Orders list what shall run, not what shall change, so the next one makes up for a lost one.
 """
@@ -30,7 +29,6 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one worker."""
         return self.settings.engine.tensor_parallel_size
 
     @property

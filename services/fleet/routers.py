@@ -25,11 +25,7 @@ from baton.services.models import Model, models_of
 from baton.services.router import app
 
 log = logging.getLogger(__name__)
-_DIVIDED = (
-    "max_waiting",
-    "max_connections",
-    "journal_mib",
-)  # counts for the whole router, divided among its processes
+_DIVIDED = ("max_waiting", "max_connections", "journal_mib")  # counts divided among the processes
 
 
 def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> None:
@@ -51,7 +47,7 @@ def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> No
 
 
 def share(router: RouterSettings, number: int) -> RouterSettings:
-    """Return the settings of process `number`: its part of every shared count. The parts add up to the whole."""
+    """Return the settings of process `number`, with its part of every shared count; the parts add up."""
     parts = {field: (getattr(router, field) + number) // router.processes for field in _DIVIDED}
     port = router.metrics_port and router.metrics_port + number
     return router.model_copy(update={**parts, "metrics_port": port})
@@ -90,7 +86,7 @@ class _Routers:
         sockets = {part.name: sock for part, sock in pairs}
 
         def close(child: Child) -> None:
-            """Close the socket of a process that died before doing so: clients would wait there for nobody."""
+            """Close the socket of a process that died before doing so: clients would wait there."""
             with contextlib.suppress(OSError):  # the process closed it
                 sockets[child.name].shutdown(socket.SHUT_RDWR)
 

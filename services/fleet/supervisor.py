@@ -258,7 +258,6 @@ def _peers(one: Started) -> Model:
 
 
 def _watched(settings: Settings, peer: Model, places: Places) -> Watched:
-    """Return a model as the watcher sees it."""
     health = f"{settings.router.url}/health"
     if len(settings.models) > 1:
         health += f"?model={quote(peer.name, safe='')}"

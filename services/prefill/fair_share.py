@@ -15,9 +15,7 @@ later stand behind it, so none starves. After fair queueing by finish times (Dem
 
 from __future__ import annotations
 
-CPU_STEP_TOKENS = (
-    256  # 90 ms on one core for a model of 80 M parameters; half of it gives 12 % fewer tokens/s
-)
+CPU_STEP_TOKENS = 256  # 90 ms of one core for a model of 80 M parameters; with half, 12 % fewer tokens/s
 SHARE = 4  # a part of the step is 1 / SHARE
 MS_PER_TOKEN = 1.0
 MOST_MS = 2_000.0

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 STEPS_KEPT = 0.98  # weight kept per step
 LEAST_STEPS = 8.0  # weight needed before the share changes
-LEAST_SPREAD = (
-    0.2  # standard deviation of the steps' tokens relative to their mean; below it no line can be fitted
-)
+LEAST_SPREAD = 0.2  # of the steps' tokens (standard deviation / mean); below it no line is fitted
 
 
 class PromptShare:

@@ -247,7 +247,7 @@ def _listen(settings: Settings, processes: int) -> list[socket.socket]:
         sockets = [listen(host, port, _BACKLOG)]
         if processes > 1:
             port = sockets[0].getsockname()[1]
-            sockets.pop().close()  # fails if another process has the port: sockets that share a port would not notice
+            sockets.pop().close()  # fails if the port is taken, which sockets that share it would not notice
             sockets = [listen(host, port, _BACKLOG, shared=True) for _ in range(processes)]
     except OSError as error:
         raise StartError(

@@ -18,10 +18,7 @@ from baton.scheduler.members import Member, members
 FRESH_S = 0.5  # a snapshot is good for this long: health checks must not load the scheduler
 POLL_S = 1.0  # s between snapshots
 POLL_AWAY_S = 0.25  # while no scheduler answers, so that a returning one is noticed soon
-HURRY_S, HURRY_POLL_S = (
-    1.0,
-    0.1,
-)  # the time of hurried polling, and its interval, after a scheduler chose a worker that no snapshot has
+HURRY_S, HURRY_POLL_S = 1.0, 0.1  # used when a scheduler chose a worker that no snapshot has
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +53,7 @@ class ClusterView:
         self._lost = lost
         # A worker's lease, and as much again for a scheduler that is away for a moment.
         self._heard_s = 2 * worker_lease_s
-        self._problem = (
-            "no call to the scheduler was made yet"  # empty if the scheduler answered the last call
-        )
+        self._problem = "no call to the scheduler was made yet"  # empty: the last call was answered
         self._answered = False  # a scheduler answered, and has not been lost since
         self._refreshed_at = 0.0  # time.monotonic
         self._refreshing = asyncio.Lock()

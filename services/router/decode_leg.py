@@ -16,9 +16,7 @@ from baton.services.router.stream import WorkerStream
 
 
 class DecodeLeg(Leg):
-    """A leg that ends well when the request ends. With a source it waits for the prompt's prefill: see
-    `go_on`.
-    """
+    """A leg that ends well when the request does. With a source it waits for the prefill: see `go_on`."""
 
     _PHASE = worker_pb2.PHASE_DECODE
     _SOURCE_LOST = Trouble.HANDOFF

@@ -75,12 +75,10 @@ class Seat:
 
     @property
     def sock(self) -> socket.socket:
-        """The socket on which it listens."""
         return self.group.sockets[self.number]
 
     @property
     def others(self) -> list[socket.socket]:
-        """The sockets of the other processes."""
         return [sock for sock in self.group.sockets if sock is not self.sock]
 
     def named(self, router_id: str) -> str:

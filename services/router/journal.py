@@ -33,7 +33,6 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Reserved bytes."""
         return self._size
 
     def enter(self, state: RequestState) -> None:

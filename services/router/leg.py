@@ -111,9 +111,7 @@ class Leg(ABC):
         self._worker = worker
         self._kv_source = source.worker_id if source is not None else worker.worker_id
         self._pulls = source is not None  # a handoff is under way
-        self._behind: list[Callable[[], None]] | None = (
-            None  # messages that wait for another leg; None: none has to
-        )
+        self._behind: list[Callable[[], None]] | None = None  # messages that wait for another leg
         self._holds = False  # outputs wait for the next ones
         self._stream: WorkerStream | None = None
         self._fresh = True  # no output has come yet
@@ -199,9 +197,7 @@ class Leg(ABC):
         elif output.events is not None:
             self._sink.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:
-            state.timings.drafts = (
-                output.spec_decode_metrics
-            )  # sent with every output, as this may be the last one
+            state.timings.drafts = output.spec_decode_metrics  # with every output: it may be the last
             output.spec_decode_metrics = None  # vLLM's front end would show it to every client
         tokens = output.new_token_ids
         if tokens:
@@ -299,7 +295,6 @@ class Leg(ABC):
         """Go on after the last token that the engine was asked for. False: it is the request's last one."""
 
     def _complete(self, output: Any, reason: str) -> None:
-        """End the request."""
         self._state.outcome = reason
         self._host.close()  # first: a client with its last byte may send its next request at once
         self._sink.deliver(output)

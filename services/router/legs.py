@@ -39,9 +39,7 @@ class Owner(Protocol):
 
 
 class Legs:
-    """Run a placement once. It is the LegHost of its legs, but holds none in an attribute: that would be a
-    cycle.
-    """
+    """Run a placement once, as the LegHost of its legs. No attribute holds them: that would be a cycle."""
 
     def __init__(self, owner: Owner, sink: OutputSink, placement: Placement, parts: RelayParts) -> None:
         self.state = owner.state

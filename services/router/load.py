@@ -42,7 +42,6 @@ class RouterCounts:
         self._prompt_tokens += state.prompt_tokens
 
     def first_token(self, state: RequestState) -> None:
-        """Count a request's first token."""
         state.first_token = time.monotonic()
         self._first_token.add(state.first_token - state.arrived)
 

@@ -35,7 +35,7 @@ class Pairs:
         self._cut.pop(pair, None)
 
     def avoid(self, pair: Pair) -> bool:
-        """Return whether to do without a handoff between the two. Once its time is over, one caller may try."""
+        """Return whether to avoid a handoff between the two. Once its time is over, one caller may try."""
         until = self._cut.get(pair)
         if until is None:
             return False

@@ -106,7 +106,6 @@ class WorkerPool:
         await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
 
     def _connecting(self, worker: scheduler_pb2.Worker) -> asyncio.Task[WorkerStream]:
-        """Return the one task that opens the stream to `worker`."""
         task = self._opening.get(worker.worker_id)
         if task is None:
             task = spawn_apart(self._open(worker), f"open {worker.worker_id}")

@@ -18,9 +18,7 @@ SAVED_TIMEOUT_S = 10.0
 
 
 class PrefillLeg(Leg):
-    """A leg that ends well when the worker keeps the prompt's KV, or when the request ends with its first
-    token.
-    """
+    """A leg that ends well when the worker keeps the KV, or when the request ends with its first token."""
 
     _PHASE = worker_pb2.PHASE_PREFILL
     _SOURCE_LOST = Trouble.PREFIX

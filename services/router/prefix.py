@@ -89,9 +89,7 @@ class Prefix:
         self._pairs.passed(self._pair)
 
     def over(self, failure: Failure | None) -> None:
-        """Note the end of the prefill. If that could not get the KV, the two workers are not paired for a
-        while.
-        """
+        """Note the end of the prefill. If it could not get the KV, avoid this pair of workers for a while."""
         if failure is None:
             self._count("late")
         elif failure.trouble is Trouble.PREFIX and self._count("failed"):

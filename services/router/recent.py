@@ -50,9 +50,7 @@ class Recent:
         return found[:n]
 
     def slowest(self, n: int = SLOWEST) -> list[Record]:
-        """Return the `n` requests of the last quarter of an hour that were slowest to their first token,
-        slowest first.
-        """
+        """Return the `n` slowest to their first token in the last quarter of an hour, slowest first."""
         self._forget(self._clock())
         entries = heapq.nlargest(min(n, self._most), (entry for _, heap in self._slow for entry in heap))
         return [record for _, _, record in entries]

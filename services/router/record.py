@@ -68,7 +68,6 @@ class Record:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """All stages."""
         return self.to_first_token + self.later
 
     @property

@@ -92,7 +92,6 @@ class Toll:
         return sum(max(1, times - 1) for times in self._failures.values())
 
     def add(self, worker_id: str) -> None:
-        """Record a failure."""
         self._failures[worker_id] += 1
 
     def clear(self) -> None:
@@ -158,7 +157,6 @@ class Suspicion:
                 self.ends += 1
 
     def passed(self) -> None:
-        """Record that it has passed its trial."""
         self.suspect = self.to_its_end
         self.losses.clear()
 

@@ -203,9 +203,7 @@ class Relay:
         return prefill is not None and self._pairs.avoid((prefill.worker_id, decode.worker_id))
 
     async def _avoid_pair(self, suspects: set[str], service: ServiceClass) -> None:
-        """Replace a placement that no worker knows of yet: by another pair, or else by its decode worker
-        alone.
-        """
+        """Replace a placement that no worker knows yet: by another pair, or else its decode worker alone."""
         prefill = self.placement.prefill
         if prefill is not None and self.state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
             try:

@@ -21,9 +21,7 @@ from baton.services.trace_context import TraceContext, begin
 TOKEN_BYTES = 5  # in the journal: array("I") has 4 a token, and grows by an eighth at a time
 REQUEST_BYTES = 4096  # in the journal: the objects around a request's bytes and tokens
 KEY_BYTES = 40  # in the journal: the name of a block of the prompt
-LOGPROB_BYTES = (
-    400  # in the journal: one log-probability as vLLM's front end keeps it until the request's end
-)
+LOGPROB_BYTES = 400  # in the journal: one log-probability in vLLM's front end
 ROOM_TOKENS = 256  # step in which a request's room in the journal grows
 # Attempts, and events, whose moments are kept: a request that loses its worker again and again, with progress
 # in between, has no bound of its own.
@@ -114,7 +112,6 @@ class RequestState:
 
     @property
     def over(self) -> bool:
-        """Whether the request has its outcome."""
         return bool(self.outcome)
 
     @property

@@ -150,9 +150,7 @@ class WorkerStream:
         return ""
 
     def begin(self, listener: StreamListener, start: worker_pb2.Start) -> bool:
-        """Send `start`, with its outputs going to `listener`. Return False if the stream has ended or is
-        clogged.
-        """
+        """Send `start`; outputs go to `listener`. Return False if the stream has ended or is clogged."""
         if self.ended or self._unsent_starts >= MAX_UNSENT_STARTS:
             return False
         if self._idle_timer is not None:

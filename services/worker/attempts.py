@@ -51,7 +51,7 @@ class RunningAttempt:
 
     @property
     def internal_id(self) -> str:
-        """The engine's id for it, unique to the attempt, so that attempts at one request never share state."""
+        """The engine's id, unique to the attempt: attempts at one request never share state."""
         return attempt_id(self.request_id, self.epoch)
 
 
@@ -95,11 +95,9 @@ class Attempts:
         return self._live.get(attempt.internal_id) is attempt
 
     def of_request(self, request_id: str) -> RunningAttempt | None:
-        """Return the live attempt at a request."""
         return self._of_request.get(request_id)
 
     def all(self) -> list[RunningAttempt]:
-        """Return all live attempts."""
         return list(self._live.values())
 
     def of_session(self, session: int) -> list[RunningAttempt]:

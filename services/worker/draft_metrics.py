@@ -55,7 +55,6 @@ class DraftMetrics:
         self.length.set(limit)
 
     def count(self, counts: DraftCounts) -> None:
-        """Count a step with drafts."""
         self._drafts.inc(counts.drafts)
         self._drafted.inc(counts.drafted_tokens)
         self._accepted.inc(counts.accepted_tokens)

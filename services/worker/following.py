@@ -101,7 +101,6 @@ class Following:
 
     @property
     def calls(self) -> int:
-        """The number of open calls."""
         return len(self._calls)
 
     async def close(self) -> None:

@@ -118,7 +118,7 @@ class Incoming(Generic[Attempt_contra]):
     def __init__(
         self, attempt: Attempt_contra, start: Start, seams: Seams[Attempt_contra], *, held: bool
     ) -> None:
-        """Begin when the source is asked. held: build the request only when the source has said everything."""
+        """Begin when the source is asked. held: build the request only once the source has said all."""
         self.state = State.ASKED
         self.call: asyncio.Task[None] | None = None  # to the source
         self._attempt = attempt

@@ -73,7 +73,7 @@ class Isolation:
             step()
 
     def go_on(self, attempt: RunningAttempt, step: Begin) -> None:
-        """Call `step`, after which the engine's steps can include the attempt, now or when that is allowed."""
+        """Call `step`, which exposes the attempt to the engine's steps, now or when that is allowed."""
 
         def let_go() -> None:
             attempt.inside = True
@@ -85,7 +85,6 @@ class Isolation:
             let_go()
 
     def ended(self, attempt: RunningAttempt) -> None:
-        """Record that an attempt has ended."""
         if not (self._holds or self._alone):
             return
         self._held.pop(attempt.internal_id, None)

@@ -118,7 +118,6 @@ class WorkerMetrics:
         self._prefix_hits.inc(step.counts.prefix_hits)
 
     def on_refused(self, code: Failed.Code) -> None:
-        """Count a request that was refused."""
         self._refused.labels(Failed.Code.Name(code).removeprefix("CODE_").lower()).inc()
 
     def on_saved(self, saved: Saved) -> None:
@@ -134,7 +133,6 @@ class WorkerMetrics:
         self._load_failed.labels(problem.name).inc()
 
     def on_loaded(self, loaded: Loaded) -> None:
-        """Count a handoff that was loaded."""
         transport = loaded.transport or "none"
         self._loaded.labels(transport).inc()
         self._bytes.labels(transport).inc(loaded.bytes)
@@ -162,7 +160,6 @@ class _BeforeScrape(Collector):
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

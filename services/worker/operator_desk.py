@@ -1,4 +1,4 @@
-"""Answer operators, who ask a worker through the scheduler about its machine and for trials of the handoff."""
+"""Answer operators, who ask a worker through the scheduler about its machine and for handoff trials."""
 
 from __future__ import annotations
 

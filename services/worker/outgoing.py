@@ -331,7 +331,7 @@ class Outgoing:
         self._leased.move_to_end(handoff.request_id)
 
     def _lapse(self, handoff: _Handoff, error: HandoffError) -> None:
-        """Note that the ranks hold its KV no longer. While the prompt is computed they may hold some again."""
+        """Note that the ranks no longer hold its KV; during the prompt they may hold some again."""
         del self._leased[handoff.request_id]
         if handoff.state is State.KEPT:
             handoff.manifest = None

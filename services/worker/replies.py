@@ -21,7 +21,6 @@ def names_of(attempt: RunningAttempt) -> dict[str, str]:
 
 
 def failure_of(attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
-    """Return the message that an attempt has failed."""
     return Failed(request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message)
 
 

@@ -51,7 +51,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         )
 
     async def SetRole(self, request: worker_pb2.SetRoleRequest, context: Any) -> worker_pb2.SetRoleReply:
-        """Take another role."""
         del context
         return worker_pb2.SetRoleReply(refusal=await self._become(request.role, request.fence))
 

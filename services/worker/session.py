@@ -57,7 +57,6 @@ class RouterSession:
         self._queue.put_nowait(reply)
 
     def end(self) -> None:
-        """End the stream from this side."""
         self._over.set()
 
     async def write(self, context: Any) -> None:

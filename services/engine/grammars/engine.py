@@ -38,7 +38,6 @@ class EngineGrammars:
 
     @property
     def config(self) -> Any:
-        """The engine's VllmConfig."""
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:

@@ -79,7 +79,6 @@ class _Lane:
         self.waiting.setdefault(trial.party, deque()).append(trial)
 
     def drop(self, trial: _Trial) -> None:
-        """Forget a trial."""
         if self.running.get(trial.party) is trial:
             del self.running[trial.party]
         queue = self.waiting.get(trial.party)

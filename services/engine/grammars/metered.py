@@ -84,7 +84,6 @@ class Metered(StructuredOutputGrammar):
         return not self._costly and bool(self._grammar.is_terminated())
 
     def reset(self) -> None:
-        """Start over."""
         self._grammar.reset()
 
     def _is_over(self) -> bool:

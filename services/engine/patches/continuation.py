@@ -31,7 +31,6 @@ VOCABULARY_KEY = "baton_vocabulary"
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.core.sched.output import NewRequestData
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.worker.gpu_input_batch import CachedRequestState

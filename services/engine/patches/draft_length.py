@@ -79,7 +79,6 @@ class DraftLengthSeam:
 
     @property
     def choice(self) -> DraftChoice:
-        """The last choice, and its reason."""
         return self._chooser.choice
 
     def observe(self, seconds: float) -> None:

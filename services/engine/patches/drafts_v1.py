@@ -42,7 +42,6 @@ _DESK = "_baton_desk"  # where a model runner keeps its Desk
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     replace(GPUModelRunner, "__init__", _with_desk, INIT)

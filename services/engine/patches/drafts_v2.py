@@ -68,7 +68,6 @@ Sizes = tuple[int, int]  # the shortest and the longest n-gram
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 

@@ -47,7 +47,6 @@ MOST_SHARE = 0.9  # of all that give way together
 
 
 def standing_of(request: Any) -> Standing:
-    """Return the class standing of a request."""
     found: Standing = getattr(request, "standing", STANDARD)
     return found
 
@@ -96,8 +95,7 @@ class GivingWay:
     """The seam in a loaded engine's scheduler. For the engine's thread."""
 
     def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, ahead: int = 0) -> None:
-        """Decide from now on who takes part in a step; decoding requests are left out only with
-        `rows_may_miss`.
+        """Decide from now on who takes part in a step; without `rows_may_miss` all decoding requests do.
 
         ahead: steps that are scheduled before a step's results come
         """
@@ -108,10 +106,7 @@ class GivingWay:
         self._paused = PauseState.PAUSED_NEW
         self._share = StepShare()
         self._length = StepLength(scheduler.max_num_scheduled_tokens)
-        self._first, self._first_at = (
-            STANDARD,
-            -LATELY_S,
-        )  # the last first class, and when it was there (time.monotonic)
+        self._first, self._first_at = STANDARD, -LATELY_S  # the last first class; time.monotonic
         self._counts = Yielded()
         self._step: _Step | None = None  # the scheduled step, if somebody gives way in it
         self._ahead = ahead

@@ -31,7 +31,6 @@ _BACKLOG = "_baton_backlog"  # on a model runner
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     prepare = ("self", "scheduler_output", "num_scheduled_tokens")

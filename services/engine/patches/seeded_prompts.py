@@ -16,7 +16,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     replace(GPUModelRunner, "sample_tokens", _holding_back_generators, ("self", "grammar_output"))

@@ -19,7 +19,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
     replace(ThinkingBudgetStateHolder, "sync_batch", _emptying_rows, ("self", "batch_update"))

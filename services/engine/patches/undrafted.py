@@ -37,7 +37,6 @@ def supported() -> bool:
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker import gpu_model_runner
 
     replace(gpu_model_runner.GPUModelRunner, "propose_draft_token_ids", _sparing, PROPOSE_DRAFT_TOKEN_IDS)

@@ -46,7 +46,6 @@ _CONTEXT = {
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     load = ("self", "load_dummy_weights", "args", "model", "kwargs")
@@ -75,7 +74,7 @@ def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def seat(shipped: Any, method: Method) -> bool:
-    """Have this RejectionSampler verify with our kernel. Return False if it needs more than the kernel does."""
+    """Have this RejectionSampler verify with our kernel. Return False if the kernel cannot do all it does."""
     from vllm.config.model import PROCESSED_LOGPROBS_MODES
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 

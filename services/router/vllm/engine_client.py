@@ -97,7 +97,6 @@ class RelayClient(EngineCoreClient):
     # -- for AsyncLLM
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """Return the tasks that the engines serve."""
         return ("generate",)
 
     async def get_output_async(self) -> Any:
@@ -229,7 +228,6 @@ class RelayClient(EngineCoreClient):
         self.abort([request_id])
 
     def _drop(self, request_id: str) -> None:
-        """Drop the outputs of a finished request."""
         self._queue.drop(request_id)
         self.prompt_logprobs.drop(request_id)
 

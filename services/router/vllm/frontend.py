@@ -182,9 +182,7 @@ class RelayLLM(async_llm.AsyncLLM):
         return await self._cluster.health()
 
     def learn(self, capacity: scheduler_pb2.Capacity) -> None:
-        """Take over the limits that a worker's engine determined on loading, as vLLM's client does from its
-        own.
-        """
+        """Take over what a worker's engine determined when it loaded, as vLLM's client does from its own."""
         model, cache = self.model_config, self.vllm_config.cache_config
         model.max_model_len = min(model.max_model_len, capacity.max_model_len)
         cache.num_gpu_blocks = capacity.num_blocks

@@ -224,7 +224,6 @@ class ModelWorkers:
     caching: bool  # whether the engines keep a prefix cache
 
     def loaded(self) -> list[pb.WorkerStatus]:
-        """Return the workers whose engine is loaded."""
         return [one for one in self.heard() if one.HasField("load") and one.identity.HasField("capacity")]
 
 

@@ -50,9 +50,7 @@ def finish_output(request_id: str, reason: str) -> Any:
 
 
 def merge(earlier: Any, later: Any) -> bool:
-    """Append `later` to `earlier`, both of one request, if that loses nothing. Return whether it was
-    appended.
-    """
+    """Append `later` to `earlier`, both of one request, if that loses nothing. Return whether it did."""
     if (
         earlier.finish_reason is not None
         or earlier.new_logprobs is not None
@@ -118,7 +116,6 @@ class OutputQueue:
         self._wake()
 
     def drop(self, request_id: str) -> None:
-        """Drop the outputs of an aborted request."""
         if self._last.pop(request_id, None) is not None:
             self._outputs = [output for output in self._outputs if output.request_id != request_id]
             self._waiting = [output for output in self._waiting if output.request_id != request_id]

@@ -57,7 +57,6 @@ def quicken_requests() -> None:
 
 
 def quicken(model: type[BaseModel]) -> None:
-    """Make one model validate quickly."""
     if "baton_quick" in vars(model):
         return
     schema = quick(model.__pydantic_core_schema__)

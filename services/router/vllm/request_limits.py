@@ -40,7 +40,6 @@ def limit_requests(state: Any, max_sequences: int) -> None:
 
 
 def sequences(request: Any) -> int:
-    """Return the number of sequences that a request asks for."""
     each = max(1, getattr(request, "n", None) or 1)
     return each * max(_length(getattr(request, name, None)) for name in ("prompt", "messages", "items"))
 

@@ -24,7 +24,6 @@ Answer = Callable[[Request, Any, str], Awaitable[Response]]
 
 
 def response_routes(store: ResponseStore) -> list[Route]:
-    """Return the routes over a router's store."""
 
     async def read(request: Request, handler: Any, response_id: str) -> Response:
         asked = request.query_params

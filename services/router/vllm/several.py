@@ -20,7 +20,7 @@ _WITHOUT_MODEL = frozenset({"/ping", "/inference/v1/abort_requests"})
 
 
 def model_paths(app: Any) -> frozenset[str]:
-    """Return the paths of requests that must name a model: all that take a body, except a stored response's."""
+    """Return the paths that must name a model: all that take a body, except a stored response's."""
     posted = (route.path for route in app.router.routes if "POST" in (getattr(route, "methods", None) or ()))
     return frozenset(path for path in posted if "{" not in path) - _WITHOUT_MODEL
 

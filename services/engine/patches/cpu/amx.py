@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Patch torch in this process; a second call does nothing. Raises StartError for another torch."""
     import torch
 
     replace(torch.cpu, "_is_amx_tile_supported", permitted, ())

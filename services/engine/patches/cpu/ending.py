@@ -12,7 +12,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     replace(GPUModelRunner, "shutdown", at_once, ("self",))

@@ -25,7 +25,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
     expects = (

@@ -16,7 +16,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch torch in this process; a second call does nothing. Raises StartError for another torch."""
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     replace(ProcessGroupGloo, "__init__", sharing, ("self", "store", "rank", "size", "options"))

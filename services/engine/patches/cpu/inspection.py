@@ -12,7 +12,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.models import registry
 
     replace(registry, "_run_in_subprocess", in_this_process, ("fn",))

@@ -16,7 +16,6 @@ _HOLD_KERNELS = ("vllm", "baton")  # packages whose modules may have vLLM's Trit
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.triton_utils import dispatcher
 
     replace(dispatcher, "_rebind_kernels", among_holders, ("overrides",))

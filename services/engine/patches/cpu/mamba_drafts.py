@@ -21,7 +21,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.layers.mamba import mamba_mixer2
 
     conv = (

@@ -17,7 +17,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
     replace(NgramProposer, "__init__", compiling, ("self", "vllm_config"))

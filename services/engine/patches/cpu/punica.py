@@ -12,7 +12,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.platforms.cpu import CpuPlatform
 
     replace(CpuPlatform, "get_punica_wrapper", grouped, ("cls",))

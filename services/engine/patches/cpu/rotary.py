@@ -12,16 +12,13 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     replace(RotaryEmbedding, "forward_cpu", flattening, ("self", "positions", "query", "key"))
 
 
 def flattening(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that gives vLLM's own [..., heads * size] for [..., heads, size]: it is right for that
-    form.
-    """
+    """Return a method that passes [..., heads, size] as [..., heads * size], the form that vLLM's rotates right."""
 
     def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> Any:
         with_heads = positions.dim() + 2

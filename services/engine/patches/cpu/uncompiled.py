@@ -14,7 +14,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.layers import vocab_parallel_embedding
     from vllm.v1.sample import sampler
 
