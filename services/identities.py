@@ -75,7 +75,7 @@ def _joined(own: SecuritySettings, name: Name) -> Identity:
     try:
         mine = Identity(folder)
         if mine.name != name or mine.current().seconds_left() <= 0:
-            raise IdentityError(f"the certificate in {folder} is over, or of {mine.name.uri}")
+            raise IdentityError(f"the certificate in {folder} has expired, or is for {mine.name.uri}")
     except IdentityError:  # none yet, or one of no use
         token = Token.parse(credentials.token(own))
         return _kept(folder, joining.join(own.join, token, name, JOIN_WAIT_S), renew)
@@ -89,7 +89,7 @@ def _given(own: SecuritySettings, name: Name) -> Identity:
     mine = Identity(expanded(own.folder, "security.folder"))
     if mine.name != name:
         raise IdentityError(
-            f"security.folder: the certificate in {own.folder} is of {mine.name.uri}; this is {name.uri}"
+            f"security.folder: the certificate in {own.folder} is for {mine.name.uri}; this is {name.uri}"
         )
     return mine
 

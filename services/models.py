@@ -94,7 +94,7 @@ def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model
         if key in RouterSettings.model_fields and key not in _ROUTER:
             raise ConfigError(
                 f"{where}.router.{key} is about the router's process: set router.{key} at the top; "
-                f"of one model are {', '.join(_ROUTER)}"
+                f"the keys of one model are {', '.join(_ROUTER)}"
             )
     own = base.scheduler
     given["engine"]["served_model_name"] = name

@@ -16,7 +16,7 @@ from baton.services.errors import ConfigError
 
 @dataclass(frozen=True)
 class Role:
-    """What distinguishes workers of one role from those of another."""
+    """All that distinguishes workers of one role from those of another."""
 
     name: str
     wire: scheduler_pb2.Role

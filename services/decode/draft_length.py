@@ -57,7 +57,7 @@ class DraftChoice:
 
 @dataclass
 class _Batch:
-    """What is remembered of one bucket of batch sizes."""
+    """The memory of one bucket of batch sizes."""
 
     limit: int | None = None
     seen_at: dict[int, int] = field(default_factory=dict)  # step number at which a limit was last run

@@ -215,7 +215,7 @@ class EngineHost:
 
     @property
     def hashing(self) -> BlockHashing | None:
-        """How the engine names the blocks that it reports, or None if it reports none."""
+        """The naming scheme of the blocks that the engine reports; None if it reports none."""
         return self._cache_events.hashing if self._cache_events is not None else None
 
     def staged(self, timeout_s: float) -> Staged | None:
@@ -326,7 +326,7 @@ class EngineHost:
     def _add(self, request: Any) -> None:
         if request.request_id in self._engine.scheduler.requests:
             # A load of the same attempt was aborted: vLLM keeps its blocks until it is reported.
-            held = RequestRefused(Failed.CODE_FULL, "the load that was given up still has its blocks")
+            held = RequestRefused(Failed.CODE_FULL, "an abandoned load still holds its blocks")
             self._tell(lambda listener: listener.on_refused(request.request_id, held))
             return
         if self._connector is None and asks_for_load(request.kv_transfer_params):
@@ -417,7 +417,7 @@ class EngineHost:
         try:
             return self._failed_step.holding() if self._failed_step is not None else None
         except Exception as error:  # noqa: BLE001 (the engine may be in any state)
-            logger.warning("which requests ran as the engine failed is not known: %s", error)
+            logger.warning("unknown which requests ran when the engine failed: %s", error)
             return None
 
     def _shared(self, step: EngineStep) -> dict[str, int]:

@@ -39,7 +39,7 @@ def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> No
         app.run_router(settings, models)
         return
     if settings.security.folder:
-        raise ConfigError("security.folder is of one process: leave it out, or set router.processes to 1")
+        raise ConfigError("security.folder is for one process: leave it out, or set router.processes to 1")
     with app.opened(settings, models, settings.router.processes) as router:
         leave_on_signals(0)  # importing takes seconds, and nothing is forked yet
         app.preload()
@@ -70,7 +70,7 @@ class _Routers:
             while not self._stopped():
                 self._parts.reap()
                 if all(part.given_up for part in self._parts.members):
-                    raise StartError("router.processes: each died too often; see what they printed")
+                    raise StartError("router.processes: each died too often; see their output")
         finally:
             self._end()
 

@@ -150,7 +150,7 @@ def _check(settings: Settings, whole: Sequence[Started]) -> None:
             raise type(error)(f"models.{one.model.name}: {error}") from None
     credentials.check(settings)
     if settings.security.folder:
-        raise ConfigError("security.folder is of one process: leave it out where several are started")
+        raise ConfigError("security.folder is for one process: leave it out where several are started")
     check_port("router.port", settings.router.host, settings.router.port)
     for one in whole:
         for address in one.schedulers:

@@ -152,7 +152,7 @@ class WaitingRoom:
         self._resuming[turn] = None
         self._waiting += 1
         self._choose()
-        refusal = NotAdmitted(f"others resume before it, and no room within {wait_s:.3g} s", Why.FULL)
+        refusal = NotAdmitted(f"others resume first, and no room came up within {wait_s:.3g} s", Why.FULL)
 
         def is_final(no: NotAdmitted) -> bool:
             nonlocal refusal

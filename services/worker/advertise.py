@@ -58,7 +58,7 @@ async def address_towards(schedulers: str, wait_s: float) -> str:
                 problem = " ".join(str(error).split()) or "no answer"
         if time.monotonic() + RETRY_S > deadline:
             raise StartError(
-                f"no scheduler at {schedulers} to be reached ({problem}), so that this worker does not know "
+                f"no scheduler at {schedulers} can be reached ({problem}), so this worker does not know "
                 "which of its addresses others can dial: is it up, is the address right? "
                 "Or set worker.advertise"
             )

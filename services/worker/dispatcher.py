@@ -135,7 +135,7 @@ class Dispatcher:
 
     def abort_all(self) -> int:
         """Fail all requests, so that they run elsewhere, when a drain took too long. Return their number."""
-        self._move_on(live := self._attempts.all(), "this worker drained, its time was up")
+        self._move_on(live := self._attempts.all(), "this worker's drain ran out of time")
         return len(live)
 
     def _move_on(self, attempts: list[RunningAttempt], why: str = "a request is tried alone here") -> None:

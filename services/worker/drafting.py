@@ -115,4 +115,4 @@ class Drafting:
         if alarm:
             logger.warning("the %s drafter does too little: %s", self.method.name, self._watch.why)
         else:
-            logger.warning("the %s drafter does its part again", self.method.name)
+            logger.warning("the %s drafter does enough again", self.method.name)

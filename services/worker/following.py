@@ -61,7 +61,7 @@ _NOT_READY = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING
 
 
 class _FailureError(Exception):
-    """How a source failed."""
+    """A source's failure."""
 
     def __init__(self, event: Event, problem: HandoffError, *, broke: bool = False) -> None:
         """broke: the source was connected, and may have more to say."""

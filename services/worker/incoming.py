@@ -46,7 +46,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What can happen to incoming KV."""
+    """The events of incoming KV."""
 
     BEGUN = "begun"
     COMPLETE = "complete"

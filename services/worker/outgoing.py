@@ -280,7 +280,7 @@ class Outgoing:
     def _wait(self, name: tuple[str, int], follower: Follower) -> None:
         if self._waiters >= MAX_WAITING:
             raise NotFollowedError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WAITING} others wait here for attempts to come"
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WAITING} others already wait here for attempts"
             )
         self._waiting.setdefault(name, []).append(follower)
         self._waiters += 1

@@ -178,7 +178,7 @@ class FailedStep:
             except Exception as error:
                 if is_fatal(error):
                     raise
-                logger.info("a step behind the one that failed: %s", error)
+                logger.info("a step after the failed one: %s", error)
 
     def _end(self, names: Sequence[str]) -> None:
         from vllm.v1.request import RequestStatus
@@ -200,7 +200,7 @@ class FailedStep:
                 if time.monotonic() > deadline:
                     break
         if request.num_output_tokens < 2:
-            raise EngineFailed("it does not answer after a step that failed")
+            raise EngineFailed("it does not answer after a failed step")
 
     def _own_request(self) -> Any:
         from vllm.sampling_params import SamplingParams

@@ -18,7 +18,7 @@ def install() -> None:
 
 
 def flattening(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that passes [..., heads, size] as [..., heads * size], the form that vLLM's rotates right."""
+    """Return a method that flattens [..., heads, size] to [..., heads * size], which vLLM's rotates right."""
 
     def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> Any:
         with_heads = positions.dim() + 2
