@@ -70,7 +70,6 @@ class Printer:
 
     @property
     def behind(self) -> bool:
-        """Return whether lines wait for a reader."""
         return bool(self._waiting)
 
     def catch_up(self) -> None:
@@ -183,12 +182,10 @@ def printer(descriptor: int) -> Printer:
 
 
 def say(text: str) -> None:
-    """Print a line on stdout."""
     put(sys.stdout, text + "\n")
 
 
 def complain(text: str) -> None:
-    """Print a line on stderr."""
     put(sys.stderr, text + "\n")
 
 

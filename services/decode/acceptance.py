@@ -66,7 +66,6 @@ class DraftCounts:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest draft."""
         return sum(1 for count in self.drafted if count)
 
     @property
@@ -190,11 +189,9 @@ class AcceptanceWatch:
 
     @property
     def alarm(self) -> bool:
-        """Whether too little is accepted."""
         return self._low or self._fruits < FRUITFUL_TOKENS
 
     def drafted(self, counts: DraftCounts) -> None:
-        """Count a step with drafts."""
         accepted = counts.accepted_tokens
         if accepted:
             self._fruitless = 0

@@ -107,7 +107,6 @@ class CacheEvents:
         return change
 
     def publish(self, batch: Any) -> None:
-        """Note the events of a step."""
         from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
         for event in batch.events:
@@ -122,11 +121,9 @@ class CacheEvents:
         self._next.publish(batch)
 
     def shutdown(self) -> None:
-        """Stop the other publisher."""
         self._next.shutdown()
 
     def get_publisher_config(self) -> Any:
-        """Return the configuration of the other publisher."""
         return self._next.get_publisher_config()
 
     def _stored(self, event: Any) -> None:

@@ -72,7 +72,6 @@ class Counts:
             self.drafts.add(other.drafts)
 
     def message(self) -> scheduler_pb2.EngineCounts:
-        """Return the message for a heartbeat."""
         return scheduler_pb2.EngineCounts(
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,

@@ -136,7 +136,6 @@ class _Store:
         return digest if good else ""
 
     def keep(self, seen: os.stat_result, digest: str) -> None:
-        """Remember a file's digest."""
         entry = self._entry(seen)
         fresh = entry.with_name(f"{entry.name}.{os.getpid()}.{threading.get_ident()}")
         try:
@@ -191,7 +190,6 @@ class _Progress:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """Count hashed bytes."""
         with self._lock:
             self._read += count
             if (now := time.monotonic()) - self._told < TELL_S:

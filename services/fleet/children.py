@@ -46,7 +46,6 @@ class Worker:
     where: Devices
 
     def __call__(self) -> None:
-        """Be the worker until a signal."""
         from baton.services.worker.lifecycle import run_worker
 
         logs.keep_warnings()
@@ -62,7 +61,6 @@ class Worker:
 
 
 def scheduler(settings: Settings) -> None:
-    """Be a scheduler until a signal."""
     from baton.services.fleet.scheduler import run_scheduler
 
     logs.configure(settings.log_format, "scheduler")

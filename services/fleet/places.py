@@ -79,7 +79,6 @@ class Places:
         self._devices = {name: next(shares) for name in self.names}
 
     def start(self, parts: Parts) -> None:
-        """Start the first workers."""
         for name in self._roles:
             parts.add(name, Kind.WORKER, self._run(name))
 

@@ -94,7 +94,6 @@ class _Routers:
 
 
 def _serve(settings: Settings, models: Sequence[Model], router: app.Opened, number: int) -> None:
-    """Be process `number` until a signal."""
 
     def own(whole: Settings) -> Settings:
         return whole.model_copy(update={"router": share(whole.router, number)})

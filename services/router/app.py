@@ -179,7 +179,6 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
 
 
 def _shared(settings: Settings, router_id: str) -> Shared:
-    """Make what all models of this router share."""
     from baton.services.router.chronicle import Chronicle
     from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics

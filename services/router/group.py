@@ -50,7 +50,6 @@ class Group:
         return bool(self._words[_ENDING])
 
     def end(self) -> None:
-        """Note that all processes are ending."""
         self._words[_ENDING] = 1
 
     def tell_metrics_port(self, number: int, port: int) -> None:

@@ -233,12 +233,10 @@ class Leg(ABC):
         """Report the KV blocks that the request shares with others of the same prefix."""
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
-        """End the leg: the worker has failed the request."""
         trouble = _TROUBLE.get(failed.code, Trouble.ENGINE)
         self._end(self._failure(trouble, failed.message, engine_goes_on=failed.engine_goes_on))
 
     def on_lost(self, message: str) -> None:
-        """End the leg: its stream has ended."""
         self._end(self._failure(Trouble.LOST, f"its stream ended: {message}"))
 
     def on_source_lost(self, message: str) -> None:
@@ -267,7 +265,6 @@ class Leg(ABC):
             timings.prefill_ended = self._stream.put_out_at
 
     def _first_token(self, now: float) -> None:
-        """Note the attempt's first token."""
         self._state.timings.first_token = now
 
     def _hold(self, output: Any) -> None:

@@ -132,7 +132,6 @@ class Legs:
             self._prefix.loaded(admitted)
 
     def prefilled(self) -> None:
-        """Report that the prompt is prefilled."""
         self._parts.placements.prefilled(self._placement.attempt)
 
     def shared(self, blocks: int) -> None:

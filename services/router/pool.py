@@ -69,7 +69,6 @@ class WorkerPool:
             opening.add_done_callback(lambda task: then(_stream_of(task)))
 
     def opened(self, worker_id: str) -> WorkerStream | None:
-        """Return the stream to a worker if it is open."""
         return self._streams.get(worker_id)
 
     def abort(self, worker_id: str, request_id: str) -> None:

@@ -130,7 +130,6 @@ class Prefix:
             self._count(outcome)
 
     def _count(self, outcome: str, tokens: int = 0) -> bool:
-        """Count the outcome, once."""
         if self._outcome:
             return False
         self._outcome = outcome

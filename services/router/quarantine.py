@@ -44,7 +44,6 @@ class Quarantine:
 
     @property
     def more(self) -> bool:
-        """Return whether another suspect waits."""
         return bool(self._waiting)
 
     def worker_for(self, placement: Placement, state: RequestState) -> scheduler_pb2.Worker | None:

@@ -29,7 +29,6 @@ class _Tenant:
 
     @property
     def first(self) -> Turn:
-        """The turn of the next request."""
         return next(iter(next(iter(self.clients.values()))))
 
     def before(self, client: str) -> int:
@@ -57,7 +56,6 @@ class ClassQueue:
         return min((one for one in self._tenants.values() if one.waiting), key=lambda one: one.way).first
 
     def join(self, party: Party, turn: Turn) -> None:
-        """Let a request wait."""
         tenant = self._tenants.setdefault(party.tenant, _Tenant())
         if not tenant.waiting:  # unused turns are not saved up
             tenant.way = max(tenant.way, self._way)

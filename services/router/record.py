@@ -58,7 +58,6 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """Whether its client got an error."""
         return self.outcome in _FAILED or self.status >= 500
 
     @property

@@ -406,7 +406,6 @@ class Relay:
 
     @property
     def _prefiller_id(self) -> str:
-        """The worker that prefills the prompt in this placement."""
         return (self.placement.prefill or self.placement.decode).worker_id
 
     def _first_token(self) -> None:

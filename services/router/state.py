@@ -121,7 +121,6 @@ class RequestState:
 
     @property
     def tokens_to_generate(self) -> int:
-        """The rest of the budget."""
         return max(0, self.budget - len(self.tokens))
 
     @property
@@ -172,7 +171,6 @@ class RequestState:
         )
 
     def failed(self, failure: Failure) -> None:
-        """Note that the attempt failed, and why."""
         now = self.timings.ended = time.monotonic()
         cause = {"trouble": failure.trouble.value, "worker": failure.worker_id, "message": failure.message}
         self.events.append(Event("failed", now, self.attempts, cause))
@@ -192,7 +190,6 @@ class RequestState:
         self._goes_on("recomputed", timings.recomputed, timings.decoder)
 
     def goes_alone(self, worker: scheduler_pb2.Worker) -> None:
-        """Record that the attempt goes on, alone on a worker."""
         timings = self.timings
         timings.recomputed = time.monotonic()
         timings.ended = 0.0

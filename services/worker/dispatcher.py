@@ -163,7 +163,6 @@ class Dispatcher:
     # Called by a router's stream.
 
     def connect(self, peer: str) -> RouterSession:
-        """Take a new stream of a router."""
         session = RouterSession(self._next_session, peer)
         self._next_session += 1
         self._sessions[session.number] = session

@@ -32,7 +32,6 @@ class Grammars:
         await self._house.open(Context.of(self._host.grammars.config))
 
     def close(self) -> None:
-        """End trials and compilations."""
         self._house.close()
 
     async def prepare(self, request: Any, party: int) -> None:
@@ -74,7 +73,6 @@ class Compilations:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Cancel all preparations."""
         for task in self._tasks:
             task.cancel()
         self._grammars.close()

@@ -95,7 +95,6 @@ class Isolation:
         asyncio.get_running_loop().call_soon(self._look)  # once, even if many end together
 
     def _look(self) -> None:
-        """Do what is due."""
         now = time.monotonic()
         if self._now is not None:
             self._watch(self._now, now)
@@ -140,7 +139,6 @@ class Isolation:
             self._look_at(now + LEAST_REST_S)
 
     def _release(self, now: float) -> None:
-        """Let the held requests in."""
         self._holds, self._lingers_until = False, 0.0
         self._rests_until = now + max(LEAST_REST_S, now - self._since)
         held, self._held = self._held, OrderedDict()

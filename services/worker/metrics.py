@@ -129,7 +129,6 @@ class WorkerMetrics:
             self._save.observe(saved.save_ms * _MS)
 
     def on_not_loaded(self, problem: Problem) -> None:
-        """Count a handoff that could not be loaded."""
         self._load_failed.labels(problem.name).inc()
 
     def on_loaded(self, loaded: Loaded) -> None:

@@ -77,7 +77,6 @@ class Follower:
         return self._refusal is not None
 
     def say(self, reply: FollowReply) -> None:
-        """Queue a reply for `next`."""
         self._said.append(reply)
         self._wake()
 
@@ -123,7 +122,6 @@ class _Handoff:
         return True
 
     def tell(self, reply: FollowReply) -> None:
-        """Tell the follower, if there is one."""
         if self.follower is not None:
             self.follower.say(reply)
 

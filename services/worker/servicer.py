@@ -55,7 +55,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.SetRoleReply(refusal=await self._become(request.role, request.fence))
 
     async def Inspect(self, request: worker_pb2.InspectRequest, context: Any) -> scheduler_pb2.Inspection:
-        """Describe this process and its machine."""
         del context
         if request.clock_alone:
             return scheduler_pb2.Inspection(unix_s=time.time())

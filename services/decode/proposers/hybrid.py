@@ -60,7 +60,6 @@ class Hybrid:
         return self._then.propose(batch)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Free the state of these requests."""
         self._then.forget(request_ids)
 
 

@@ -65,7 +65,6 @@ class Tree:
 
     @classmethod
     def of(cls, spec: SpeculativeSettings) -> Tree:
-        """Take the bounds from the settings."""
         return cls(
             depth=spec.suffix_decoding_max_tree_depth,
             factor=spec.suffix_decoding_max_spec_factor,

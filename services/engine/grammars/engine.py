@@ -49,7 +49,6 @@ class EngineGrammars:
         return lane.submit(self._compile, request)
 
     def close(self) -> None:
-        """Drop waiting compilations."""
         for lane in (self._quick, self._slow):
             lane.shutdown(wait=False, cancel_futures=True)
 

@@ -51,7 +51,6 @@ class Helper:
     connection: socket.socket
 
     def reap(self) -> None:
-        """Reap the process if it has ended."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
 
@@ -191,7 +190,6 @@ class _Server:
 
 
 def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
-    """Run a trial, in its own process."""
     try:
         _die_with(os.getppid())
         os.setpriority(os.PRIO_PROCESS, 0, limits.nice)

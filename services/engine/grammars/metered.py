@@ -63,7 +63,6 @@ class Metered(StructuredOutputGrammar):
         return valid
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by this many tokens."""
         began = time.thread_time()
         self._grammar.rollback(num_tokens)
         self._spent += time.thread_time() - began
@@ -80,7 +79,6 @@ class Metered(StructuredOutputGrammar):
         self._spent += time.thread_time() - began
 
     def is_terminated(self) -> bool:
-        """Return whether the answer is complete."""
         return not self._costly and bool(self._grammar.is_terminated())
 
     def reset(self) -> None:

@@ -187,5 +187,4 @@ def _append(tokens: Ints, lengths: Ints, more: npt.NDArray[Any]) -> None:
 
 
 def _lists(tokens: npt.NDArray[Any], counts: Ints) -> list[list[int]]:
-    """Return the first `counts` tokens of each row."""
     return [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]

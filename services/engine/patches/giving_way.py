@@ -213,7 +213,6 @@ class GivingWay:
         running[:] = first + step.held + took_part
 
     def _count(self, step: _Step) -> None:
-        """Count the tokens of requests that give way."""
         row = 1 + self._scheduler.num_spec_tokens
         for name, count in step.output.num_scheduled_tokens.items():
             if standing_of(self._scheduler.requests[name]).priority > step.first:

@@ -159,13 +159,11 @@ class RelayClient(EngineCoreClient):
             relay.end()
 
     def dp_engines_running(self) -> bool:
-        """Whether any request runs."""
         return bool(self._relays)
 
     # -- for relays (FrontEnd)
 
     def deliver(self, output: Any) -> None:
-        """Queue an output for AsyncLLM."""
         if not self.prompt_logprobs.takes(output):
             self._queue.put(output)
 

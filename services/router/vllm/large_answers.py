@@ -146,7 +146,6 @@ def _not_streamed(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _long_lists(answer: Any) -> dict[_Path, list[Any]]:
-    """Return the long lists of an answer, by their place in it."""
     found: dict[_Path, Any] = {("prompt_logprobs",): getattr(answer, "prompt_logprobs", None)}
     for number, choice in enumerate(answer.choices):
         found["choices", number, "prompt_logprobs"] = getattr(choice, "prompt_logprobs", None)

@@ -238,7 +238,6 @@ class WorkerFigures(Collector):
         self._models: list[ModelWorkers] = []
 
     def watch(self, workers: ModelWorkers) -> None:
-        """Show the workers of a model, too."""
         self._models.append(workers)
 
     def collect(self) -> Iterator[Metric]:

@@ -139,7 +139,6 @@ class OutputQueue:
         return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())
 
     def _flush(self) -> None:
-        """Let all waiting outputs be taken."""
         if self._waiting:
             self._outputs += self._waiting
             self._waiting = []

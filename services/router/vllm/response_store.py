@@ -106,7 +106,6 @@ class ResponseStore:
 
     @property
     def size(self) -> int:
-        """Return the bytes of all stored answers."""
         return sum(one.size for one in self._kept.values())
 
     def __len__(self) -> int:

@@ -18,7 +18,6 @@ def install() -> None:
 
 
 def in_this_process(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls its argument in this process."""
     del shipped
 
     def run_in_this_process(fn: Callable[[], Any]) -> Any:
