@@ -29,7 +29,7 @@ from baton.services.config import SecuritySettings, Settings
 if TYPE_CHECKING:  # plain text needs no cryptography
     from baton.security.identity import Credentials, Identity, Pems
 
-JOIN_WAIT_S = 15.0  # for a CA that starts at the same time
+JOIN_WAIT_S = 15.0  # lets a CA start at the same time
 _TEMPORARY = "baton-identity-"
 _YOUNG_S = 60.0  # a new folder may not be locked yet
 
@@ -60,7 +60,7 @@ def check(settings: Settings) -> None:
         "handoff.host": settings.handoff.host,
     }
     for key, given in listen.items():
-        for address in filter(None, given.split(",")):  # of schedulers there may be several
+        for address in filter(None, given.split(",")):  # there may be several schedulers
             exposure.check(key, addresses.split(address.strip())[0])
 
 

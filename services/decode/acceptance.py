@@ -30,10 +30,10 @@ LEAST_DRAFTS = 200
 LEAST_REQUESTS = 64
 FULL_DRAFTS = 1000
 FULL_REQUESTS = 256
-MOST_REQUESTS = 4096  # for requests that hardly draft
+MOST_REQUESTS = 4096  # reached if requests hardly draft
 
-ALARM_BELOW = 0.8  # of the reference
-CLEAR_ABOVE = 0.9  # of the reference, so that one good request does not clear the alarm
+ALARM_BELOW = 0.8  # share of the reference
+CLEAR_ABOVE = 0.9  # likewise; higher, so that one good request does not clear the alarm
 SIGMAS = 4.0
 LEARN_SIGMAS = 4.0  # a learned reference is lowered by its error: the best of many windows is mostly luck
 FRUITLESS_DRAFTS = 200  # drafts in a row of which no token was accepted
@@ -113,7 +113,7 @@ class _Window:
     def __init__(self) -> None:
         self._requests: deque[tuple[int, int]] = deque()
         self.drafts = self._accepted = 0
-        self._squares = [0, 0, 0]  # of drafts, of accepted, of one times the other
+        self._squares = [0, 0, 0]  # sums of drafts squared, accepted squared, their product
 
     def add(self, drafts: int, accepted: int) -> None:
         self._requests.append((drafts, accepted))

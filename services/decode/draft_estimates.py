@@ -17,25 +17,25 @@ _ROWS_KEPT = 200.0
 _ROW_STEPS_KEPT = 50.0
 _ROWS_KEPT_UNSEEN = 16.0
 _UNSEEN_FADES = 0.99
-_HOPED_ACCEPTANCE = 0.8  # before anything was seen: high, so that longer drafts are tried
+_HOPED_ACCEPTANCE = 0.8  # initial; high, so that longer drafts are tried
 _HOPED_ROWS = 2.0
 
 _FEATURES = 5
-_STEPS_KEPT = 0.995  # of the fit's weight, per step
+_STEPS_KEPT = 0.995  # share of the fit's weight kept per step
 # Assumed shares of the first step's time: fixed, per request, per verified token, per pass of the draft
 # model, and per pass and request. The first step is taken to be one request's.
 _GUESS = (0.85, 0.02, 0.03, 0.08, 0.01)
 _GUESS_WEIGHT = 0.5  # steps
-_CLIP = 0.25  # of a step's time: the most that one outlying step counts for
+_CLIP = 0.25  # share of a step's time: the most that one outlying step counts for
 _CELL_SAMPLES = 32.0  # steps over which a cell averages
 _LINE_SAMPLES = 3.0  # samples of a cell that weigh as much as the fit
 _PACE_GAIN = 1 / 16
 _SURPRISES = 5  # this many steps off by more than _CLIP, all to the same side, mean that the pace changed
 # The first use of a kernel waits up to seconds for its compiler. Later steps reveal it by being much faster;
 # nothing else makes a step faster than usual.
-_MUCH_FASTER = 0.5  # of the time of an earlier step
-_FIRST_SAMPLES = 4.0  # of a cell
-_FIRST_STEPS = 16  # of an engine
+_MUCH_FASTER = 0.5  # share of an earlier step's time
+_FIRST_SAMPLES = 4.0  # a cell's first samples
+_FIRST_STEPS = 16  # an engine's first steps
 
 
 @dataclass

@@ -22,11 +22,11 @@ _WORTH_A_CHANGE = 1.01  # required gain in tokens per second: noise must not mov
 _DOUBT = 0.2
 # Learning: other limits are tried for a few steps at a time, out of a budget that every step pays into.
 _PROBE_STEPS = 4  # the first of these still verifies what the limit before it drafted
-_PROBE_SHARE = 0.01  # of the time, lost to limits that are not the best
+_PROBE_SHARE = 0.01  # share of the time lost to limits that are not the best
 _PROBE_CREDIT_AT_FIRST = 8.0  # steps
-_PROBE_CREDIT_NEW_BATCH = 8.0  # for a batch size not seen before
+_PROBE_CREDIT_NEW_BATCH = 8.0  # a new batch size's budget, steps
 _PROBE_CREDIT_MOST = 3.0
-_PROBE_COSTS_AT_LEAST = 0.15  # of a step: a limit that looks as good as the best is not probed all the time
+_PROBE_COSTS_AT_LEAST = 0.15  # steps; an equally good limit must not be probed all the time
 _PROBE_AGAIN_STEPS = 60  # a limit that was run this recently needs no probe
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-SPARE = 0.9  # of the goal: a shorter step has time to spare
+SPARE = 0.9  # share of the goal: a shorter step has time to spare
 GROWTH, CUT = 0.25, 0.75  # requests added after a step; the part kept after a cut
 MOST_OWED_S = 10.0  # s; a bound on the debt, in case the clock jumps or a step never seems to end
 MOST_ALONE_S = 0.1  # s; a share of a tenth has paid for it after one second
@@ -37,8 +37,8 @@ class Contest(NamedTuple):
 
     first_rows: int  # decoding requests of the first class
     prompts: bool  # prompts of the first class are computed, or wait
-    goal_s: float  # of the decoding first class; 0: none
-    share: float  # of those that give way
+    goal_s: float  # the decoding first class's; 0: none
+    share: float  # the share of requests that give way
 
 
 class StepShare:

@@ -44,8 +44,8 @@ CONNECTOR_MODULE = "baton.handoff.vllm.connector"
 # prompts.
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_GIB = 1.0
-# Of the NUMA node's memory. vLLM checks it even though kv_cache_memory_bytes decides; low, so that several
-# workers fit.
+# Share of the NUMA node's memory. vLLM checks it even though kv_cache_memory_bytes decides; low, so that
+# several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
 _NOT_ON_CPU = ("enable_expert_parallel", "enable_eplb", "enable_dbo")
@@ -58,7 +58,7 @@ class EngineInfo:
     max_model_len: int  # tokens
     block_size: int  # tokens
     num_blocks: int  # blocks of all layers' KV; vLLM's blocks differ in size if layers differ: `block_share`
-    free_blocks: int  # of an idle engine: vLLM keeps one for itself
+    free_blocks: int  # when idle: vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the most drafted tokens
@@ -109,7 +109,7 @@ class EnginePlan:
 
     settings: Settings
     worker_id: str
-    fingerprint: str  # of the model
+    fingerprint: str  # the model's
     needs_handoffs: bool
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # where others find what the ranks save; empty: where the ranks listen

@@ -87,7 +87,7 @@ class CacheEvents:
             root=kv_cache_utils.NONE_HASH,
         )
         self._next = scheduler.kv_event_publisher
-        self._blocks: dict[int, _Block] = {}  # by hash
+        self._blocks: dict[int, _Block] = {}  # keyed by hash
         self._cleared = False
         self._touched: dict[
             int, int

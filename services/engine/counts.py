@@ -28,9 +28,9 @@ class Counts:
     external_queries: int = 0  # asked of the handoff, beyond the cache hits
     external_hits: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)  # verified
-    computed_tokens: int = 0  # of prompts: found in no cache, and not handed over
+    computed_tokens: int = 0  # prompt tokens found in no cache and not handed over
     output_tokens: int = 0
-    busy_s: float = 0.0  # in steps
+    busy_s: float = 0.0  # time spent in steps
     request_s: float = 0.0  # time of each step times the requests that got tokens in it
 
     def take(self, groups: Iterable[Any], seconds: float) -> None:

@@ -63,18 +63,18 @@ class EngineLoad:
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
-    deferred: int = 0  # of `waiting`: for something other than room, such as KV
+    deferred: int = 0  # those `waiting` for something other than room, such as KV
 
 
 @dataclass
 class EngineStep:
     """The results of one engine step: outputs by client index, the connector's reports, the load."""
 
-    outputs: dict[int, Any] = field(default_factory=dict)  # of EngineCoreOutputs
+    outputs: dict[int, Any] = field(default_factory=dict)  # EngineCoreOutputs by client
     begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()
     loaded: tuple[Loaded, ...] = ()
-    drafts: dict[str, list[int]] = field(default_factory=dict)  # by request, of prompts that are handed over
+    drafts: dict[str, list[int]] = field(default_factory=dict)  # handed-over prompts' drafts, by request
     load: EngineLoad = EngineLoad()
     seconds: float = 0.0
     executed: bool = False
@@ -82,7 +82,7 @@ class EngineStep:
     counts: Counts = field(default_factory=Counts)  # in this step
     shared: dict[str, int] = field(default_factory=dict)  # shared blocks, by request with a first output
     draft_length: int | None = None  # the most tokens of the next drafts, if chosen step by step
-    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by classes, in this step
+    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by class, in this step
     blocks: Change | None = None  # what the prefix cache gained and lost
     failed: Sequence[str] = ()  # requests that ended with the step, which raised `problem`
     problem: str = ""

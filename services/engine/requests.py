@@ -64,7 +64,7 @@ class EngineLimits:
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
     steps: StepLimits = LOOSEST
-    adapters: Sequence[AdapterFiles] = ()  # in the order in which the engine has numbered them, from 1
+    adapters: Sequence[AdapterFiles] = ()  # ordered by the engine's number for them, from 1
 
 
 @dataclass

@@ -22,7 +22,7 @@ import numpy as np
 # Model runner V2 keeps this many per request.
 V2_ALLOWED_TOKENS = 1024
 V2_BIASED_TOKENS = 1024
-V2_STOP_TOKENS = 128  # for a request with min_tokens, including the end of sequence
+V2_STOP_TOKENS = 128  # limit of a request with min_tokens, including the end of sequence
 NAMED_TOKENS = 128
 # V2 adds it to the prompt's length in 32 bits.
 V2_MOST_TOKENS = 1 << 30
@@ -32,7 +32,7 @@ STOP_TOKENS = 4096
 # vLLM compares the end of the answer with the text before it, in Python, after each new token. That takes at
 # most 6 ms with these limits, and 2.5 s with patterns of 5,000 tokens, while all streams stand still.
 PATTERN_TOKENS = 128
-PATTERNS_TOKENS = 1024  # in all repetitions together
+PATTERNS_TOKENS = 1024  # sum over all repetitions
 
 
 @dataclass(frozen=True)

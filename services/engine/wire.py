@@ -17,7 +17,7 @@ import msgspec
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-PROTOCOL = 5  # of router-worker streams: raise it for changes the other side would not understand
+PROTOCOL = 5  # version of router-worker streams: raise it for changes the other side cannot read
 _ALWAYS_INLINE = 1 << 62  # bytes: above any array, so that every array stays in the frame
 
 

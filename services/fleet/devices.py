@@ -19,7 +19,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Devices:
     """One worker's share of the machine: cores or GPUs."""
 
-    cpu: str = ""  # in the form of vLLM's thread binding: `0`, `0-3` or `0,2`
+    cpu: str = ""  # vLLM's thread binding: `0`, `0-3` or `0,2`
     environment: dict[str, str] = field(default_factory=dict)  # shows the worker its GPUs
 
     @property

@@ -41,7 +41,7 @@ class Kind(Enum):
 
     WATCHER = "watcher"  # first: it would report the end of the others
     ROUTER = "router"  # no new requests come from here on
-    WORKER = "worker"  # of any role: workers can replace each other
+    WORKER = "worker"  # any role: workers can replace each other
     SCHEDULER = "scheduler"  # last: the others report to it
 
 
@@ -75,7 +75,7 @@ class Part:
     ready: bool = False
     proven: bool = False  # it was ready once, so it is worth a restart
     given_up: bool = False
-    ordered: bool = False  # by the scheduler: the deployment survives its failure to start
+    ordered: bool = False  # the scheduler's order: the deployment survives its failure to start
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
     failed_starts: int = 0  # starts in a row that failed because the machine had no room for a process
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window

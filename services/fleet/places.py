@@ -24,8 +24,8 @@ class Plan:
     """A model's fleet, as its places see it."""
 
     settings: Settings
-    roles: Sequence[str]  # of its first workers
-    prefix: str = ""  # of the workers' names
+    roles: Sequence[str]  # the first workers' roles
+    prefix: str = ""  # first part of the workers' names
 
     @property
     def gpus(self) -> int:

@@ -126,7 +126,7 @@ def stop_all(
 
     Calls `told` once all have SIGTERM, and `ended` for each of the others as soon as it is gone.
     """
-    left: dict[int, Child] = {}  # by sentinel
+    left: dict[int, Child] = {}  # keyed by sentinel
     for child in children:
         if child.alive:
             child.process.terminate()

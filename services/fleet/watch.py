@@ -32,7 +32,7 @@ class Watched:
 
     scheduler: str  # its address
     health_url: str  # the router's, for this model
-    prefix: str = ""  # of the names of its parts
+    prefix: str = ""  # first part of its parts' names
     places: Sequence[str] = ()  # those for which its scheduler gives orders
 
 
@@ -49,8 +49,8 @@ class Seen:
 class Ordered:
     """A scheduler's orders: everything that shall run in a fleet's places."""
 
-    prefix: str  # of the model's parts
-    fence: int  # of the decider
+    prefix: str  # first part of the model's parts' names
+    fence: int  # the decider's
     roles: dict[str, str]  # place -> the role with which its worker starts
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 STEPS_KEPT = 0.98  # weight kept per step
 LEAST_STEPS = 8.0  # weight needed before the share changes
-LEAST_SPREAD = 0.2  # of the steps' tokens (standard deviation / mean); below it no line is fitted
+LEAST_SPREAD = 0.2  # standard deviation / mean of the steps' tokens; below it no line is fitted
 
 
 class PromptShare:
@@ -24,7 +24,7 @@ class PromptShare:
         self._least, self._most = share, most
         self.tokens = share
         self._steps = 0.0
-        self._sums = [0.0] * 5  # of weights, tokens, seconds, tokens squared, tokens times seconds
+        self._sums = [0.0] * 5  # sums of weights, tokens, seconds, tokens squared, tokens times seconds
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Learn from a step with prompts; tokens: its total."""

@@ -8,11 +8,11 @@ and `LATELY_S` after the last request that had one, steps are as long as the eng
 
 from __future__ import annotations
 
-PART = 0.2  # of the goal
+PART = 0.2  # share of the goal
 LATELY_S = 10.0
 LEAST_TOKENS = 32  # a KV block on a CPU; a smaller step is mostly fixed cost
 SHORTER, LONGER = 0.5, 1.25  # the most that one step changes the next
-FULL = 0.9  # of the allowed tokens; a smaller step says nothing about what fits
+FULL = 0.9  # share of the allowed tokens; a smaller step says nothing about what fits
 
 
 class StepLength:

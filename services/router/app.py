@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
+LAST_WORDS_S = 2.0  # time to send the last errors to clients whose time is up
 _BACKLOG = 2048
 
 

@@ -17,7 +17,7 @@ from baton.services.trace_context import TraceContext
 class TraceWriter(Protocol):
     """The destination of traces."""
 
-    ratio: float  # of new traces that are sampled
+    ratio: float  # sampled share of new traces
 
     def write(self, record: Record) -> None:
         """Write a request's trace, if it is to be kept. Must not block."""

@@ -60,9 +60,9 @@ class Why(StrEnum):
 
     FULL = "FULL"  # all workers are busy
     NO_WORKERS = "NO_WORKERS"
-    TOO_LARGE = "TOO_LARGE"  # for every worker, or for the journal
+    TOO_LARGE = "TOO_LARGE"  # exceeds every worker, or the journal
     STALE_EPOCH = "STALE_EPOCH"
-    REFUSED = "REFUSED"  # by the scheduler, as malformed
+    REFUSED = "REFUSED"  # malformed, says the scheduler
     UNAVAILABLE = "UNAVAILABLE"  # no scheduler answers
     JOURNAL = "JOURNAL"  # the journal is full
     QUEUE = "QUEUE"  # the queue is full, or too slow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-EVERY_S = 0.25  # between two samples of a stream
-PATIENCE_S = 5.0  # for a request's next output: it may have ended, or wait for its turn
+EVERY_S = 0.25  # time between two samples of a stream
+PATIENCE_S = 5.0  # longest wait for a request's next output: it may have ended, or wait for its turn
 
 
 class GapSampler:
@@ -13,7 +13,7 @@ class GapSampler:
 
     def __init__(self) -> None:
         self.due = 0.0  # time.monotonic; outputs before it need not be shown
-        self.engine_s = 0.0  # of the last sample
+        self.engine_s = 0.0  # the last sample's
         self._watched = ""  # an attempt_id
         self._since = 0.0  # its last output, on the worker's clock
         self._until = 0.0

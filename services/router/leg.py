@@ -197,7 +197,7 @@ class Leg(ABC):
         elif output.events is not None:
             self._sink.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:
-            state.timings.drafts = output.spec_decode_metrics  # with every output: it may be the last
+            state.timings.drafts = output.spec_decode_metrics  # taken each time: it may be the last
             output.spec_decode_metrics = None  # vLLM's front end would show it to every client
         tokens = output.new_token_ids
         if tokens:

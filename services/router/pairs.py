@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-CUT_S = 5.0  # between two tries of one pair
+CUT_S = 5.0  # time between two tries of one pair
 MOST = 1024  # pairs; beyond it the oldest is forgotten
 
 Pair = tuple[str, str]  # ids of the worker that saves KV, and of the one that pulls it

@@ -25,7 +25,7 @@ class RelayParts:
     metrics: RouterMetrics
     max_attempts: int  # how many workers may fail a request in a row before it is given up
     waiting: WaitingRoom
-    replace_wait_s: float = 60.0  # from a failure until another placement makes progress
+    replace_wait_s: float = 60.0  # time from a failure until another placement makes progress
     journal: Journal = field(default_factory=Journal)
     counts: RouterCounts = field(default_factory=RouterCounts)
     pairs: Pairs = field(default_factory=Pairs)

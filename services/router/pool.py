@@ -49,7 +49,7 @@ class WorkerPool:
         self._checking: asyncio.Task[None] | None = None
         self._streams: dict[str, WorkerStream] = {}
         self._opening: dict[str, asyncio.Task[WorkerStream]] = {}
-        self._suspects: dict[str, _Suspect] = {}  # by worker id
+        self._suspects: dict[str, _Suspect] = {}  # keyed by worker id
         self._closed = False
 
     def reach(

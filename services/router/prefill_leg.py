@@ -12,8 +12,8 @@ from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.sink import OutputSink
 from baton.services.router.stream import WorkerStream
 
-# From a prompt's first token to the report that its KV is kept. Both come from one step; a later report means
-# that the KV is lost.
+# Limit from a prompt's first token to the report that its KV is kept. Both come from one step; a later report
+# means that the KV is lost.
 SAVED_TIMEOUT_S = 10.0
 
 

@@ -23,7 +23,7 @@ from baton.services.router.state import RequestState
 STEP_COSTS = 16  # generating one token costs as much as computing this many
 A_SECOND = 1000  # per this many tokens, suspects that come up to a second later go first
 MOST_S = 3.0  # but none that comes later than this
-KEPT_S = 30.0  # after a trial, how long its worker is used for the next one
+KEPT_S = 30.0  # how long after a trial its worker is used for the next one
 # After this, the next suspect goes to its worker too, and waits there if need be: a worker lets suspects in
 # one at a time, and sends back a long one for which another waits. Some trials have not even begun by then,
 # because a grammar compiles or there is no room.

@@ -44,9 +44,9 @@ class ClassQueue:
         self.service = service
         self.waiting = 0
         self.placed = 0  # unfinished requests of the class that were admitted
-        self.since = 0.0  # on the clock; when it began to wait, or was last placed
-        self.owed_until = 0.0  # on the clock; until then it goes before others
-        self.rests_until = 0.0  # on the clock; until then it may not do so again
+        self.since = 0.0  # clock time when it began to wait, or was last placed
+        self.owed_until = 0.0  # clock time until which it goes before others
+        self.rests_until = 0.0  # clock time until which it may not do so again
         self._tenants: dict[str, _Tenant] = {}
         self._way = 0.0  # position of the tenant that had the last turn
 

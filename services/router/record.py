@@ -43,10 +43,10 @@ class Record:
     output_tokens: int
     arrived: float
     ended: float
-    first_token_s: float  # from the arrival to the first token, or its first byte in a stream; 0 without one
+    first_token_s: float  # arrival to first token, or its first byte in a stream; 0 without one
     client_s: float  # how long writing the response waited for its client to read
     clock_s: float  # add to time.monotonic for seconds since 1970
-    method: str  # of speculation
+    method: str  # speculation's
     draft_steps: int
     drafted_tokens: int
     accepted_tokens: int

@@ -86,7 +86,7 @@ class Toll:
     there, and this must end too: it takes at most twice as many attempts as workers.
     """
 
-    _failures: Counter[str] = field(default_factory=Counter)  # by worker id
+    _failures: Counter[str] = field(default_factory=Counter)  # keyed by worker id
 
     def __len__(self) -> int:
         return sum(max(1, times - 1) for times in self._failures.values())

@@ -59,7 +59,7 @@ class Served:
     parts: RelayParts
     client: RelayClient
     llm: frontend.RelayLLM
-    args: Namespace  # of vLLM's app
+    args: Namespace  # vLLM's app's
 
     async def app(self) -> frontend.ModelApp:
         """Build vLLM's app."""

@@ -18,10 +18,10 @@ from baton.services.router.recovery import Failure, Suspicion, Toll
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
 
-TOKEN_BYTES = 5  # in the journal: array("I") has 4 a token, and grows by an eighth at a time
-REQUEST_BYTES = 4096  # in the journal: the objects around a request's bytes and tokens
-KEY_BYTES = 40  # in the journal: the name of a block of the prompt
-LOGPROB_BYTES = 400  # in the journal: one log-probability in vLLM's front end
+TOKEN_BYTES = 5  # journal size; array("I") has 4 a token, and grows by an eighth at a time
+REQUEST_BYTES = 4096  # journal size of the objects around a request's bytes and tokens
+KEY_BYTES = 40  # journal size of the name of a block of the prompt
+LOGPROB_BYTES = 400  # journal size of a log-probability in vLLM's front end
 ROOM_TOKENS = 256  # step in which a request's room in the journal grows
 # Attempts, and events, whose moments are kept: a request that loses its worker again and again, with progress
 # in between, has no bound of its own.
@@ -69,7 +69,7 @@ class RequestState:
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
     model: str = ""  # the name under which it is served
-    adapter: Adapter | None = None  # of LoRA
+    adapter: Adapter | None = None  # LoRA's
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements tried
@@ -81,17 +81,17 @@ class RequestState:
     model_fingerprint: str = ""  # weights of the last of these
     method: str = ""  # speculation on the last of these
     outcome: str = ""  # stop, length, repetition, abort, error or refused once it is over
-    waited_s: float = 0.0  # for room, before the first placement
+    waited_s: float = 0.0  # time waiting for room before the first placement
     response_id: str = ""  # its id for the client
     trace: TraceContext = field(default_factory=begin)
     http: HttpTimes = field(default_factory=HttpTimes)
     taken: float = 0.0  # time.monotonic: when it came from the front end
     charged: float = 0.0  # time.monotonic: charged to its tenant; from then on it is in the waiting room
-    timings: Timings = field(default_factory=Timings)  # of the current attempt
-    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # of the attempts before it
+    timings: Timings = field(default_factory=Timings)  # the current attempt's
+    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # earlier attempts'
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
-    spent_before: Spent = field(default_factory=Spent)  # on the attempts before it
-    arrived: float = field(default_factory=time.monotonic)  # with its whole body
+    spent_before: Spent = field(default_factory=Spent)  # cost of the attempts before it
+    arrived: float = field(default_factory=time.monotonic)  # when its whole body had arrived
     first_token: float = 0.0  # time.monotonic: the first token went to the front end
     ended: float = 0.0  # time.monotonic: it has its outcome
 

@@ -36,10 +36,10 @@ CLOCK_DRIFT = 1e-4  # seconds per second: more than two hosts' clocks differ by
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from its stubs
 IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
 CHECKS = 5  # per stream, within the silence that makes it lost
-LAG_COUNTS_S = 0.25  # after its message: a stream that is behind has the next one within that time
+LAG_COUNTS_S = 0.25  # how long a lag counts: a stream that is behind has its next message sooner
 
 
-_NOTES = ("saved", "admitted", "shared", "failed")  # of a reply; each goes to its listener's on_...
+_NOTES = ("saved", "admitted", "shared", "failed")  # parts of a reply; each goes to its listener's on_...
 
 
 class StreamListener(Protocol):
@@ -87,20 +87,20 @@ class WorkerStream:
         self.address = worker.address
         self._decode_outputs = decode_outputs
         self._on_end = on_end
-        self._listeners: dict[str, StreamListener] = {}  # by attempt_id: no message reaches another attempt
-        self._pulls: dict[str, Callable[[str], None]] = {}  # by request id: told when the saved KV is lost
+        self._listeners: dict[str, StreamListener] = {}  # keyed by attempt_id, so that no other attempt hears
+        self._pulls: dict[str, Callable[[str], None]] = {}  # keyed by request id: called if saved KV is lost
         self._unsent: deque[worker_pb2.RunRequest] = deque()
         self._unsent_starts = 0
         self._work = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
-        # From the worker's clock to ours, by the quickest message, so it includes that message's travel time.
+        # Offset from the worker's clock to ours by the quickest message, including its travel time.
         self.clock_offset_s = math.inf
         self.put_out_at = 0.0  # when the worker's engine put the last outputs out, on our clock
         self._gap = GapSampler()
         self._last_sent_at = 0.0  # the worker's clock
-        self._heard = True  # since the last check
+        self._heard = True  # a message came since the last check
         self._silent_checks = 0
         self.ended = False
         self.speculative_method = ""  # the worker's drafter; empty without speculation

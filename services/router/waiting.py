@@ -36,9 +36,9 @@ _PACE_OF = 256  # last departures: requests that began together end together, so
 _PACE_KNOWN_S = 10.0  # the least age of a queue before a request is refused for its expected wait
 # Seconds for which an owed turn goes before others, and then does not: its request may be too large.
 OWED_S, REST_S = 1.0, 10.0
-LEAST_PATIENCE_S = 1.0  # of a class with its share, until it is owed a place
+LEAST_PATIENCE_S = 1.0  # wait after which even a class with its share is owed a place
 
-Place = Callable[[ServiceClass], Awaitable[None]]  # as a request of this class
+Place = Callable[[ServiceClass], Awaitable[None]]  # places a request as one of this class
 
 
 class WaitingRoom:
@@ -63,7 +63,7 @@ class WaitingRoom:
         self._resuming: OrderedDict[Turn, None] = OrderedDict()
         classes = classes or Classes()
         metrics.classes.expect(classes)
-        self._queues = {one.name: ClassQueue(one) for one in classes}  # in order of priority
+        self._queues = {one.name: ClassQueue(one) for one in classes}  # sorted by priority
         self._first_class = next(iter(self._queues.values())).service
         self._waiting = 0
         self._turn: Turn | None = None
@@ -71,7 +71,7 @@ class WaitingRoom:
         self._room = asyncio.Event()
         self._because = ""  # the last try found no room
         self._began = 0.0  # when the queue began, on the clock
-        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # since then, on the clock
+        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # clock times since then
         metrics.watch_waiting(self)
 
     def __len__(self) -> int:

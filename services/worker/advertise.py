@@ -16,7 +16,7 @@ from baton.services.errors import StartError
 
 TRY_S = 2.0  # per scheduler of a list, to accept a connection
 RETRY_S = 0.5
-FAMILY_S = 0.25  # before a name's next address is tried in parallel with the first (RFC 8305)
+FAMILY_S = 0.25  # delay before a name's next address is tried in parallel (RFC 8305)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from baton.services.engine.errors import RequestRefused
 from baton.services.worker.admission import Share
 from baton.services.worker.incoming import Incoming
 
-_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_DECODE: 2}  # within one epoch
+_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_DECODE: 2}  # the order within one epoch
 ENDED_LIMIT = 65_536  # ended requests whose last epoch is remembered, for EPOCH_KEEP_S at most
 
 
@@ -60,9 +60,9 @@ class Attempts:
 
     def __init__(self) -> None:
         self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # called after an attempt has ended
-        self._live: dict[str, RunningAttempt] = {}  # by internal id
+        self._live: dict[str, RunningAttempt] = {}  # keyed by internal id
         self._of_request: dict[str, RunningAttempt] = {}
-        self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # until when, mark
+        self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # (kept until, mark)
 
     def __len__(self) -> int:
         return len(self._live)

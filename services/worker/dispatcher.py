@@ -74,8 +74,8 @@ class Dispatcher:
         longest that a router's request takes
         """
         self.load = EngineLoad()
-        self.counts = Counts()  # since the engine started
-        self.blocks = BlockLogs()  # of the engine's prefix cache
+        self.counts = Counts()  # totals since the engine started
+        self.blocks = BlockLogs()  # the engine's prefix cache's
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.become(role)
         self._host = host

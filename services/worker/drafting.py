@@ -29,7 +29,7 @@ _FROM_TOKENS = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 class DraftMethod:
     """The method that drafts here."""
 
-    name: str  # for labels: the method, plus what continues it: mtp, ngram, mtp+suffix
+    name: str  # label: the method, plus what continues it: mtp, ngram, mtp+suffix
     limit: int  # most drafted tokens of a request in a step
     model_positions: int  # this many first positions are a draft model's, the others matched
 

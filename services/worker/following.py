@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 
 # All in seconds.
 CONNECT_S = 5.0
-AGAIN_S = 1.0  # until a reconnect after a connection broke
+AGAIN_S = 1.0  # pause after a connection broke
 PAUSE_S = 0.05  # the longest pause before that
-IDLE_S = 300.0  # before an unused channel is closed
+IDLE_S = 300.0  # idle time before a channel is closed
 MAX_CHANNELS = 256  # beyond this, idle channels are closed at once
 
 # The source answers, but refuses. Any other status means a broken call.
@@ -88,7 +88,7 @@ class Following:
 
     def __init__(self) -> None:
         self._dialler = rpc.Dialler(Role.WORKER)
-        self._channels: dict[str, _Kept] = {}  # by address
+        self._channels: dict[str, _Kept] = {}  # keyed by address
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None

@@ -120,7 +120,7 @@ class Incoming(Generic[Attempt_contra]):
     ) -> None:
         """Begin when the source is asked. held: build the request only once the source has said all."""
         self.state = State.ASKED
-        self.call: asyncio.Task[None] | None = None  # to the source
+        self.call: asyncio.Task[None] | None = None  # the call to the source
         self._attempt = attempt
         self._seams = seams
         self._optional = start.phase == PHASE_PREFILL

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # while draining
-FLUSH_S = 1.0  # for the last replies to routers
+FLUSH_S = 1.0  # time for the last replies to routers
 # Time for routers to read why their requests failed before their streams end: gRPC drops what is read too
 # late.
 LAST_WORDS_S = 0.2
@@ -94,13 +94,13 @@ class Node:
         self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
         self._handed_back = 0  # requests handed back when the drain's time was up
-        self._told_to_stop = False  # by a signal, so that a second one hurries
+        self._told_to_stop = False  # a signal came, so a second one hurries
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
         self._kv_host = ""  # where others find saved KV
-        self._staged = Staged()  # as last known
-        self._fence = 0  # of the last autoscaler that changed its role
+        self._staged = Staged()  # last known
+        self._fence = 0  # the fence of the last autoscaler that changed its role
 
     async def run(self) -> int:
         """Be a worker; return the exit status. The engine's thread may outlive this call if it was loading.
@@ -189,7 +189,7 @@ class Node:
             metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
             await grammars.open()
             dispatcher.open(info, self._adapters)
-            mine.capacity.CopyFrom(self._capacity(info, host))  # for Hello
+            mine.capacity.CopyFrom(self._capacity(info, host))  # read by Hello
             session.blocks = dispatcher.blocks if host.hashing else None
             await session.ready(mine.capacity)
             await self._set_health(_SERVING)

@@ -105,10 +105,10 @@ class _Handoff:
 
     request_id: str
     epoch: int
-    session: int  # of its router
+    session: int  # its router's
     key: bytes
     state: State = State.PROMISED
-    manifest: Manifest | None = None  # of what can be pulled
+    manifest: Manifest | None = None  # manifest of what can be pulled
     end: FollowReply | None = None
     saved_s: float = 0.0
     until_s: float = 0.0  # the end of its lease; in NOTHING, until when that is remembered
@@ -132,10 +132,10 @@ class Outgoing:
     def __init__(self, release: Callable[[Manifest], object]) -> None:
         """Begin empty. release: lets go of KV, without waiting."""
         self._release = release
-        self._handoffs: dict[str, _Handoff] = {}  # by request id
+        self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
         self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # handoffs whose KV is under a lease
         self._past: OrderedDict[str, _Handoff] = OrderedDict()  # handoffs in NOTHING, oldest first
-        self._waiting: dict[tuple[str, int], list[Follower]] = {}  # by request id and epoch
+        self._waiting: dict[tuple[str, int], list[Follower]] = {}  # keyed by request id and epoch
         self._waiters = 0
         self._ends = False  # no follower hears more than the end
 
@@ -241,7 +241,7 @@ class Outgoing:
     def forget_expired(self) -> None:
         """Forget KV that has lost its lease, and handoffs that were over long ago."""
         now = time.monotonic()
-        while self._leased:  # in the order in which leases end
+        while self._leased:  # ordered by the ends of their leases
             oldest = next(iter(self._leased.values()))
             if oldest.until_s > now:
                 break

@@ -23,7 +23,7 @@ from baton.services.speculation import SpeculativeSettings
 
 # All past outputs together, whatever max_cached_requests: 12 bytes a token, 50 MB when full.
 MOST_PAST_TOKENS = 1 << 22
-_TOKENS_AN_OUTPUT = 1024  # for the size of the ring if few outputs are kept
+_TOKENS_AN_OUTPUT = 1024  # sizes the ring if few outputs are kept
 _FEWEST_BUCKETS, _MOST_BUCKETS = 1 << 8, 1 << 16
 _LAST_POSITION = 1 << 30  # the last position of the ring; 32 bits still hold it
 

@@ -30,7 +30,7 @@ class EngineGrammars:
     def __init__(self, manager: Any) -> None:
         os.environ[REGEX_TIMEOUT] = "0"  # the trial has bounded it already
         self._manager = manager
-        self._managers: dict[str, Any] = {}  # by backend name
+        self._managers: dict[str, Any] = {}  # keyed by backend name
         self._lock = threading.Lock()
         self._width = 0
         self._quick = ThreadPoolExecutor(1, "grammar", initializer=_be_nice, initargs=(_NICE,))

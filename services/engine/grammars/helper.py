@@ -115,7 +115,7 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._bench: Any = None
-        self._trials: dict[int, _Trial] = {}  # by number
+        self._trials: dict[int, _Trial] = {}  # keyed by number
 
     def serve(self) -> NoReturn:
         """Serve until the worker is gone."""

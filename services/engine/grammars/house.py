@@ -38,7 +38,7 @@ from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
 QUICK = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
-# For a client with a grammar in the slow lane: its next one may be as costly.
+# Limits for a client with a grammar in the slow lane: its next one may be as costly.
 DOUBTFUL = replace(QUICK, nice=10)
 SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
 _SLOTS = 2  # per lane: one client leaves a slot to the others

@@ -21,7 +21,7 @@ class Limits:
 
     cpu_s: float
     wall_s: float
-    memory_bytes: int  # on top of the helper's own
+    memory_bytes: int  # added to the helper's own
     nice: int
 
 

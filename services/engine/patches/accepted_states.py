@@ -18,7 +18,7 @@ from typing import Any
 
 from baton.services.engine.patches.replace import replace
 
-_KEY = "_baton_accepted"  # on a CachedRequestState that is in no row
+_KEY = "_baton_accepted"  # attribute of a CachedRequestState that is in no row
 
 
 def install() -> None:

@@ -64,7 +64,7 @@ class DraftLengthSeam:
         self._stats: Any = None  # SpecDecodingStats of the last step with results
         self._chooser = chooser
         self._output: Any = None  # SchedulerOutput of that step
-        self._handed: list[tuple[int, int]] = []  # in that step: tokens drafted elsewhere, and accepted
+        self._handed: list[tuple[int, int]] = []  # that step's tokens drafted elsewhere, and those accepted
         self._before: Set[str] = frozenset()  # requests of the step before it
         self._asked = 0  # tokens that the step before it was to draft
         # With asynchronous scheduling the next step is already scheduled when a step's results come.
@@ -117,7 +117,7 @@ class DraftLengthSeam:
             self._handed = _handed(scheduler_output, model_runner_output)
             outputs = update(scheduler_output, model_runner_output)
             self._output, self._stats = scheduler_output, None
-            for one in outputs.values():  # by client; the statistics are attached to one of them
+            for one in outputs.values():  # keyed by client; the statistics are attached to one of them
                 if one.scheduler_stats is not None and one.scheduler_stats.spec_decoding_stats is not None:
                     self._stats = one.scheduler_stats.spec_decoding_stats
             return outputs

@@ -163,7 +163,7 @@ def _beside_the_model(
     batch.limits[matched] = 0
     kept = np.arange(made.shape[1], dtype=np.int32) < batch.limits[:, None]
     _append(batch.tokens, batch.lengths, np.where(kept, made, -1))
-    count = batch.lengths - batch.settled  # of the model's drafts
+    count = batch.lengths - batch.settled  # number of the model's drafts
     np.subtract(batch.limits, count, out=batch.limits)
     found = hybrid.propose(batch)
     more = np.minimum(found.counts, batch.limits)

@@ -41,9 +41,9 @@ from baton.services.prefill.step_length import LATELY_S, StepLength
 
 logger = logging.getLogger(__name__)
 
-MOST_PREEMPTIONS = 3  # of one request, for others; each costs it its slot, and at worst its computation
+MOST_PREEMPTIONS = 3  # per request, for others; each costs it its slot, and at worst its computation
 
-MOST_SHARE = 0.9  # of all that give way together
+MOST_SHARE = 0.9  # the most that all which give way get together
 
 
 def standing_of(request: Any) -> Standing:
@@ -66,11 +66,11 @@ class _Step:
     held: list[Any]  # requests that give way and are left out
     prefills: bool = False  # one more prompt that gives way may be computed
     new: bool = True  # waiting requests may begin; else only those that hold KV
-    most_new: int | None = None  # of waiting requests; None: as many as find a slot
+    most_new: int | None = None  # waiting requests that may begin; None: as many as find a slot
     most_tokens: int | None = None  # None: as many as the engine takes
     output: Any = None
     others: int = 0  # tokens in it of requests that give way
-    prompts: int = 0  # of these: in prompts
+    prompts: int = 0  # those of them in prompts
 
 
 @dataclass(slots=True)

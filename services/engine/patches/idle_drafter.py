@@ -27,7 +27,7 @@ from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS
 
 _STEPS = 16
-_BACKLOG = "_baton_backlog"  # on a model runner
+_BACKLOG = "_baton_backlog"  # attribute of a model runner
 
 
 def install() -> None:
@@ -133,7 +133,7 @@ class Backlog:
     """Inputs over which one rank's drafter has yet to run. All tensors are on the CPU."""
 
     def __init__(self, drafter: Any) -> None:
-        self._most = drafter.max_num_tokens  # of a pass
+        self._most = drafter.max_num_tokens  # tokens of a pass
         self._propose = drafter.propose
         drafter.propose = self._catch_up
         self._steps: list[tuple[Any, Any, Any, Any]] = []  # tokens, positions, states, slots; a row each

@@ -31,7 +31,7 @@ class Wanted(int):
     """A number of best tokens, and the named tokens of each row in the batch."""
 
     named: Mapping[int, Sequence[int]]
-    requests: int  # in the batch
+    requests: int  # number in the batch
 
     def __new__(cls, best: int, named: Mapping[int, Sequence[int]], requests: int) -> Wanted:
         made = super().__new__(cls, best)

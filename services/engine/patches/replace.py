@@ -14,7 +14,7 @@ from baton.services.errors import StartError
 Function = Callable[..., Any]
 Wrapper = Callable[[Function], Function]
 
-_WRAPPERS = "_baton_wrappers"  # on our function in the place of vLLM's
+_WRAPPERS = "_baton_wrappers"  # attribute of our function in the place of vLLM's
 
 
 def replace(owner: Any, name: str, wrapper: Wrapper, expects: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS, UPDATE_FROM_OUTPUT
 
-_KEY = "_baton_times"  # on a step's output and on a rank's worker
+_KEY = "_baton_times"  # attribute of a step's output and of a rank's worker
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class StepPhases:
     verify_s: float = 0.0
 
 
-_steps = StepPhases()  # in the scheduler's process, since `take`
-_drafting = StepPhases()  # in this rank, during the current step
+_steps = StepPhases()  # the scheduler process's times since `take`
+_drafting = StepPhases()  # this rank's times in the current step
 
 
 def take() -> StepPhases:

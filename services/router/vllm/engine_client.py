@@ -86,10 +86,10 @@ class RelayClient(EngineCoreClient):
         self.resources = Resources()
         self.engine_ranks_managed = [0]
         self._parts = parts
-        self.limits = limits  # for new requests; may be replaced
+        self.limits = limits  # new requests' limits; may be replaced
         self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
-        self._relays: dict[str, Relay] = {}  # by the front end's request id
+        self._relays: dict[str, Relay] = {}  # keyed by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends its request with an error.
         self.on_failure: Callable[[str, Exception], None] = lambda *_: None

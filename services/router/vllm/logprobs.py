@@ -21,7 +21,7 @@ from vllm.v1.outputs import LogprobsTensors
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.tasks import spawn_apart
 
-MOST_AT_A_TOKEN = 1024  # for one generated token; they take the loop some 40 ms
+MOST_AT_A_TOKEN = 1024  # limit per generated token; they take the loop some 40 ms
 MOST_OF_A_PROMPT = 1 << 18  # two for each token of a prompt of 128k
 SLICE = 256  # processed in one turn of the loop, some 5 ms
 

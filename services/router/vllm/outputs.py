@@ -89,7 +89,7 @@ class OutputQueue:
         self._lag_s = lag_s
         self._flush_s = flush_s
         self._outputs: list[Any] = []  # to be taken
-        self._waiting: list[Any] = []  # for more of their requests, until the next flush
+        self._waiting: list[Any] = []  # held for more tokens of their requests, until the next flush
         self._last: dict[str, Any] = {}  # request -> its last output in either list
         self._taker: asyncio.Future[None] | None = None
 
@@ -128,7 +128,7 @@ class OutputQueue:
         for _ in range(MAX_PAUSES):
             if self._lag_s() < LATE_S:
                 break
-            await asyncio.sleep(PAUSE_S)  # for the readers: without a wait gRPC's thread gets no turn
+            await asyncio.sleep(PAUSE_S)  # lets the readers run: without a wait gRPC's thread gets no turn
         outputs, self._outputs = self._outputs, []
         if self._waiting:
             for output in outputs:

@@ -60,7 +60,7 @@ class ResponseStore:
     """The stored answers of all models of a router. For its event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kept: dict[str, Kept] = {}  # by id, the oldest first
+        self._kept: dict[str, Kept] = {}  # keyed by id, the oldest first
         self._clock = clock
         self.on = False
         self.elsewhere = ""  # another router of the deployment: answers may be there
