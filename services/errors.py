@@ -49,7 +49,7 @@ def one_line(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return one line of at most 600 characters, with the error's class where it is not a BatonError."""
+    """Return one line of at most 600 characters, with the error's class unless it is a BatonError."""
     text = one_line(error)[:600]
     if isinstance(error, BatonError):
         return text

@@ -48,10 +48,7 @@ def take_on(settings: Settings, role: Role, worker_id: str = "") -> None:
 
 
 def check(settings: Settings) -> None:
-    """Check before anything starts that nothing would listen to other machines in plain text.
-
-    Raises NotSecured.
-    """
+    """Raise NotSecured if anything would listen to other machines in plain text, before anything starts."""
     if settings.security.tls or settings.security.insecure:
         return
     listen = {
@@ -76,7 +73,7 @@ def _joined(own: SecuritySettings, name: Name) -> Identity:
         mine = Identity(folder)
         if mine.name != name or mine.current().seconds_left() <= 0:
             raise IdentityError(f"the certificate in {folder} has expired, or is for {mine.name.uri}")
-    except IdentityError:  # none yet, or one of no use
+    except IdentityError:  # none yet, or an unusable one
         token = Token.parse(credentials.token(own))
         return _kept(folder, joining.join(own.join, token, name, JOIN_WAIT_S), renew)
     return _kept(folder, None, renew)
@@ -102,7 +99,7 @@ def _issued(own: SecuritySettings, name: Name) -> Identity:
 
 
 def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]) -> Identity:
-    """Return the identity in a folder, after the first files were written there, and keep it fresh."""
+    """Return the identity in a folder, after writing the first files there, and keep it fresh."""
     from baton.security import identity
     from baton.security.renewal import Renewal
 
@@ -114,9 +111,9 @@ def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]
 
 
 def _temporary() -> Path:
-    """Return a folder that goes with this process; remove those of processes that went without a word.
+    """Return a folder that lives as long as this process; remove those of processes that died silently.
 
-    The living hold a lock on theirs: process ids say nothing where containers share a folder.
+    Live processes hold a lock on theirs: process ids say nothing if containers share a folder.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
         with suppress(OSError):  # somebody else's, or removed meanwhile
@@ -130,7 +127,7 @@ def _temporary() -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder; return the descriptor that holds the lock, None where another process does."""
+    """Lock a folder; return the descriptor that holds the lock, or None if another process has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

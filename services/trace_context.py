@@ -20,7 +20,7 @@ class TraceContext:
 
     trace_id: str  # 32 digits
     span_id: str  # 16 digits; the request's own span
-    parent_id: str = ""  # the client's span; empty where the trace begins here
+    parent_id: str = ""  # the client's span; empty if the trace begins here
     sampled: bool = False
     state: str = ""  # tracestate, passed on unchanged
 

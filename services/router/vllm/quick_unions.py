@@ -126,7 +126,7 @@ class _Quick:
     def _names(self, member: Schema, key: str) -> frozenset[str] | None:
         """Return the values of `key` in items that the member accepts; None if unknown.
 
-        `_ANY` among them stands for items where the field is absent or null.
+        `_ANY` among them stands for items whose field is absent or null.
         """
         kind = member["type"]
         if kind == "definition-ref":
