@@ -85,7 +85,6 @@ def the_one(settings: Settings, name: str, what: str = "this command") -> Settin
 
 
 def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model:
-    """Lay an entry over the base. Raises ConfigError."""
     given: dict[str, dict[str, Any]] = {section: dict(getattr(entry, section)) for section in _SECTIONS}
     where = f"models.{name}"
     if "served_model_name" in given["engine"]:

@@ -83,7 +83,6 @@ def lora_args(engine: EngineSettings) -> dict[str, Any]:
 
 
 def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
-    """Return each adapter's name, folder and rank, by name. Raises ConfigError."""
     settings = engine.lora
     if settings is None:
         return []
@@ -99,7 +98,6 @@ def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
 def _check(
     engine: EngineSettings, settings: LoraSettings, name: str, path: Path, matrices: Mapping[str, Shape]
 ) -> int:
-    """Check one adapter and return its rank. Raises ConfigError."""
     if name in (engine.served_model_name or Path(engine.model).name, *engine.served_model_aliases):
         raise _refused(name, path, "it has the name of the model itself: give it another")
     if not path.is_dir():

@@ -147,7 +147,6 @@ def _request(
     client_index: int,
     limits: EngineLimits,
 ) -> Request:
-    """Return vLLM's request with the tokens generated so far."""
     core.request_id = internal_id
     core.client_index = client_index
     core.current_wave = 0

@@ -156,7 +156,6 @@ def _split(visible: str) -> list[str]:
 
 
 def _repeated(gpus: Sequence[str]) -> str:
-    """Return the first GPU listed more than once, or ""."""
     return next((gpu for gpu, times in Counter(gpus).items() if times > 1), "")
 
 

@@ -63,6 +63,5 @@ class Chronicle:
             listener(record)
 
     def close(self) -> None:
-        """Send the waiting traces. May block for seconds."""
         if self._traces is not None:
             self._traces.close()

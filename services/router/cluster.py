@@ -157,6 +157,5 @@ class ClusterView:
 
 
 def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
-    """Return the ready workers that have reported their capacity."""
     ready = (one for one in workers if one.state == pb.WORKER_STATE_READY)
     return [one for one in ready if one.identity.HasField("capacity")]

@@ -65,12 +65,10 @@ class DecodeLeg(Leg):
         """Do nothing: only a prefill saves."""
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the KV cache was loaded; the request may still wait for a slot."""
         self._pulls = False
         self._later_or_now(partial(self._admitted, admitted, time.monotonic()))
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        """Report the KV blocks that the request shares with others of the same prefix."""
         self._later_or_now(partial(self._host.shared, shared.blocks))
 
     def _later_or_now(self, take: Callable[[], None]) -> None:

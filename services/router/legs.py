@@ -107,15 +107,12 @@ class Legs:
     def reach(
         self, worker: scheduler_pb2.Worker, then: Callable[[WorkerStream | WorkerUnreachable], None]
     ) -> None:
-        """Call `then` with the open stream to `worker`: now, if there is one."""
         self._parts.pool.reach(worker, then)
 
     def grow(self) -> bool:
-        """Get the output more room in the journal. Return False when there is none: the request has ended."""
         return self._owner.grow()
 
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Count a handoff that the decode worker has loaded."""
         prefill, decode = self._placement.prefill, self._placement.decode
         self._parts.metrics.admitted(admitted, self.state, decode.worker_id)
         self._parts.pairs.passed(((prefill or decode).worker_id, decode.worker_id))
@@ -127,7 +124,6 @@ class Legs:
         self._sink.watch(received)
 
     def prefix_loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the prefill worker has loaded the prompt's beginning."""
         if self._prefix is not None:
             self._prefix.loaded(admitted)
 
@@ -135,11 +131,9 @@ class Legs:
         self._parts.placements.prefilled(self._placement.attempt)
 
     def shared(self, blocks: int) -> None:
-        """Report KV blocks of the decode worker that the request shares with others."""
         self._parts.placements.shared(self._placement.attempt, blocks)
 
     def close(self) -> None:
-        """Release what the request holds: it has its outcome."""
         self._owner.close()
 
 

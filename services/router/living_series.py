@@ -29,7 +29,6 @@ class LivingSeries(Collector):
         registry.register(self)
 
     def __len__(self) -> int:
-        """Return the number of values that have series."""
         return len(self._last)
 
     def __contains__(self, value: str) -> bool:

@@ -39,13 +39,11 @@ class PrefillLeg(Leg):
         self._saved_timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        """Let no further message reach the request. Idempotent."""
         super().close()
         if self._saved_timer is not None:
             self._saved_timer.cancel()
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """End the leg: the prompt's KV cache is kept for the decode worker, or could not be."""
         if self.over.done():
             return
         if saved.problem:

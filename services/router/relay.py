@@ -415,7 +415,6 @@ class Relay:
     # -- for the legs (Owner)
 
     def grow(self) -> bool:
-        """Get the output more room in the journal. Return False if there is none: the request has ended."""
         try:
             self._journal.grow(self.state)
         except Overloaded as error:

@@ -77,7 +77,6 @@ class OutputSink:
         self.deliver = self._deliver_first
 
     def finish(self, reason: str) -> None:
-        """End the request without another token."""
         self._release()
         self._front_end.finish(self._state.frontend_id, reason)
 

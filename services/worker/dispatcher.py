@@ -139,7 +139,6 @@ class Dispatcher:
         return len(live)
 
     def _move_on(self, attempts: list[RunningAttempt], why: str = "a request is tried alone here") -> None:
-        """Fail requests so that they run elsewhere."""
         for attempt in attempts:
             self._end(attempt)
         self._fail_all([(attempt, Failed.CODE_DRAINING, why) for attempt in attempts])

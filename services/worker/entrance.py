@@ -93,7 +93,6 @@ class Entrance:
     # Called by what comes in (incoming.Seams).
 
     def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
-        """Build the request and let it in. Raises RequestRefused."""
         attempt.prepared = self._prepare(attempt, start, complete)
         if attempt.prepared.request.use_structured_output:
             # The grammar comes first: an engine that is kept empty for a request must not wait for it.
@@ -102,13 +101,11 @@ class Entrance:
             self.let_in(attempt)
 
     def begin_load(self, attempt: RunningAttempt, manifest: Manifest) -> None:
-        """Let the engine pull the available KV, whatever else it is doing."""
         self._isolation.then(
             attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest)
         )
 
     def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
-        """Give the request its token and all KV. Raises RequestRefused."""
         give_tokens = requests.resume(attempt.prepared, complete)
         self._isolation.go_on(
             attempt,
@@ -121,7 +118,6 @@ class Entrance:
         self._fail(attempt, code, str(problem))
 
     def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
-        """Note that a prompt is computed from its beginning."""
         self._metrics.on_not_loaded(problem)
         logger.info("a prompt is computed from its beginning: %s", problem, extra=names_of(attempt))
 

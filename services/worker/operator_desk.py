@@ -42,7 +42,6 @@ class OperatorDesk:
         return found
 
     async def try_handoff(self, request: worker_pb2.TryHandoffRequest) -> handoff_pb2.TrialReply:
-        """Have this worker's ranks pull test payloads from another's."""
         return await asyncio.to_thread(
             self._ranks.try_handoff,
             list(request.sources),

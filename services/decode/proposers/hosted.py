@@ -32,7 +32,6 @@ class TokenMethod(Method):
     """A method whose proposer does all of the drafting. A subclass provides the proposer and its checks."""
 
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
-        """Return vLLM's settings for `Seat`, with the most tokens drafted in a step."""
         return {"method": "custom_class", "model": SEAT, "num_speculative_tokens": spec.limit}
 
     @abstractmethod

@@ -127,7 +127,6 @@ class FirstDrafts:
             output.total_num_scheduled_tokens += len(valid)
 
     def _budget(self, output: Any) -> int:
-        """Return how many more tokens the step may compute."""
         scheduler = self._scheduler
         spec = scheduler.vllm_config.speculative_config
         slots = spec.max_num_new_slots_for_drafting * len(output.num_scheduled_tokens)

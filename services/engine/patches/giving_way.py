@@ -316,7 +316,6 @@ class GivingWay:
         )
 
     def _blocks(self, tokens: int) -> int:
-        """Return how many KV blocks this many tokens may take."""
         groups, block = len(self._scheduler.kv_cache_config.kv_cache_groups), self._scheduler.block_size
         return int(groups * -(-tokens // block))
 

@@ -59,7 +59,6 @@ def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rows(sampling_metadata: Any) -> set[int]:
-    """Return the batch's rows that go without drafts."""
     from vllm.v1.sample.logits_processor import LogitBiasLogitsProcessor, MinPLogitsProcessor
 
     rows = set(sampling_metadata.generators)

@@ -173,7 +173,6 @@ class RelayClient(EngineCoreClient):
             self._put_first(output)
 
     def finish(self, request_id: str, reason: str) -> None:
-        """End a request without another token."""
         self.deliver(outputs.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
@@ -184,14 +183,12 @@ class RelayClient(EngineCoreClient):
         self.on_failure(request_id, RefusedByRouter(error))
 
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Convert a first output's times to our clock; return when it was queued and scheduled, or zeros."""
         if output.events is None:
             return 0.0, 0.0
         outputs.rebase(output.events, clock_offset_s)
         return outputs.began_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Do the same for another engine's output, and remove what the front end has from the first one."""
         began = self.first_output(output, clock_offset_s)
         if output.events is not None:
             output.events = outputs.only_preemptions(output.events)
@@ -199,7 +196,6 @@ class RelayClient(EngineCoreClient):
         return began
 
     def watch(self, request_id: str, received: float) -> None:
-        """Time the next piece of a request's response, from an output that arrived at `received`."""
         if admission := self._admissions.get(request_id):
             admission.watch(received)
 

@@ -60,7 +60,6 @@ def _is_anthropics(request: Request) -> bool:
 
 
 def _information(card: Any) -> dict[str, Any]:
-    """Describe a model in the form of Anthropic's API."""
     return {
         "type": "model",
         "id": card.id,

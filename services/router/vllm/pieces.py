@@ -283,6 +283,5 @@ def _added_texts(backend: Tokenizer) -> set[str]:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """Return a part of a tokenizer in its JSON form; {} if there is none."""
     found: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return found

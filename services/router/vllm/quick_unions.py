@@ -166,7 +166,6 @@ def _with_ref(node: Any) -> Iterator[Schema]:
 
 
 def _members(union: Schema) -> list[Schema]:
-    """Return a union's members, without their optional labels."""
     choices = union["choices"]
     if isinstance(choices, dict):
         return list(choices.values())

@@ -240,7 +240,6 @@ def _needs(request: Any) -> str:
 
 
 def _runs(stored: Any) -> bool:
-    """Return whether a stored answer is still being made in the background."""
     return stored is not None and stored.status in ("queued", "in_progress")
 
 
