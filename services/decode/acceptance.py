@@ -87,7 +87,7 @@ class RecentDrafts:
     """The counts of the last minute, in slots of five seconds."""
 
     def __init__(self) -> None:
-        self._slots: deque[tuple[float, DraftCounts]] = deque()  # begin of the slot, seconds
+        self._slots: deque[tuple[float, DraftCounts]] = deque()  # (start of the slot in seconds, counts)
 
     def add(self, counts: DraftCounts, now: float) -> None:
         if not self._slots or now >= self._slots[-1][0] + _SLOT_S:
