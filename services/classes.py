@@ -1,8 +1,8 @@
-"""Classes of requests: who goes first, who gives way, and what each may count on (docs/classes.md).
+"""Define service classes: who goes first, who gives way, and what each can count on (docs/classes.md).
 
 A class with a lower `priority` goes before others, as in vLLM. Others give way to it in the router's queue,
-on the workers' last places, in the engines' queues and within a step; none of them starves, as each has a
-`share`, and as `patience_s` bounds how long it stands behind those that came later.
+at the workers' last places, in the engines' queues and within a step. None of them starves: each has a
+`share`, and `patience_s` bounds how long it stands behind later arrivals.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MOST_CLASSES = 16  # each has series of its own in the metrics
+MOST_CLASSES = 16  # each has its own metric series
 Goal = Annotated[float, Field(gt=0, le=86_400)]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
-    """A class, as requests carry it. Its own `share` is kept free of classes that give way to it."""
+    """A class as requests carry it. Its own `share` is kept free of classes that give way to it."""
 
     name: str = "interactive"
     priority: int = 0  # lower goes first
@@ -31,7 +31,7 @@ class ServiceClass:
     share: float = 0.25
     preemptible: bool = False
     patience_s: float = 0.0
-    room: float = 1.0  # the part of each bound that it may fill: the rest is kept for those before it
+    room: float = 1.0  # the part of each bound that it may fill; the rest is kept for classes ahead of it
 
 
 STANDARD = ServiceClass()
@@ -88,7 +88,7 @@ class _Batch(ClassSettings):
 
 
 class ClassesSettings(BaseModel):
-    """Classes of requests (docs/classes.md): two are built in, others are added by their names."""
+    """Classes of requests (docs/classes.md): two are built in, others are added by name."""
 
     model_config = ConfigDict(extra="allow", validate_assignment=True, hide_input_in_errors=True)
     __pydantic_extra__: dict[str, ClassSettings] = Field(init=False)
@@ -99,7 +99,7 @@ class ClassesSettings(BaseModel):
     batch: _Batch = Field(default_factory=_Batch, description="Nobody waits: it takes what is left.")
 
     def named(self) -> dict[str, ClassSettings]:
-        """Return the settings of all classes by name, those that go first in front."""
+        """Return the settings of all classes by name, in order of priority."""
         found: dict[str, ClassSettings] = {
             "interactive": self.interactive,
             "batch": self.batch,
@@ -141,9 +141,8 @@ class Classes:
             room -= one.share
 
     def __iter__(self) -> Iterator[ServiceClass]:
-        """Go through them, those that go first in front."""
+        """Iterate over the classes in order of priority."""
         return iter(self._by_name.values())
 
     def get(self, name: str) -> ServiceClass | None:
-        """Return a class by its name, None for an unknown one."""
         return self._by_name.get(name)

@@ -1,6 +1,6 @@
-"""API keys and passwords: from the configuration, from files, from vLLM's environment variable.
+"""Read API keys and passwords from the configuration, from files and from vLLM's environment variable.
 
-Each file is read at start by the process that needs it: a worker's host needs no router's keys.
+Each file is read at start by the process that needs it, so a worker's host needs no router keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def api_keys(router: RouterSettings) -> list[str]:
-    """Return the keys that the router accepts, in their file's order; none if it needs no key.
+    """Return the keys that the router accepts, in the order of the file; none if it needs no key.
 
     Raises ConfigError.
     """
@@ -41,7 +41,7 @@ def guarded(router: RouterSettings) -> bool:
 
 
 def open_to_all(router: RouterSettings, host: str = "") -> str:
-    """Return a warning if other machines can reach the router, at `host` or its own, without a key; or ""."""
+    """Return a warning if other machines can reach the router without a key (at `host` or its own), or ""."""
     host = host or router.host
     if guarded(router) or only_from_here(host):
         return ""
@@ -73,17 +73,17 @@ def keys_in(key: str, path: str) -> list[str]:
 
 
 def store_password(scheduler: SchedulerSettings) -> str:
-    """Return the password in the file, "" without a file: it may be in the URL. Raises ConfigError."""
+    """Return the password from the file; "" without a file, as it may be in the URL. Raises ConfigError."""
     return _password("scheduler.store_password_file", scheduler.store_password_file)
 
 
 def keys_store_password(router: RouterSettings) -> str:
-    """Return the password of the Redis of keys and limits in the same way. Raises ConfigError."""
+    """Return the password of the Redis that holds keys and limits, likewise. Raises ConfigError."""
     return _password("router.keys_store_password_file", router.keys_store_password_file)
 
 
 def page_key(ops: OpsSettings) -> str:
-    """Return the key of the live page, "" without one. Raises ConfigError."""
+    """Return the key of the live page, or "". Raises ConfigError."""
     if ops.key:
         return ops.key.get_secret_value()
     if not ops.key_file:
@@ -106,7 +106,7 @@ def token(security: SecuritySettings) -> str:
 
 
 def check(settings: Settings) -> None:
-    """Raise ConfigError for a file that its process could not use. To be called before anything starts."""
+    """Raise ConfigError if this process could not use one of its files. Call it before anything starts."""
     api_keys(settings.router)
     page_key(settings.ops)
     if settings.router.keys_file:
@@ -116,7 +116,7 @@ def check(settings: Settings) -> None:
 
 
 def check_book(path: str) -> None:
-    """Raise ConfigError for a file of keys and tenants that a router could not use."""
+    """Raise ConfigError if a router could not use this file of keys and tenants."""
     try:
         FileBook(path).read()
     except BookError as error:
@@ -124,7 +124,7 @@ def check_book(path: str) -> None:
 
 
 def _password(key: str, path: str) -> str:
-    """Return the only line of a file, "" without a file."""
+    """Return the only line of a file, or "" without a file."""
     if not path:
         return ""
     lines = _read(key, path).splitlines()

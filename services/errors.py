@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from baton.errors import BatonError
 
-# Errors that PyYAML raises beside its own: for `!!int x`, 2024-02-30, lists thousands deep.
+# PyYAML also raises these: for `!!int x`, for 2024-02-30, for lists thousands deep.
 NOT_YAML = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -26,7 +26,7 @@ class ConfigError(ServiceError):
 
 
 class StartError(ServiceError):
-    """A service cannot start. The command prints this line and exits with a status other than 0."""
+    """A service cannot start. The command prints this line and exits with a nonzero status."""
 
 
 class PeerRefused(ServiceError):
@@ -49,7 +49,7 @@ def one_line(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return one line of at most 600 characters, with the error's class where it is not a BatonError."""
+    """Return one line of at most 600 characters, with the error's class unless it is a BatonError."""
     text = one_line(error)[:600]
     if isinstance(error, BatonError):
         return text

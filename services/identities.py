@@ -1,7 +1,7 @@
-"""A process takes on what it is for the others: its certificate, from wherever the settings say.
+"""Give a process its certificate, from wherever the settings say.
 
-security.join     the CA's service: joined with a token, renewed with the last certificate
-security.folder   somebody else's, who also renews it (alone, without security.join)
+security.join     the CA's service: join with a token, renew with the last certificate
+security.folder   a folder that somebody else renews (alone, without security.join)
 security.ca       the CA's own folder, on its machine
 """
 
@@ -29,15 +29,15 @@ from baton.services.config import SecuritySettings, Settings
 if TYPE_CHECKING:  # plain text needs no cryptography
     from baton.security.identity import Credentials, Identity, Pems
 
-JOIN_WAIT_S = 15.0  # for a CA that starts at the same time
+JOIN_WAIT_S = 15.0  # lets a CA start at the same time
 _TEMPORARY = "baton-identity-"
-_YOUNG_S = 60.0  # a folder that was just made may not be locked yet
+_YOUNG_S = 60.0  # a new folder may not be locked yet
 
 
 def take_on(settings: Settings, role: Role, worker_id: str = "") -> None:
-    """Give this process its identity, and have it renewed; without security.tls it speaks plain text.
+    """Give this process its identity and keep it renewed; without security.tls it speaks plain text.
 
-    To be called once, before any server or channel is made. Raises SecurityError and ConfigError, one line.
+    Call it once, before any server or channel is made. Raises SecurityError and ConfigError, one line each.
     """
     own = settings.security
     if not own.tls:
@@ -48,10 +48,7 @@ def take_on(settings: Settings, role: Role, worker_id: str = "") -> None:
 
 
 def check(settings: Settings) -> None:
-    """Check before anything starts that nothing would listen to other machines in plain text.
-
-    Raises NotSecured.
-    """
+    """Raise NotSecured if anything would listen to other machines in plain text, before anything starts."""
     if settings.security.tls or settings.security.insecure:
         return
     listen = {
@@ -60,7 +57,7 @@ def check(settings: Settings) -> None:
         "handoff.host": settings.handoff.host,
     }
     for key, given in listen.items():
-        for address in filter(None, given.split(",")):  # of schedulers there may be several
+        for address in filter(None, given.split(",")):  # there may be several schedulers
             exposure.check(key, addresses.split(address.strip())[0])
 
 
@@ -75,8 +72,8 @@ def _joined(own: SecuritySettings, name: Name) -> Identity:
     try:
         mine = Identity(folder)
         if mine.name != name or mine.current().seconds_left() <= 0:
-            raise IdentityError(f"the certificate in {folder} is over, or of {mine.name.uri}")
-    except IdentityError:  # none yet, or one of no use
+            raise IdentityError(f"the certificate in {folder} has expired, or is for {mine.name.uri}")
+    except IdentityError:  # none yet, or an unusable one
         token = Token.parse(credentials.token(own))
         return _kept(folder, joining.join(own.join, token, name, JOIN_WAIT_S), renew)
     return _kept(folder, None, renew)
@@ -89,7 +86,7 @@ def _given(own: SecuritySettings, name: Name) -> Identity:
     mine = Identity(expanded(own.folder, "security.folder"))
     if mine.name != name:
         raise IdentityError(
-            f"security.folder: the certificate in {own.folder} is of {mine.name.uri}; this is {name.uri}"
+            f"security.folder: the certificate in {own.folder} is for {mine.name.uri}; this is {name.uri}"
         )
     return mine
 
@@ -102,7 +99,7 @@ def _issued(own: SecuritySettings, name: Name) -> Identity:
 
 
 def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]) -> Identity:
-    """Return the identity in a folder, after the first files were written there, and keep it fresh."""
+    """Return the identity in a folder, after writing the first files there, and keep it fresh."""
     from baton.security import identity
     from baton.security.renewal import Renewal
 
@@ -114,9 +111,9 @@ def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]
 
 
 def _temporary() -> Path:
-    """Return a folder that goes with this process; remove those of processes that went without a word.
+    """Return a folder that lives as long as this process; remove those of processes that died silently.
 
-    The living hold a lock on theirs: process ids say nothing where containers share a folder.
+    Live processes hold a lock on theirs: process ids say nothing if containers share a folder.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
         with suppress(OSError):  # somebody else's, or removed meanwhile
@@ -130,7 +127,7 @@ def _temporary() -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder; return the descriptor that holds the lock, None where another process does."""
+    """Lock a folder; return the descriptor that holds the lock, or None if another process has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Imports that take seconds, done before a process serves or forks; and when garbage is collected then."""
+"""Import what takes seconds before a process serves or forks, and control garbage collection from then on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Sequence
 
 # Young objects between two collections, and how many of those make one of older objects. The default of 700
-# collects every few tokens of 64 streams, and scans all that lives some times a minute.
+# collects every few tokens of 64 streams, and scans all live objects several times a minute.
 _GC_THRESHOLDS = (50_000, 20, 50)
 
 
@@ -29,7 +29,7 @@ def import_all(names: Sequence[str]) -> None:
 
 
 def collect_seldom() -> None:
-    """Exempt all that is there from garbage collection, and collect the rest seldom: before a process serves.
+    """Exempt existing objects from garbage collection, and collect the rest seldom: before a process serves.
 
     A scheduler at 160 placements a second stood still for 40 to 220 ms every 7 s, on a busy machine.
     """

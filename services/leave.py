@@ -1,4 +1,4 @@
-"""The exit of a process that has an engine's libraries loaded."""
+"""Exit a process that has an engine's libraries loaded."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def on_signals(react: Callable[[], None]) -> None:
 
 
 def leave_on_signals(status: int) -> None:
-    """Exit at once on SIGINT, SIGTERM and SIGHUP, while a start holds nothing yet."""
+    """Exit at once on SIGINT, SIGTERM and SIGHUP, while a start has nothing to clean up."""
     on_signals(lambda: leave(status))

@@ -18,11 +18,11 @@ from baton.services import printing
 from baton.services.errors import ConfigError
 
 LOGGER = "baton"
-_FORM = "_BATON_LOG"  # inherited by every process that this one starts: FORMAT:PROCESS
+_FORM = "_BATON_LOG"  # FORMAT:PROCESS, inherited by every child process
 LEVEL_VARIABLE = "VLLM_LOGGING_LEVEL"
 _FOREIGN = ("vllm", "torch", "transformers", "huggingface_hub", "grpc", "uvicorn", "asyncio", "py.warnings")
-_SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # logs that a model cannot be read, and raises it as well
-# What the lines of this task, and of tasks that it starts from now on, are about.
+_SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # logs that a model cannot be read, then raises it too
+# Fields for the log lines of this task and of tasks that it starts from now on.
 _concerns: ContextVar[MappingProxyType[str, str]] = ContextVar("concerns", default=MappingProxyType({}))
 _MADE_HERE = frozenset({"message", "asctime", "fields"})
 
@@ -58,14 +58,13 @@ class _Json(logging.Formatter):
 
 
 class _Stderr(logging.Handler):
-    """Prints records on stderr. Neither an idle reader nor a full disk holds up the process."""
+    """Print records on stderr. Neither an idle reader nor a full disk holds up the process."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._stream = sys.stderr  # it may be a test's, or older than a redirection
+        self._stream = sys.stderr  # may be a test's stream, or predate a redirection
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
         try:
             printing.put(self._stream, self.format(record) + "\n")
         except Exception:  # noqa: BLE001 (arguments that do not fit the text)
@@ -73,13 +72,13 @@ class _Stderr(logging.Handler):
 
 
 def concern(**fields: str) -> None:
-    """Add fields, as request_id or trace_id, to each line that this task and its children log from now on."""
+    """Add fields such as request_id or trace_id to every later log line of this task and its children."""
     _concerns.set(MappingProxyType({**_concerns.get(), **fields}))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields that the logging call passed as `extra`, and those of the task that made it."""
-    # Every record has some fields, and which ones can change: libraries (vLLM) replace the record factory.
+    """Return the fields passed as `extra` and those of the logging task."""
+    # Libraries (vLLM) replace the record factory, so the usual fields can change.
     usual = vars(logging.makeLogRecord({})).keys() | _MADE_HERE
     own = {key: value for key, value in vars(record).items() if key not in usual}
     return {**own, **{key: value for key, value in _concerns.get().items() if key not in own}}
@@ -88,10 +87,10 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 def configure(
     log_format: Literal["text", "json"], process: str, *, libraries: str = "ERROR"
 ) -> logging.Logger:
-    """Send all logs of this process to stderr in one form. To be called once, before vLLM is imported.
+    """Send all logs of this process to stderr in one form. Call it once, before vLLM is imported.
 
-    Baton's own logs are shown from INFO on, those of libraries and Python's warnings from level `libraries`
-    on, or from VLLM_LOGGING_LEVEL where it is set. Raises ConfigError when that is not a level.
+    Baton's own logs are shown from INFO on. Logs of libraries and Python's warnings are shown from level
+    `libraries` on, or from VLLM_LOGGING_LEVEL if set. Raises ConfigError if that is not a level.
     """
     level = _level(os.environ.get(LEVEL_VARIABLE) or libraries)
     handler = _Stderr()
@@ -99,7 +98,7 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
-    # vLLM would add a handler of its own to its logger when it is imported.
+    # Otherwise vLLM adds its own handler on import.
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     for name in _FOREIGN:
         foreign = logging.getLogger(name)
@@ -107,7 +106,7 @@ def configure(
         foreign.propagate = True
         foreign.setLevel(level)
     logging.getLogger(_SAYS_TWICE).setLevel(logging.CRITICAL)
-    # These libraries set up their own loggers when they are imported; torch's C++ side has none.
+    # These libraries set up their own loggers on import; torch's C++ side has none.
     shown = "error" if level > logging.WARNING else "warning"
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", shown)
     os.environ.setdefault("HF_HUB_VERBOSITY", shown)
@@ -120,7 +119,6 @@ def configure(
 
 
 def formatter(log_format: Literal["text", "json"], process: str) -> logging.Formatter:
-    """Return what makes the lines of a process."""
     return _Json(process) if log_format == "json" else _Text(process)
 
 
@@ -132,7 +130,7 @@ def follow() -> None:
 
 
 def keep_warnings() -> None:
-    """Show libraries' warnings, in a process with a log file of its own. To be called before `configure`."""
+    """Show libraries' warnings in a process with its own log file. Call it before `configure`."""
     os.environ.setdefault(LEVEL_VARIABLE, "WARNING")
 
 

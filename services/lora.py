@@ -1,6 +1,6 @@
-"""The settings of `--lora`: adapters by name, and how much room they have.
+"""Define the settings of `--lora`: adapters by name, and how much room they have.
 
-The router and every worker share them; the folders are read by services/engine/adapters.py.
+The router and every worker share them; services/engine/adapters.py reads the folders.
 """
 
 from __future__ import annotations

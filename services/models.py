@@ -1,8 +1,8 @@
-"""The models of a deployment, each with the whole tree of settings that its own processes read.
+"""Split the configuration into models, each with the tree of settings that its own processes read.
 
-Without `models:` there is one, and its tree is the deployment's. With it, each entry's tree is the sections
-at the top with the entry's keys laid over them, a scheduler of its own and a topic of its own in the store:
-the processes of one model know nothing of the others, and only routers hold all of them.
+Without `models:` there is one model, and its tree is the deployment's. With it, each entry's keys are laid
+over the top-level sections, and each model has its own scheduler and topic in the store. The processes of one
+model know nothing of the others; only routers hold all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.services.engine.args import served_model_name, served_names
 from baton.services.errors import ConfigError
 
 FLAG = "--of-model"
-# Keys of `router` that are about requests to one model; the others are about the router's process.
+# Keys of `router` that concern requests to one model; the others concern the router's process.
 _ROUTER = (
     *("chat_template", "enable_force_include_usage", "enable_prompt_tokens_details", "flush_ms", "frontend"),
     *("max_attempts", "max_sequences", "max_wait_s", "max_waiting", "replace_wait_s", "request_timeout_s"),
@@ -29,7 +29,7 @@ _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True)
 class Model:
-    """One model of a deployment. `entry` is what `models:` says of it, None without."""
+    """One model of a deployment. `entry` is its value under `models:`, None without."""
 
     settings: Settings
     entry: ModelSettings | None = None
@@ -46,18 +46,17 @@ class Model:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of its processes; empty where there is no other model."""
+        """The prefix of its processes' names; empty if there is no other model."""
         return f"{_word(self.name)}-" if self.entry is not None else ""
 
     def with_settings(self, change: Callable[[Settings], Settings]) -> Model:
-        """Return the model with its tree changed."""
         return Model(change(self.settings), self.entry)
 
 
 def models_of(settings: Settings) -> Sequence[Model]:
-    """Return the models, in the order of the configuration: one without `models:`.
+    """Return the models in the order of the configuration: one without `models:`.
 
-    Raises ConfigError for an entry that is not allowed, and for two that would meet in a name or an address.
+    Raises ConfigError for an invalid entry, or for two that share a name or an address.
     """
     if not settings.models:
         return (Model(settings),)
@@ -70,9 +69,9 @@ def models_of(settings: Settings) -> Sequence[Model]:
 
 
 def the_one(settings: Settings, name: str, what: str = "this command") -> Settings:
-    """Return the tree of one model: `name` may be empty where there is no other. Raises ConfigError.
+    """Return the tree of one model; `name` may be empty if there is no other. Raises ConfigError.
 
-    `what` concerns one model alone, for the message.
+    `what` names the caller in the message.
     """
     if not settings.models:
         if name:
@@ -86,7 +85,6 @@ def the_one(settings: Settings, name: str, what: str = "this command") -> Settin
 
 
 def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model:
-    """Lay an entry over the base. Raises ConfigError."""
     given: dict[str, dict[str, Any]] = {section: dict(getattr(entry, section)) for section in _SECTIONS}
     where = f"models.{name}"
     if "served_model_name" in given["engine"]:
@@ -95,7 +93,7 @@ def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model
         if key in RouterSettings.model_fields and key not in _ROUTER:
             raise ConfigError(
                 f"{where}.router.{key} is about the router's process: set router.{key} at the top; "
-                f"of one model are {', '.join(_ROUTER)}"
+                f"the keys of one model are {', '.join(_ROUTER)}"
             )
     own = base.scheduler
     given["engine"]["served_model_name"] = name
@@ -114,23 +112,23 @@ def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model
 
 
 def _further(address: str, places: int) -> str:
-    """Return an address with its port so many places further; port 0 is a free one anyway."""
+    """Return the address with its port raised by `places`; port 0 (any free port) stays."""
     host, port = addresses.split(address.strip())
     return addresses.join(host, port and port + places)
 
 
 def _word(name: str) -> str:
-    """Return a model's name as a part of processes', topics' and certificates' names."""
+    """Return a model's name in the form used in names of processes, topics and certificates."""
     return _NOT_IN_A_WORD.sub("-", name)
 
 
 def _listed(address: str) -> list[str]:
-    """Return the addresses that two schedulers cannot have both."""
+    """Return the addresses that two schedulers cannot both have."""
     return [one.strip() for one in address.split(",") if addresses.split(one)[1]]
 
 
 def _tell_apart(models: Iterable[Model], what: str, values: Callable[[Model], Iterable[Hashable]]) -> None:
-    """Raise ConfigError where two models have one of the values."""
+    """Raise ConfigError if two models share one of the values."""
     owner: dict[Hashable, str] = {}
     for one in models:
         for value in values(one):

@@ -1,8 +1,8 @@
-"""Lines on stdout and stderr that never raise and never wait.
+"""Print lines on stdout and stderr without ever raising or waiting.
 
-Printing must not end a process or keep it from its work: the reader of a pipe may have left, or live without
-reading; a disk may be full, or a terminal gone. Lines that cannot be written now are kept, up to a limit, and
-tried again. The number of lost lines is printed as soon as something can be written.
+Printing must neither end a process nor hold it up: the reader of a pipe may have left or stopped reading, a
+disk may be full, a terminal gone. Lines that cannot be written now are kept, up to a limit, and retried. The
+number of lost lines is printed as soon as something can be written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST_S = 1.0  # time for the remaining lines when the process ends
 _LOOK_S = 1.0  # pause between checks whether a descriptor was redirected
 _PIECE = select.PIPE_BUF  # a writable pipe has room for at least this much
 
-_GONE = {errno.EPIPE, errno.ENXIO}  # nobody reads; a named pipe may have another reader later
+_GONE = {errno.EPIPE, errno.ENXIO}  # nobody reads; a named pipe may get another reader later
 
 
 class Printer:
@@ -42,12 +42,12 @@ class Printer:
         self._lost = 0  # lost lines
         self._full = False  # the waiting lines come before the lost ones
         self._own = -1  # a non-blocking descriptor of this process alone; -1 for none
-        self._seen: tuple[int, int] | None = None  # the file that `_own` belongs to
+        self._seen: tuple[int, int] | None = None  # the file behind `_own`
         self._is_file = False
         self._look_at = 0.0  # time.monotonic of the next check of the descriptor
 
     def write(self, data: bytes) -> None:
-        """Write a line, or several, now or later."""
+        """Write one or more lines, now or later."""
         with self._lock:
             if not self._waiting and not self._lost and self._is_file and time.monotonic() < self._look_at:
                 data = self._written(data)  # the fast path of log lines, where each microsecond counts
@@ -62,19 +62,18 @@ class Printer:
             self._flush()
 
     def _written(self, data: bytes) -> bytes:
-        """Write to a file, and return the rest."""
+        """Write to a file and return the remainder."""
         try:
             return data[os.write(self._descriptor, data) :]
-        except OSError:  # handled when it is tried again
+        except OSError:  # handled at the next try
             return data
 
     @property
     def behind(self) -> bool:
-        """Return whether lines wait for a reader."""
         return bool(self._waiting)
 
     def catch_up(self) -> None:
-        """Write as many waiting lines as is possible now."""
+        """Write as many waiting lines as possible now."""
         with self._lock:
             self._flush()
 
@@ -123,7 +122,7 @@ class Printer:
         return True
 
     def _descriptor_for_writing(self) -> int:
-        """Return a descriptor that can be written now without blocking; -1 if there is none."""
+        """Return a descriptor that can be written now without blocking, or -1."""
         now = time.monotonic()
         if now >= self._look_at:  # it may have been redirected since
             found = os.fstat(self._descriptor)
@@ -140,7 +139,7 @@ class Printer:
         return self._descriptor if poll.poll(0) else -1
 
     def _reopen(self, found: os.stat_result) -> None:
-        """Open the pipe or terminal again, to have a description of our own that never blocks.
+        """Reopen the pipe or terminal, so that this process has its own description, which never blocks.
 
         The inherited description is shared with others, such as a shell.
         """
@@ -157,7 +156,7 @@ class Printer:
                     raise
 
     def _drop(self) -> None:
-        """Count all waiting lines as lost: there is no reader, no room on the disk, or no terminal."""
+        """Count all waiting lines as lost: no reader, no disk space, or no terminal."""
         self._lost += sum(one.count(b"\n") for one in self._waiting)
         self._waiting.clear()
         self._kept = 0
@@ -176,29 +175,27 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def printer(descriptor: int) -> Printer:
-    """Return the printer of a descriptor, one for all callers."""
-    if descriptor not in _printers:  # it carries events for a program, so no lines of ours
+    """Return the one printer of a descriptor, shared by all callers."""
+    if descriptor not in _printers:  # it carries events for a program, so keep our own lines out
         _printers[descriptor] = Printer(descriptor, tells=False)
     return _printers[descriptor]
 
 
 def say(text: str) -> None:
-    """Print a line on stdout."""
     put(sys.stdout, text + "\n")
 
 
 def complain(text: str) -> None:
-    """Print a line on stderr."""
     put(sys.stderr, text + "\n")
 
 
 def put(stream: TextIO | None, text: str) -> None:
-    """Write text to one of this process's streams, without an exception and without waiting."""
-    if stream is None:  # it was closed when Python started
+    """Write text to one of this process's streams without raising or waiting."""
+    if stream is None:  # closed when Python started
         return
     try:
         descriptor = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # not a file: a test's or a notebook's stream
+    except (OSError, ValueError, AttributeError):  # not a file: a stream of a test or notebook
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
         return
@@ -213,7 +210,6 @@ class Unfailing(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, now or later."""
         put(self._stream, text)
         return len(text)
 
@@ -229,7 +225,7 @@ class Unfailing(io.TextIOBase):
 
 
 def guard() -> None:
-    """Keep output of this process and its libraries from raising or waiting. For long-running commands."""
+    """Keep output of this process and its libraries from raising or waiting. For long-running ones."""
     if not isinstance(sys.stdout, Unfailing):
         sys.stdout, sys.stderr = Unfailing(sys.stdout), Unfailing(sys.stderr)
 
@@ -243,7 +239,7 @@ def catch_up() -> float | None:
 
 
 def finish(within_s: float = LAST_S) -> None:
-    """Write waiting lines within this many seconds, because the process ends."""
+    """Write waiting lines for at most this many seconds, before the process ends."""
     deadline = time.monotonic() + within_s
     while catch_up() is not None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -252,7 +248,7 @@ def finish(within_s: float = LAST_S) -> None:
 def open_streams() -> None:
     """Open /dev/null for each of stdin, stdout and stderr that this process was started without.
 
-    Otherwise the next file that it opens would take the number, and be printed to.
+    Otherwise the next file it opens would take that number and be printed to.
     """
     for descriptor in (0, 1, 2):
         try:

@@ -1,7 +1,7 @@
-"""Roles by name, with all that differs between prefill, decode and mixed workers.
+"""Define the roles, and all that differs between prefill, decode and mixed workers.
 
-The scheduler places requests by role. Every worker can prefill and decode, and runs any request placed on it:
-so its role can change while it serves, and one side can cover for the other.
+The scheduler places requests by role. Every worker can prefill and decode, and runs any request placed on it,
+so its role can change while it serves and one side can cover for the other.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from baton.services.errors import ConfigError
 
 @dataclass(frozen=True)
 class Role:
-    """The differences between workers of one role and those of another."""
+    """All that distinguishes workers of one role from those of another."""
 
     name: str
     wire: scheduler_pb2.Role
-    decodes: bool  # output is placed on it, so the acceptance of its drafts is reported
-    # False: it also serves models whose KV cache cannot be handed over.
+    decodes: bool  # output is placed on it, so it reports the acceptance of its drafts
+    # If False, it also serves models whose KV cache cannot be handed over.
     needs_handoffs: bool = True
 
 
@@ -32,7 +32,8 @@ DECODE = Role("decode", scheduler_pb2.ROLE_DECODE, decodes=True)
 # Does both: the aggregated mode, and either side of a handoff.
 MIXED = Role("mixed", scheduler_pb2.ROLE_MIXED, decodes=True, needs_handoffs=False)
 
-# The protocol has exactly these: other packages cannot add roles (docs/decisions/0021-rooms-of-the-code.md).
+# The protocol has exactly these, so other packages cannot add roles
+# (docs/decisions/0021-rooms-of-the-code.md).
 ROLES: Registry[Role] = Registry(
     "role",
     Role,
@@ -42,12 +43,12 @@ ROLES: Registry[Role] = Registry(
 
 
 def role(name: str) -> Role:
-    """Return the role of that name. Raises ConfigError for an unknown name."""
+    """Return the role of this name. Raises ConfigError if it is unknown."""
     return ROLES.load(name)
 
 
 def check(one: Role, settings: Settings) -> None:
-    """Raise ConfigError for a role that cannot serve with these settings."""
+    """Raise ConfigError if a role cannot serve with these settings."""
     if one.needs_handoffs and settings.handoff.enabled is False:
         raise ConfigError(
             f"handoff.enabled is false, but a {one.name} worker needs handoffs: leave it out, or start only "

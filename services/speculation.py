@@ -1,4 +1,4 @@
-"""The settings of `--speculative-config`: method, draft length, parameters, by vLLM's and FastDeploy's names.
+"""Define `--speculative-config`: method, draft length, parameters, by vLLM's and FastDeploy's names.
 
 The router, every worker and the command line share these settings; only a worker turns them into vLLM's own
 (services/decode/proposers).
@@ -12,13 +12,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 AUTO = "auto"
 MOST = 32
-AUTO_MAXIMUM = 5  # most drafted tokens per step that "auto" chooses where no maximum is set
+AUTO_MAXIMUM = 5  # the most drafted tokens per step that "auto" chooses if no maximum is set
 
 Strategy = Literal["default", "with_ngram", "with_suffix"]
 
 
 def _number_or_auto(value: Any) -> Any:
-    """Check a number from 1 to MOST, or "auto", with one message instead of one for each type."""
+    """Check for a number from 1 to MOST or "auto", with one message instead of one per type."""
     if value == AUTO:
         return value
     try:
@@ -98,7 +98,7 @@ class SpeculativeSettings(BaseModel):
 
     @property
     def limit(self) -> int:
-        """Most drafted tokens of a request in one step; buffers and look-ahead are sized for it."""
+        """The most drafted tokens of a request in one step; buffers and look-ahead are sized for it."""
         if isinstance(self.num_speculative_tokens, int):
             return self.num_speculative_tokens
         return self.max_speculative_tokens or AUTO_MAXIMUM

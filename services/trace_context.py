@@ -1,4 +1,4 @@
-"""W3C Trace Context: the trace to which a request belongs, from its client's headers or begun here."""
+"""Read and write W3C Trace Context: a request's trace comes from its client's headers or begins here."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(-.*)?"
 )
 _SAMPLED = 0x01
-_MOST_STATE = 512  # characters of a tracestate: a longer one is dropped, as the standard allows
+_MOST_STATE = 512  # characters of a tracestate; longer ones are dropped, as the standard allows
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """The place of one request in a trace. Ids are lower-case hex, as on the wire."""
+    """A request's place in a trace. Ids are lower-case hex, as on the wire."""
 
     trace_id: str  # 32 digits
     span_id: str  # 16 digits; the request's own span
-    parent_id: str = ""  # the client's span; empty where the trace begins here
+    parent_id: str = ""  # the client's span; empty if the trace begins here
     sampled: bool = False
-    state: str = ""  # tracestate, passed on as it came
+    state: str = ""  # tracestate, passed on unchanged
 
     @property
     def traceparent(self) -> str:
-        """The header by which others name the request's span as their parent."""
+        """The header that makes the request's span the parent of others."""
         return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
 
@@ -38,8 +38,8 @@ def new_span_id() -> str:
 def begin(headers: Iterable[tuple[bytes, bytes]] = (), ratio: float = 0.0) -> TraceContext:
     """Return a request's place in its client's trace, or in a new one.
 
-    A client's trace is sampled if the client says so, a new one with a probability of `ratio`. An invalid
-    traceparent counts as none.
+    A client's trace is sampled if the client says so, a new one with probability `ratio`. An invalid
+    traceparent is ignored.
     """
     parent, state = "", ""
     for name, value in headers:
@@ -50,7 +50,7 @@ def begin(headers: Iterable[tuple[bytes, bytes]] = (), ratio: float = 0.0) -> Tr
     match = _TRACEPARENT.fullmatch(parent) if parent else None
     if match is None or not _is_valid(match):
         trace_id = getrandbits(128) or 1
-        # By the lower half, as OpenTelemetry's TraceIdRatioBased: services with one ratio agree.
+        # The lower half decides, as in OpenTelemetry's TraceIdRatioBased: services with the same ratio agree.
         sampled = trace_id & (1 << 64) - 1 < ratio * (1 << 64)
         return TraceContext(f"{trace_id:032x}", new_span_id(), sampled=sampled)
     return TraceContext(
@@ -63,13 +63,13 @@ def begin(headers: Iterable[tuple[bytes, bytes]] = (), ratio: float = 0.0) -> Tr
 
 
 def trace_id_of(traceparent: str) -> str:
-    """Return the trace's id, for a log line; empty for anything that is no traceparent."""
+    """Return the trace's id for a log line; empty for an invalid traceparent."""
     match = _TRACEPARENT.fullmatch(traceparent)
     return match["trace"] if match else ""
 
 
 def _is_valid(match: re.Match[str]) -> bool:
-    later = match[5] is not None  # only a later version may have more fields
+    later = match[5] is not None  # only later versions may have more fields
     return (
         match["version"] != "ff"
         and not (match["version"] == "00" and later)

@@ -1,1 +1,1 @@
-"""Decode: speculative methods, draft length, the watch on acceptance; on every worker, as each can decode."""
+"""Decode, on every worker: speculative methods, the draft length, and the watch on acceptance."""

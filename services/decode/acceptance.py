@@ -1,12 +1,12 @@
-"""Acceptance of drafts: counts, those of the last minute, and an alarm when too few are accepted.
+"""Count accepted drafts, keep the counts of the last minute, and raise an alarm if too few are accepted.
 
 A drafter that does nothing is silent: the output stays right, only slower. It shows in the accepted share of
-the first drafted position, which does not depend on how many tokens are drafted, so that workers and moments
+the first drafted position. That share does not depend on how many tokens are drafted, so workers and moments
 with different adaptive lengths compare; tokens per step do not.
 
 Drafts of one request are alike: a hard text has all of its drafts refused. So the sample is one of requests,
-not of drafts, and the error of the share is that of a ratio over clusters (Cochran, Sampling
-Techniques, 1977, chapter 6). Taking drafts as independent would raise false alarms (tests/services/decode).
+not of drafts, and the error of the share is that of a ratio over clusters (Cochran, Sampling Techniques,
+1977, chapter 6). Treating drafts as independent would raise false alarms (tests/services/decode).
 
 Pure: no vLLM, no clock, no threads.
 """
@@ -21,22 +21,23 @@ from itertools import zip_longest
 WINDOW_S = 60.0
 _SLOT_S = 5.0
 
-# A window is the last requests that are so many and hold so many drafts; fewer than the least say nothing.
-# By simulation, with the requests' shares spread as Beta(mean x s, (1 - mean) x s), s from 2 (nearly uniform)
-# to 50: no false alarm in 1,200,000 requests, and a loss of 35 % noticed in 118 of 120 runs, after some 150
-# requests. With windows of 64 requests and a reference less its double error: 190 false ones in as many.
+# A window is the last requests, at least this many, that hold at least this many drafts; a smaller one says
+# nothing. In simulation, with the requests' shares spread as Beta(mean x s, (1 - mean) x s), s from 2 (nearly
+# uniform) to 50: no false alarm in 1,200,000 requests, and a loss of 35 % noticed in 118 of 120 runs, after
+# some 150 requests. With windows of 64 requests and a reference less its double error: 190 false alarms in as
+# many.
 LEAST_DRAFTS = 200
 LEAST_REQUESTS = 64
 FULL_DRAFTS = 1000
 FULL_REQUESTS = 256
-MOST_REQUESTS = 4096  # where requests hardly draft
+MOST_REQUESTS = 4096  # reached if requests hardly draft
 
-ALARM_BELOW = 0.8  # of the reference
-CLEAR_ABOVE = 0.9  # of the reference: not at the first good request
+ALARM_BELOW = 0.8  # share of the reference
+CLEAR_ABOVE = 0.9  # likewise; higher, so that one good request does not clear the alarm
 SIGMAS = 4.0
-LEARN_SIGMAS = 4.0  # a reference is learned with its error taken off: the best of many windows is mostly luck
+LEARN_SIGMAS = 4.0  # a learned reference is lowered by its error: the best of many windows is mostly luck
 FRUITLESS_DRAFTS = 200  # drafts in a row of which no token was accepted
-FRUITFUL_TOKENS = 5  # accepted ones that end that alarm
+FRUITFUL_TOKENS = 5  # accepted tokens that end that alarm
 
 
 @dataclass(slots=True)
@@ -51,24 +52,20 @@ class DraftCounts:
     accepted: list[int] = field(default_factory=list)
 
     def add(self, other: DraftCounts) -> None:
-        """Add other counts."""
         self.drafts += other.drafts
         self.drafted = _sum(self.drafted, other.drafted)
         self.accepted = _sum(self.accepted, other.accepted)
 
     @property
     def drafted_tokens(self) -> int:
-        """All drafted tokens."""
         return sum(self.drafted)
 
     @property
     def accepted_tokens(self) -> int:
-        """All accepted tokens."""
         return sum(self.accepted)
 
     @property
     def length(self) -> int:
-        """Tokens of the longest draft."""
         return sum(1 for count in self.drafted if count)
 
     @property
@@ -78,7 +75,7 @@ class DraftCounts:
 
     @property
     def first_acceptance(self) -> float:
-        """Accepted share of the tokens drafted first; 0 without any."""
+        """Accepted share of the first drafted tokens; 0 without any."""
         return self.accepted[0] / self.drafted[0] if self.drafted and self.drafted[0] else 0.0
 
 
@@ -90,7 +87,7 @@ class RecentDrafts:
     """The counts of the last minute, in slots of five seconds."""
 
     def __init__(self) -> None:
-        self._slots: deque[tuple[float, DraftCounts]] = deque()  # begin of the slot, seconds
+        self._slots: deque[tuple[float, DraftCounts]] = deque()  # (start of the slot in seconds, counts)
 
     def add(self, counts: DraftCounts, now: float) -> None:
         if not self._slots or now >= self._slots[-1][0] + _SLOT_S:
@@ -116,7 +113,7 @@ class _Window:
     def __init__(self) -> None:
         self._requests: deque[tuple[int, int]] = deque()
         self.drafts = self._accepted = 0
-        self._squares = [0, 0, 0]  # of drafts, of accepted, of one times the other
+        self._squares = [0, 0, 0]  # sums of drafts squared, accepted squared, their product
 
     def add(self, drafts: int, accepted: int) -> None:
         self._requests.append((drafts, accepted))
@@ -151,7 +148,7 @@ class _Window:
     def error(self, expected: float) -> float:
         """Return the share's standard error: of the ratio over requests, never below that of single draws.
 
-        `expected` counts for the latter, so that a share of 0 has an error too.
+        `expected` sets the latter, so that a share of 0 has an error too.
         """
         count, share = len(self._requests), self.share
         of_drafts, of_accepted, of_both = self._squares
@@ -161,11 +158,11 @@ class _Window:
 
 
 class AcceptanceWatch:
-    """Notices a drafter that does less than it should. One a worker; one thread's.
+    """Notice a drafter that does less than it should. One per worker, used in one thread.
 
-    Two rules raise the alarm. *Low*: over the window the share is below 0.8 of the reference, and further
-    from the reference than four standard errors; cleared when it is above 0.9 of it. *Fruitless*: no token
-    of the last 200 drafts was accepted, whatever the reference.
+    Two rules raise the alarm. *Low*: over the window the share is below 0.8 of the reference, and more than
+    four standard errors away from it; cleared when it is above 0.9 of the reference. *Fruitless*: no token of
+    the last 200 drafts was accepted, whatever the reference.
 
     The reference is the configured one, or else the best that this worker or a peer with the same method has
     seen over a full window. A method that only matches text has no state that could be lost, and its
@@ -185,18 +182,16 @@ class AcceptanceWatch:
 
     @property
     def reference(self) -> float:
-        """The share that is expected; 0 while it is not known."""
+        """The expected share; 0 while it is unknown."""
         if self._configured is not None:
             return self._configured
         return max(self.learned, self._peers) if self._learns else 0.0
 
     @property
     def alarm(self) -> bool:
-        """Whether too little is accepted."""
         return self._low or self._fruits < FRUITFUL_TOKENS
 
     def drafted(self, counts: DraftCounts) -> None:
-        """Count a step with drafts."""
         accepted = counts.accepted_tokens
         if accepted:
             self._fruitless = 0

@@ -1,9 +1,9 @@
-"""The benefit and the cost of drafting, estimated from the steps that were run.
+"""Estimate the benefit and the cost of drafting from the steps that were run.
 
-Acceptance      tokens that a step generates for each request, by the limit on its draft
+Acceptance      tokens that a step generates per request, by the limit on its draft
 StepTimeModel   seconds that a step takes, by batch size and limit
 
-Both forget, and cost a few microseconds a step. Nothing here knows vLLM.
+Both forget, and cost a few microseconds a step. They know nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Acceptance: rows (a request in a step) that are remembered, or those of as many steps if they are more.
-# Those of a position that is not drafted now fade until so few are left that a handful of new ones weighs.
+# Acceptance remembers this many rows (a request in a step), or those of this many steps if they are more.
+# Rows of a position that is not drafted now fade until a handful of new ones outweighs them.
 _ROWS_KEPT = 200.0
 _ROW_STEPS_KEPT = 50.0
 _ROWS_KEPT_UNSEEN = 16.0
 _UNSEEN_FADES = 0.99
-_HOPED_ACCEPTANCE = 0.8  # before anything was seen: high, so that longer drafts are tried
+_HOPED_ACCEPTANCE = 0.8  # initial; high, so that longer drafts are tried
 _HOPED_ROWS = 2.0
 
 _FEATURES = 5
-_STEPS_KEPT = 0.995  # of the fit's weight, a step
-# Shares of the first step's time before anything was measured: fixed, a request, a token verified, a pass of
-# the draft model, the same for a request; after the one request that the first step is taken for.
+_STEPS_KEPT = 0.995  # share of the fit's weight kept per step
+# Assumed shares of the first step's time: fixed, per request, per verified token, per pass of the draft
+# model, and per pass and request. The first step is taken to be one request's.
 _GUESS = (0.85, 0.02, 0.03, 0.08, 0.01)
 _GUESS_WEIGHT = 0.5  # steps
-_CLIP = 0.25  # of a step's time: what one step off the estimate may count for
+_CLIP = 0.25  # share of a step's time: the most that one outlying step counts for
 _CELL_SAMPLES = 32.0  # steps over which a cell averages
-_LINE_SAMPLES = 3.0  # of a cell, that weigh as much as the fit
+_LINE_SAMPLES = 3.0  # samples of a cell that weigh as much as the fit
 _PACE_GAIN = 1 / 16
-_SURPRISES = 5  # as many steps off by more than _CLIP, all to the same side: the pace changed
-# The first use of a kernel waits for its compiler, up to seconds. Later steps reveal it by being much
-# faster; nothing else makes a step faster than usual.
-_MUCH_FASTER = 0.5  # of the time of an earlier step
-_FIRST_SAMPLES = 4.0  # of a cell
-_FIRST_STEPS = 16  # of an engine
+_SURPRISES = 5  # this many steps off by more than _CLIP, all to the same side, mean that the pace changed
+# The first use of a kernel waits up to seconds for its compiler. Later steps reveal it by being much faster;
+# nothing else makes a step faster than usual.
+_MUCH_FASTER = 0.5  # share of an earlier step's time
+_FIRST_SAMPLES = 4.0  # a cell's first samples
+_FIRST_STEPS = 16  # an engine's first steps
 
 
 @dataclass
@@ -59,9 +59,9 @@ class _Share:
 
 
 class Acceptance:
-    """Shares by position, each among the rows that came so far: their products give a limit's benefit.
+    """Shares by position, each among the rows that got that far: their products give a limit's benefit.
 
-    A method that drafts less than asked, or nothing, is judged by its average benefit for a row.
+    A method that drafts less than asked, or nothing, is judged by its average benefit per row.
     """
 
     def __init__(self, limit: int) -> None:
@@ -83,11 +83,11 @@ class Acceptance:
             before_drafted, before_accepted = drafted[position], accepted[position]
 
     def tokens(self) -> list[float]:
-        """Return the tokens that a step generates for a request; [limit + 1], by the limit."""
+        """Return the tokens that a step generates per request; [limit + 1], by the limit."""
         return _sums(1.0, self._accepted, _HOPED_ACCEPTANCE)
 
     def drafts(self) -> list[float]:
-        """Return the tokens that are drafted, and so verified, for a request; [limit + 1], by the limit."""
+        """Return the tokens that are drafted, and so verified, per request; [limit + 1], by the limit."""
         return _sums(0.0, self._drafted, 1.0)
 
 
@@ -101,7 +101,7 @@ def _sums(first: float, shares: Sequence[_Share], hoped: float) -> list[float]:
 
 @dataclass
 class _Cell:
-    """Measured steps of one batch size (roughly) and one limit; its seconds are at pace 1."""
+    """Measured steps of one (rough) batch size and one limit; its seconds are at pace 1."""
 
     seconds: float
     requests: float
@@ -113,8 +113,8 @@ class _Cell:
 class _Fit:
     """Seconds (at pace 1) as a sum of features with weights >= 0: least squares that forgets.
 
-    Steps count relative to their length. One sweep of coordinate descent a call, from the last solution:
-    where the steps do not tell two features apart, the guess does.
+    Steps count relative to their length. Each call does one sweep of coordinate descent from the last
+    solution; if the steps do not tell two features apart, the guess does.
     """
 
     weights: list[float] = field(default_factory=lambda: list(_GUESS))
@@ -139,20 +139,20 @@ class _Fit:
 
 
 class StepTimeModel:
-    """Seconds of a step, from a fit over all steps and the mean of those like it.
+    """The seconds of a step, from a fit over all steps and the mean of similar ones.
 
-    The fit is of a straight line and carries an estimate to batches and limits that were not run; a cell of
-    measured steps corrects it where there is one. Changes that all share (longer contexts, a machine that is
-    busy with other things) are kept apart as the pace: a limit that was tried a while ago must
-    not look cheap because the machine was idle then.
+    The fit is a straight line and extrapolates to batches and limits that were not run; a cell of measured
+    steps corrects it where one exists. Changes common to all steps (longer contexts, a machine busy with
+    other things) are kept apart as the pace: a limit that was tried a while ago must not look cheap because
+    the machine was idle then.
     """
 
     def __init__(self, limit: int, passes: Sequence[int]) -> None:
-        """Take `passes` [limit + 1]: passes of the draft model by the limit."""
+        """Take `passes` [limit + 1]: passes of the draft model, by the limit."""
         self._passes = passes
         self._fit = _Fit()
         self._cells: dict[tuple[int, int], _Cell] = {}
-        self._pace = 0.0  # seconds of the first step, then what the later ones make of it
+        self._pace = 0.0  # seconds of the first step, then adjusted by later ones
         self._surprises: list[float] = []
         self._limit = limit
         self._steps = 0
@@ -160,10 +160,10 @@ class StepTimeModel:
     def observe(
         self, requests: int, tokens: float, limit: int, seconds: float, *, settled: bool, probe: bool
     ) -> None:
-        """Learn from one step without prefill. `tokens`: verified, the drafted ones included.
+        """Learn from one step without prefill. `tokens`: all verified tokens, including drafted ones.
 
-        `settled`: the step before had the same limit, so that this one verified what it drafts. `probe`:
-        it is run to learn about its limit, and says nothing about the pace.
+        `settled`: the step before had the same limit, so this one verified what it drafts. `probe`: the step
+        was run to learn about its limit, and says nothing about the pace.
         """
         self._steps += 1
         self._forget_compiling(requests, tokens, limit, seconds)
@@ -188,7 +188,7 @@ class StepTimeModel:
         self._fit.add(self._features(requests, tokens, limit), expected * (1.0 + off))
 
     def _forget_compiling(self, requests: int, tokens: float, limit: int, seconds: float) -> None:
-        """Forget the earlier steps that waited for a compiler, as this one shows."""
+        """Forget earlier steps that waited for a compiler, as this one shows."""
         key = bucket(requests), limit
         line, cell = self._line(requests, tokens, limit), self._cells.get(key)
         far = _MUCH_FASTER * _MUCH_FASTER
@@ -206,12 +206,12 @@ class StepTimeModel:
         self._fit.solve()
 
     def seconds(self, requests: int, tokens: float, limit: int) -> float:
-        """Return the seconds of a step; in the unit of the guess before the first one."""
+        """Return the seconds of a step; before the first one, in the unit of the guess."""
         cell = self._cells.get((bucket(requests), limit))
         return (self._pace or 1.0) * self._expected(requests, tokens, limit, cell)
 
     def samples(self, requests: int, limit: int) -> float:
-        """Return the measured steps of this kind, at most as many as a cell averages over."""
+        """Return the number of measured steps of this kind, at most as many as a cell averages over."""
         cell = self._cells.get((bucket(requests), limit))
         return cell.samples if cell else 0.0
 

@@ -1,9 +1,9 @@
-"""The choice of the draft length: the one expected to generate the most tokens a second, from measured steps.
+"""Choose the draft length with the most expected tokens per second, from measured steps.
 
 A draft costs its passes of the draft model and the verification of its tokens; its benefit depends on the
-text. In a small batch a step takes about as long with drafts as without, in a large one every token verified
-counts, so that a fixed number loses at one end. The number is chosen for the whole batch, anew every few
-steps, as argmax_k tokens(k) / seconds(batch, k), 0 included (the goodput of SmartSpec, Liu et al., 2024).
+text. In a small batch a step takes about as long with drafts as without; in a large one every verified token
+counts, so a fixed number loses at one end. The number is chosen for the whole batch, anew every few steps, as
+argmax_k tokens(k) / seconds(batch, k), 0 included (the goodput of SmartSpec, Liu et al., 2024).
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ from dataclasses import dataclass, field
 
 from baton.services.decode.draft_estimates import Acceptance, StepTimeModel, bucket
 
-_REVIEW_STEPS = 4  # the choice is made anew after as many steps
-_WORTH_A_CHANGE = 1.01  # times the tokens a second: noise must not move the choice to and fro
-# The benefit of the doubt: a limit whose time was measured n times is rated higher by this share over
-# sqrt(n + 1), so that one that a few slow steps made look bad is measured until it is known (an upper
+_REVIEW_STEPS = 4  # steps between choices
+_WORTH_A_CHANGE = 1.01  # required gain in tokens per second: noise must not move the choice to and fro
+# The benefit of the doubt: a limit whose time was measured n times is rated higher by this share over sqrt(n
+# + 1), so that a limit made to look bad by a few slow steps is measured until it is known (an upper
 # confidence bound, Auer et al., 2002). A step's time scatters by 10 to 15 %.
 _DOUBT = 0.2
 # Learning: other limits are tried for a few steps at a time, out of a budget that every step pays into.
-_PROBE_STEPS = 4  # of which the first still verifies what the limit before it drafted
-_PROBE_SHARE = 0.01  # of the time, lost to limits that are not the best
+_PROBE_STEPS = 4  # the first of these still verifies what the limit before it drafted
+_PROBE_SHARE = 0.01  # share of the time lost to limits that are not the best
 _PROBE_CREDIT_AT_FIRST = 8.0  # steps
-_PROBE_CREDIT_NEW_BATCH = 8.0  # for a batch size that was not seen before
+_PROBE_CREDIT_NEW_BATCH = 8.0  # a new batch size's budget, steps
 _PROBE_CREDIT_MOST = 3.0
-_PROBE_COSTS_AT_LEAST = (
-    0.15  # of a step: a limit that looks as good as the best is not looked at all the time
-)
-_PROBE_AGAIN_STEPS = 60  # a limit that was run so recently needs no look
+_PROBE_COSTS_AT_LEAST = 0.15  # steps; an equally good limit must not be probed all the time
+_PROBE_AGAIN_STEPS = 60  # a limit that was run this recently needs no probe
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,13 @@ class DraftStep:
     """The measurements of one engine step."""
 
     requests: int
-    tokens: int  # run through the target: one a request, and what was verified
-    limit: int  # drafted tokens of a request that the step was to draft, for the next one to verify
-    seconds: float | None  # None: nothing is learned from it, as it held prompts
+    tokens: int  # run through the target: one per request, plus the verified drafts
+    limit: int  # the limit per request on this step's drafts, which the next step verifies
+    seconds: float | None  # None if it held prompts: nothing is learned from it
     rows: int = 0  # requests that could have come with a draft
     asked: int = 0  # the limit of the step before it, which drafted for this one
     drafted: Sequence[int] = ()  # [asked or more] rows that had a token drafted at each position
-    accepted: Sequence[int] = ()  # [asked or more] and of these, accepted
+    accepted: Sequence[int] = ()  # [asked or more] how many of these were accepted
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class DraftChoice:
     requests: int = 0
     limit: int = 0
     probe: bool = False  # tried to learn about it, not because it is thought the best
-    tokens_per_step: tuple[float, ...] = ()  # of a request
+    tokens_per_step: tuple[float, ...] = ()  # per request
     step_seconds: tuple[float, ...] = ()
 
 
@@ -71,8 +69,8 @@ class DraftLength:
     def __init__(self, limit: int, *, model_tokens: int | None = None) -> None:
         """Choose at most `limit` tokens.
 
-        model_tokens: of a draft, those that a draft model makes, each with a pass of its own; 0 for a method
-        that only matches, None for all.
+        model_tokens: how many tokens of a draft come from a draft model, each with its own pass; 0 for a
+        method that only matches, None for all.
         """
         if limit < 1:
             raise ValueError(f"limit is {limit}; it must be at least 1")
@@ -89,11 +87,10 @@ class DraftLength:
 
     @property
     def choice(self) -> DraftChoice:
-        """The last decision."""
         return self._choice
 
     def choose(self, requests: int) -> int:
-        """Return the limit for the step that is being scheduled, of so many requests. Called once a step."""
+        """Return the limit for the step that is being scheduled with `requests`. Call it once per step."""
         self._step += 1
         last = self._choice
         same = last.requests and bucket(last.requests) == bucket(requests)
@@ -104,7 +101,7 @@ class DraftLength:
         return self._choice.limit
 
     def observe(self, step: DraftStep) -> None:
-        """Learn from a step that was run. Called once a step, in their order."""
+        """Learn from a step. Call it once per step, in the order in which they ran."""
         if step.rows or step.asked < self.limit:
             self._acceptance.observe(step.rows, step.asked, step.drafted, step.accepted)
         if step.seconds is not None and step.seconds > 0 and step.requests:
@@ -115,7 +112,7 @@ class DraftLength:
                 step.limit,
                 step.seconds,
                 settled=step.asked == step.limit,
-                # The last choice may be of a later step.
+                # The last choice may belong to a later step.
                 probe=batch is not None and step.limit != batch.limit,
             )
 

@@ -1,8 +1,8 @@
-"""The LoRA adapters of a deployment: read and checked from their folders, before vLLM is imported.
+"""Read and check a deployment's LoRA adapters from their folders, before vLLM is imported.
 
 A folder is as PEFT writes it: adapter_config.json, and the weights as safetensors or in PyTorch's form. vLLM
-loads an adapter whose matrices are smaller than the model's without a word, and leaves the rest as it was;
-so their shapes are compared with the model's here.
+silently loads an adapter whose matrices are smaller than the model's, and leaves the rest as it was; so
+shapes are compared with the model's here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from baton.services.config import EngineSettings
 from baton.services.errors import ConfigError
 from baton.services.lora import LoraSettings
 
-# vLLM makes room for one of these ranks alone.
+# vLLM makes room only for these ranks.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_MOST_AT_ONCE = 8  # adapters in a batch, where the settings name no number
+_MOST_AT_ONCE = 8  # adapters in a batch, if the settings name no number
 _CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")  # vLLM's order
 _HEADER_LIMIT = 100 << 20  # bytes: the most that safetensors allows
 _CHUNK = 1 << 20  # bytes
-# Of `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: the module, and which matrix.
+# Matches `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: the module, and which matrix.
 _PART = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
 _LAYER = re.compile(r".*?\blayers\.\d+\.")
-# Arguments of vLLM's that change what an adapter does, or in which precision.
+# vLLM's arguments that change what an adapter does, or in which precision.
 _MEANING = ("lora_dtype", "lora_target_modules", "enable_moe_shared_loras")
 
 
@@ -43,7 +43,7 @@ class AdapterFiles:
 
     name: str
     path: str
-    fingerprint: str  # hex; of the files, and of the settings that change what they mean
+    fingerprint: str  # hex; of the files and the settings that change their meaning
 
 
 def check_adapters(engine: EngineSettings) -> None:
@@ -64,9 +64,9 @@ def read_adapters(engine: EngineSettings) -> tuple[AdapterFiles, ...]:
 
 
 def lora_args(engine: EngineSettings) -> dict[str, Any]:
-    """Return vLLM's engine arguments for the adapters; none without any. Raises ConfigError.
+    """Return vLLM's engine arguments for the adapters; none without adapters. Raises ConfigError.
 
-    All of them stay loaded, so none is ever read from its folder while requests run.
+    All adapters stay loaded, so none is read from its folder while requests run.
     """
     settings = engine.lora
     if settings is None:
@@ -83,7 +83,6 @@ def lora_args(engine: EngineSettings) -> dict[str, Any]:
 
 
 def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
-    """Return each adapter's name, folder and rank, by name. Raises ConfigError."""
     settings = engine.lora
     if settings is None:
         return []
@@ -99,7 +98,6 @@ def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
 def _check(
     engine: EngineSettings, settings: LoraSettings, name: str, path: Path, matrices: Mapping[str, Shape]
 ) -> int:
-    """Check one adapter and return its rank. Raises ConfigError."""
     if name in (engine.served_model_name or Path(engine.model).name, *engine.served_model_aliases):
         raise _refused(name, path, "it has the name of the model itself: give it another")
     if not path.is_dir():
@@ -125,9 +123,9 @@ def _check(
 
 
 def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
-    """Say in what an adapter's modules differ from the model's; empty where nothing does, or is not known.
+    """Describe how an adapter's modules differ from the model's; "" if they do not, or if that is unknown.
 
-    Modules are compared by name where the model has one as a plain matrix. A model from a hub, quantized
+    Modules are compared by name if the model has them as plain matrices. A model from a hub, quantized
     weights and modules that vLLM renames are left to vLLM.
     """
     if not matrices or weights.suffix != ".safetensors":
@@ -148,7 +146,7 @@ def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
 
 
 def _matrices(file: Path) -> Iterator[tuple[str, Shape]]:
-    """Yield names and shapes of the matrices of floats in a file of safetensors; none where it is not one."""
+    """Yield names and shapes of the float matrices in a safetensors file; none if it is not one."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -165,7 +163,7 @@ def _weights_of(path: Path) -> Path | None:
 
 
 def _fingerprint(path: Path, meaning: Mapping[str, Any]) -> str:
-    """Return a hash in hex over every byte that vLLM reads of an adapter. Raises OSError."""
+    """Return a hash in hex of every byte that vLLM reads of an adapter. Raises OSError."""
     weights = _weights_of(path)
     digest = hashlib.sha256(json.dumps(meaning, sort_keys=True, default=str).encode())
     for file in filter(None, (path / _CONFIG, weights)):

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments from our settings: one translation, for the router and for every worker.
+"""Translate our settings to vLLM's engine arguments, alike for the router and every worker.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields), vllm.reasoning.ReasoningParserManager
 .list_registered, vllm.config.reasoning.ReasoningConfig, vllm.platforms.current_platform.is_unspecified,
@@ -22,9 +22,9 @@ from baton.services.engine.adapters import check_adapters, lora_args
 from baton.services.engine.isolation import refuse_variables
 from baton.services.errors import ConfigError, StartError
 
-VLLM_VERSION = "0.32.0"  # the one whose internals we lean on; another one is refused at start
+VLLM_VERSION = "0.32.0"  # the version whose internals we lean on; others are refused at start
 
-# Keys of `engine.extra` that would undo what Baton sets itself.
+# Keys of `engine.extra` that would undo what Baton sets.
 _OURS = {
     "model": "engine.model",
     "served_model_name": "engine.served_model_name",
@@ -41,8 +41,8 @@ _OURS = {
     "collect_detailed_traces": "tracing.endpoint: the router writes the traces of all processes",
     **dict.fromkeys(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"), "engine.lora (--lora)"),
 }
-# Ways to split a model that a handoff cannot serve: with ranks that keep every other token, the blocks that
-# are skipped as known would be the wrong ones, and all digests right.
+# Ways to split a model that a handoff cannot serve: if each rank keeps every other token, skipping known
+# blocks would skip the wrong ones, with all digests right.
 _UNSERVED = (
     "pipeline_parallel_size",
     "decode_context_parallel_size",
@@ -52,7 +52,7 @@ _UNSERVED = (
 _MORE_WORKERS = ("data_parallel_", "elastic_ep_")
 _OTHER_MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "enable_elastic_ep")
 _VARIABLES = "VLLM_DP_"  # prefix of variables that make vLLM take an engine for one rank of several
-# As vLLM's command line has them.
+# Short forms of vLLM's command line.
 _SHORT = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
@@ -68,10 +68,10 @@ _SHORT = {
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Return AsyncEngineArgs' keyword arguments for this deployment, the same in the router and each worker.
+    """Return AsyncEngineArgs' keyword arguments for this deployment, alike in the router and each worker.
 
     Raises ConfigError for a missing model folder and for an argument that vLLM does not have, and StartError
-    where vLLM finds no device.
+    if vLLM finds no device.
     """
     check_model(settings)
     _check_device()
@@ -85,7 +85,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "enable_prefix_caching": settings.enable_prefix_caching,
         "seed": settings.seed,
         "served_model_name": [served_model_name(settings)],
-        # Of a multi-modal model the rest is neither loaded nor, in the router, prepared: only text is served.
+        # Only text is served, so the other parts of a multi-modal model are neither loaded nor prepared in
+        # the router.
         "language_model_only": True,
     }
     optional = {
@@ -104,7 +105,7 @@ def check_model(settings: EngineSettings) -> None:
     """Check, before anything slow, that a model is set and that its folder and its adapters' exist.
 
     Raises ConfigError if not, for a key of engine.extra that Baton sets itself or cannot serve with, and for
-    a vLLM variable that would make an engine one rank of several, or undo the isolation of clients.
+    a vLLM variable that would make an engine one rank of several or undo the isolation of clients.
     """
     refuse_variables()
     for name in sorted(os.environ):
@@ -124,12 +125,12 @@ def check_model(settings: EngineSettings) -> None:
 
 
 def from_hub(settings: EngineSettings) -> dict[str, Any]:
-    """Return what engine.extra says of a named model: which of its files are meant, where they are kept."""
+    """Return the options of engine.extra for a model from a hub: which files, and where they are kept."""
     return {key: settings.extra.get(key) for key in ("revision", "download_dir", "hf_token")}
 
 
 def place_of(name: str) -> str:
-    """Return where one of vLLM's engine arguments is set."""
+    """Return the setting that holds one of vLLM's engine arguments."""
     return _OURS.get(name, f"engine.extra.{name}")
 
 
@@ -140,7 +141,7 @@ def check_parser(key: str, name: str, known: Iterable[str]) -> None:
 
 
 def import_parsers(key: str, plugin: str) -> None:
-    """Run a module or a file that registers parsers. Raises ConfigError when it cannot be run."""
+    """Run a module or a file that registers parsers. Raises ConfigError if it cannot be run."""
     from vllm.utils.import_utils import import_plugin
 
     if plugin.endswith(".py") and not Path(plugin).is_file():
@@ -166,7 +167,7 @@ def served_model_name(settings: EngineSettings) -> str:
 
 
 def served_names(settings: EngineSettings) -> list[str]:
-    """Return all names by which clients ask for something: the model's, then its adapters'."""
+    """Return all names that clients can ask for: the model's, then its adapters'."""
     return [*model_names(settings), *(settings.lora.adapters if settings.lora else ())]
 
 

@@ -1,4 +1,4 @@
-"""One vLLM EngineCore from our settings: its configuration, its place on the machine, its size once loaded.
+"""Build one vLLM EngineCore from our settings: its configuration, its cores, its size once loaded.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs (create_model_config, create_engine_config),
 vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_model_runner) and
@@ -40,10 +40,12 @@ logger = logging.getLogger(__name__)
 
 CONNECTOR = "BatonConnector"
 CONNECTOR_MODULE = "baton.handoff.vllm.connector"
-# Tokens; the CPU kernels, but for MLA's, want a multiple of it, and vLLM's own 128 wastes short prompts.
+# Tokens. The CPU kernels (except MLA's) need a multiple of it, and vLLM's own 128 wastes space on short
+# prompts.
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_GIB = 1.0
-# Of the NUMA node's memory; checked though kv_cache_memory_bytes decides. Low, so that several workers fit.
+# Share of the NUMA node's memory. vLLM checks it even though kv_cache_memory_bytes decides; low, so that
+# several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
 _NOT_ON_CPU = ("enable_expert_parallel", "enable_eplb", "enable_dbo")
@@ -55,25 +57,25 @@ class EngineInfo:
 
     max_model_len: int  # tokens
     block_size: int  # tokens
-    num_blocks: int  # blocks of all layers' KV; vLLM's have another size if layers differ: `block_share`
-    free_blocks: int  # of an idle engine: vLLM keeps one for itself
+    num_blocks: int  # blocks of all layers' KV; vLLM's blocks differ in size if layers differ: `block_share`
+    free_blocks: int  # when idle: vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
-    lookahead_tokens: int  # 1 + the drafted ones
+    lookahead_tokens: int  # 1 + the most drafted tokens
     vocabulary: int
-    drafts_always: bool  # it drafts, and cannot leave single requests out
+    drafts_always: bool  # it drafts, and cannot exempt single requests
     block_share: float = 1.0  # one vLLM block in ours; not 1 if layers keep different tokens
     runner_v2: bool = False  # vLLM's model runner V2
     prompt_logprobs: bool = True  # whether the model also computes logits of prompts
 
     @property
     def steps(self) -> StepLimits:
-        """Return the limits that its steps put on a request's fields."""
+        """Return the limits on a request's fields."""
         return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 
 def parse_cores(cpu: str) -> list[int]:
-    """Return `0`, `0-3` or `0,2-3` as core numbers. Raises ConfigError."""
+    """Return the core numbers in `0`, `0-3` or `0,2-3`. Raises ConfigError."""
     cores: set[int] = set()
     try:
         for part in cpu.split(","):
@@ -90,7 +92,7 @@ def parse_cores(cpu: str) -> list[int]:
 
 
 def cores_of_ranks(cpu: str, ranks: int) -> str:
-    """Split cores evenly, as VLLM_CPU_OMP_THREADS_BIND takes them: `0,1|2,3`. Raises ConfigError."""
+    """Split cores evenly, in the form of VLLM_CPU_OMP_THREADS_BIND: `0,1|2,3`. Raises ConfigError."""
     cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise ConfigError(
@@ -107,14 +109,14 @@ class EnginePlan:
 
     settings: Settings
     worker_id: str
-    fingerprint: str  # of the model
+    fingerprint: str  # the model's
     needs_handoffs: bool
     adapters: tuple[AdapterFiles, ...] = ()
-    kv_host: str = ""  # host under which others find what the ranks save; empty: where the ranks listen
+    kv_host: str = ""  # where others find what the ranks save; empty: where the ranks listen
 
 
 def build_config(plan: EnginePlan) -> Any:
-    """Make the VllmConfig of this worker. Raises ConfigError for what we refuse, else what vLLM raises."""
+    """Make the VllmConfig of this worker. Raises ConfigError for our own refusals, else what vLLM raises."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
@@ -127,7 +129,7 @@ def build_config(plan: EnginePlan) -> Any:
         _check_on_cpu(args)
         _cpu_arguments(args)
         # oneDNN keeps what it compiled for the last 1,024 shapes, 170 KiB each, beside what vLLM keeps of
-        # each layer. That grows for hours, by 170 MiB with the demo model, and no request is quicker for it.
+        # each layer. That grows for hours, by 170 MiB with the demo model, and makes no request faster.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
         if alone:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -188,18 +190,18 @@ def _transfer_config(plan: EnginePlan) -> Any:
 
 
 def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
-    """Add vLLM's speculative_config, and our own settings where every rank finds them.
+    """Add vLLM's speculative_config, and our own settings for every rank.
 
-    They are the same for every role, as roles change. How much is drafted, and when, is decided by
-    patches/draft_length.py.
+    They are the same for every role, as roles change. patches/draft_length.py decides how much is drafted,
+    and when.
     """
     spec, method = plan.settings.engine.speculative_config, validation.check(plan.settings.engine)
     if spec is None or method is None:
         return
     config = args["speculative_config"] = method.engine_config(spec)
     config["num_speculative_tokens"] = spec.limit
-    # With a list, the scheduler tells the ranks how many (draft_length may take the list's place), and does
-    # not pad a request's first step after a handoff with tokens that are sure to be rejected.
+    # With a list, the scheduler tells the ranks how many (draft_length may replace the list), and does not
+    # pad a request's first step after a handoff with tokens that are sure to be rejected.
     config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
         spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
     )
@@ -210,7 +212,7 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
 
 
 def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> None:
-    """Schedule requests by their priority, with a share of a step each, but for what engine.extra sets."""
+    """Schedule requests by priority, with a share of each step, unless engine.extra says otherwise."""
     spec = plan.settings.engine.speculative_config
     if on_cpu:
         step = fair_share.step_tokens(plan.settings.engine.max_num_seqs, spec.limit if spec else 0)
@@ -220,7 +222,7 @@ def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> 
 
 
 def measures_share(plan: EnginePlan) -> bool:
-    """Return whether a prompt's share of a step follows the steps' times: on a GPU, unless it is set."""
+    """Return whether a prompt's share of a step follows the measured times: on a GPU, unless it is set."""
     from vllm.platforms import current_platform
 
     given = "long_prefill_token_threshold" in plan.settings.engine.extra
@@ -228,12 +230,12 @@ def measures_share(plan: EnginePlan) -> bool:
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:
-    """Return the fingerprint of a draft model that keeps KV, else "": KV of another head is never loaded."""
+    """Return the fingerprint of a draft model that keeps KV, or "": KV of another head is never loaded."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
     try:
-        # The revision is the model's own: vLLM takes a draft model's newest.
+        # The revision applies to the model only: vLLM takes a draft model's newest.
         return model_fingerprint(spec.model, **{**from_hub(engine), "revision": None})
     except OSError as error:
         raise StartError(f"cannot read the draft model {spec.model!r}: {error}") from None
@@ -248,14 +250,14 @@ def _check_verification(config: Any) -> None:
     ):
         raise ConfigError(
             "engine.speculative_config.rejection_sample_method (value 'block'): vLLM verifies blocks "
-            "in its model runner V2 alone, which needs a GPU; say 'standard', or verifier 'baton'"
+            "only in its model runner V2, which needs a GPU; say 'standard', or verifier 'baton'"
         )
 
 
 def _add_cpu_blocks(args: dict[str, Any]) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    model_config = AsyncEngineArgs(**args).create_model_config()  # 0.02 s, and once more for the whole
+    model_config = AsyncEngineArgs(**args).create_model_config()  # 0.02 s, and again later for the whole
     if model_config.use_mla:
         cpu_mla.add_arguments(args, model_config)
     args.setdefault("block_size", CPU_BLOCK_SIZE)
@@ -273,14 +275,15 @@ def _check_on_cpu(args: dict[str, Any]) -> None:
 def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("kv_cache_memory_bytes", int(CPU_KV_CACHE_GIB * _GIB))
     args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
-    # Compiled, an 80 M model wrote 3 to 13 % faster and started in 42 s instead of 9 (one core, bfloat16).
+    # Compiled, an 80 M model generated 3 to 13 % faster and started in 42 s instead of 9 (one core,
+    # bfloat16).
     args.setdefault("enforce_eager", True)
 
 
 def _gpu_arguments(args: dict[str, Any], total: int) -> None:
-    """Make vLLM check at start for room for the given KV cache instead of nine tenths of the GPU.
+    """Make vLLM check at start for room for the given KV cache, not for nine tenths of the GPU.
 
-    Several workers fit on one GPU then. total: bytes of its memory.
+    Several workers then fit on one GPU. total: bytes of its memory.
     """
     if cache := args.get("kv_cache_memory_bytes"):
         args.setdefault("gpu_memory_utilization", min(1.0, int(cache) / total))
@@ -289,9 +292,9 @@ def _gpu_arguments(args: dict[str, Any], total: int) -> None:
 def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     """Load an EngineCore in the calling thread, which must be the one that steps it.
 
-    The thread is pinned to `worker.cpu` first, and with it the threads that compute. `on_rank_lost` is
-    called, from a thread of vLLM's, when the process of a tensor-parallel rank died. Raises StartError with
-    vLLM's reason when it cannot load, ConfigError for settings.
+    The thread is first pinned to `worker.cpu`, and with it the threads that compute. `on_rank_lost` is
+    called, from a thread of vLLM's, if the process of a tensor-parallel rank dies. Raises StartError with
+    vLLM's reason if it cannot load, ConfigError for settings.
     """
     settings = plan.settings
     if settings.worker.cpu and settings.engine.tensor_parallel_size == 1:
@@ -318,7 +321,7 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
 
 
 def _load_adapters(engine: Any, adapters: Sequence[AdapterFiles]) -> None:
-    """Have every rank load them, to stay. Raises StartError with vLLM's reason."""
+    """Have every rank load the adapters, to stay. Raises StartError with vLLM's reason."""
     from vllm.lora.request import LoRARequest
 
     for number, adapter in enumerate(adapters, start=1):
@@ -337,7 +340,7 @@ def _pin(cores: list[int]) -> None:
 
 
 def info_of(engine: Any) -> EngineInfo:
-    """Return the size of an engine, which is known once it has looked at its memory."""
+    """Return the size of an engine that has measured its memory."""
     config = engine.vllm_config
     speculative = config.speculative_config
     share = _block_share(engine)
@@ -361,9 +364,9 @@ def _block_share(engine: Any) -> float:
     """Return the size of a vLLM block, in Baton's blocks of `cache_config.block_size` tokens.
 
     Groups of layers that keep their tokens differently take separate blocks from one pool: a token has a
-    block in each group, until it leaves a window. vLLM gives the number of tokens that the pool holds with
+    block in each group until it leaves a window. vLLM gives the number of tokens that the pool holds with
     requests of the greatest length. Groups may have blocks of different sizes, and `block_size` is the
-    smallest. Then a vLLM block may be larger than ours, up to the largest group's block. (If all layers have
+    smallest; then a vLLM block may be larger than ours, up to the largest group's block. (If all layers have
     windows, that bound keeps short requests, which have not left one, from being booked beyond the pool.)
     """
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
@@ -377,4 +380,4 @@ def _block_share(engine: Any) -> float:
 def _is_attention(group: Any) -> bool:
     from vllm.v1.kv_cache_interface import AttentionSpec
 
-    return isinstance(group.kv_cache_spec, AttentionSpec)  # a state's block has as many tokens as a request
+    return isinstance(group.kv_cache_spec, AttentionSpec)  # a state's block holds as many tokens as a request

@@ -1,12 +1,12 @@
-"""Gains and losses of an engine's prefix cache, by the names that the scheduler knows blocks by.
+"""Report gains and losses of an engine's prefix cache, under the scheduler's names for blocks.
 
-vLLM tells what its block pool did in each step, in the engine's thread, to the publisher that its scheduler
-has: here this object, which passes on what another publisher of the settings (engine.extra) shall have.
+In each step, in the engine's thread, vLLM tells the publisher in its scheduler what its block pool did. That
+publisher is an object of this module, which also passes events on to any other publisher in engine.extra.
 
-An engine may hold a block twice, where two requests computed it at once: it is gone when both are. Where
-layers keep their tokens differently there is a pool's group for each kind; the first group that attends to
-all tokens counts, and only that one has a block for all that a prompt can match. So where there are others,
-what is told is the most that a prompt can match.
+An engine may hold a block twice, if two requests computed it at once: it is gone when both copies are. If
+layers keep their tokens differently, the pool has a group for each kind. Only the first group that attends to
+all tokens has a block for everything that a prompt can match, so it counts; with other groups present, the
+report is the most that a prompt can match.
 
 Leans on: vllm.config.KVEventsConfig, VllmConfig (kv_events_config, cache_config.enable_prefix_caching,
 prefix_caching_hash_algo), the engine's scheduler (kv_event_publisher, kv_cache_config.kv_cache_groups,
@@ -32,7 +32,7 @@ _LOW = (1 << 64) - 1
 
 
 def events_config(given: Any) -> Any:
-    """Return the KVEventsConfig of an engine whose cache is told of; `given`: what engine.extra asks for."""
+    """Return the KVEventsConfig of an engine whose cache is reported; `given`: the one in engine.extra."""
     from vllm.config import KVEventsConfig
 
     if given is None:
@@ -43,7 +43,7 @@ def events_config(given: Any) -> Any:
 
 
 def install(engine: Any) -> CacheEvents | None:
-    """Begin to follow the cache of an engine that has just been built; None where that tells nobody anything.
+    """Follow the cache of an engine that has just been built; None if that is of no use to anybody.
 
     Hashes that begin with a random root are of no use to others.
     """
@@ -65,12 +65,12 @@ def install(engine: Any) -> CacheEvents | None:
 
 @dataclass(slots=True)
 class _Block:
-    depth: int  # 1: the first one of a prompt
+    depth: int  # 1 for a prompt's first block
     copies: int = 1
 
 
 class CacheEvents:
-    """A publisher of one engine's events. All but `hashing` is of the engine's thread."""
+    """A publisher of one engine's events. Only `hashing` may be used outside the engine's thread."""
 
     def __init__(self, scheduler: Any, algorithm: str) -> None:
         from vllm.v1.core import kv_cache_utils
@@ -87,14 +87,14 @@ class CacheEvents:
             root=kv_cache_utils.NONE_HASH,
         )
         self._next = scheduler.kv_event_publisher
-        self._blocks: dict[int, _Block] = {}  # by hash
+        self._blocks: dict[int, _Block] = {}  # keyed by hash
         self._cleared = False
         self._touched: dict[
             int, int
         ] = {}  # hash -> depth of blocks that were or are held, since the last `take`
 
     def take(self) -> Change | None:
-        """Return what changed since the last time; None if nothing did."""
+        """Return the changes since the last call, or None."""
         if not self._touched and not self._cleared:
             return None
         blocks, touched = self._blocks, self._touched.items()
@@ -106,10 +106,7 @@ class CacheEvents:
         self._touched, self._cleared = {}, False
         return change
 
-    # For vLLM's scheduler.
-
     def publish(self, batch: Any) -> None:
-        """Note the events of a step."""
         from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
         for event in batch.events:
@@ -124,11 +121,9 @@ class CacheEvents:
         self._next.publish(batch)
 
     def shutdown(self) -> None:
-        """End the other publisher."""
         self._next.shutdown()
 
     def get_publisher_config(self) -> Any:
-        """Return the configuration of the other publisher."""
         return self._next.get_publisher_config()
 
     def _stored(self, event: Any) -> None:
@@ -136,7 +131,7 @@ class CacheEvents:
         if event.parent_block_hash is not None:
             parent = self._blocks.get(_low(event.parent_block_hash))
             if parent is None:
-                return  # not all before it is here: nothing could match it
+                return  # an earlier block is missing, so nothing could match this one
             depth = parent.depth
         for block_hash in event.block_hashes:
             depth += 1

@@ -1,4 +1,4 @@
-"""Counts of an engine's work, in one step or since it began; the heartbeat carries the latter.
+"""Count an engine's work, in one step or since it started; the heartbeat carries the latter.
 
 Leans on: vllm.v1.engine.EngineCoreOutput (new_token_ids, prefill_stats.num_computed_tokens),
 EngineCoreOutputs.scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
@@ -18,31 +18,31 @@ from baton.services.decode.acceptance import DraftCounts
 
 @dataclass(slots=True)
 class Counts:
-    """Prompt tokens, looked up and computed, drafts, outputs and time.
+    """Prompt tokens (looked up, computed), drafts, outputs and time.
 
-    Tokens looked up are counted when their request is admitted, as vLLM counts.
+    Tokens looked up are counted when their request is admitted, as in vLLM.
     """
 
     prefix_queries: int = 0  # looked up in the prefix cache
     prefix_hits: int = 0
-    external_queries: int = 0  # asked of the handoff, beyond those hits
+    external_queries: int = 0  # asked of the handoff, beyond the cache hits
     external_hits: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)  # verified
-    computed_tokens: int = 0  # of prompts: found in no cache, and not handed over
+    computed_tokens: int = 0  # prompt tokens found in no cache and not handed over
     output_tokens: int = 0
-    busy_s: float = 0.0  # in steps
-    request_s: float = 0.0  # the same, each step times the requests that got tokens in it
+    busy_s: float = 0.0  # time spent in steps
+    request_s: float = 0.0  # time of each step times the requests that got tokens in it
 
     def take(self, groups: Iterable[Any], seconds: float) -> None:
-        """Add a step's outputs. seconds: its time; 0 for one without tokens."""
+        """Add a step's outputs. seconds: its time; 0 for a step without tokens."""
         requests = 0
         for group in groups:
-            if group.scheduler_stats is not None:  # vLLM hangs them on one of the groups
+            if group.scheduler_stats is not None:  # vLLM attaches them to one of the groups
                 self._take_stats(group.scheduler_stats)
             for output in group.outputs:
                 requests += bool(output.new_token_ids)
                 self.output_tokens += len(output.new_token_ids)
-                if output.prefill_stats is not None:  # of a request's first output
+                if output.prefill_stats is not None:  # comes with a request's first output
                     self.computed_tokens += output.prefill_stats.num_computed_tokens
         self.busy_s += seconds
         self.request_s += seconds * requests
@@ -60,7 +60,6 @@ class Counts:
             self.external_hits += stats.connector_prefix_cache_stats.hits
 
     def add(self, other: Counts) -> None:
-        """Add the counts of another step."""
         self.prefix_queries += other.prefix_queries
         self.prefix_hits += other.prefix_hits
         self.external_queries += other.external_queries
@@ -73,7 +72,6 @@ class Counts:
             self.drafts.add(other.drafts)
 
     def message(self) -> scheduler_pb2.EngineCounts:
-        """Make the message for a heartbeat."""
         return scheduler_pb2.EngineCounts(
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,

@@ -1,4 +1,4 @@
-"""A convolution, on a CPU, over each request's tokens of a step and those before them, which buffers keep."""
+"""Convolve, on a CPU, each request's tokens of a step with the earlier ones, which buffers keep."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def convolved(  # noqa: PLR0917
     buffers: Sequence[Any],
     accepted: Sequence[int],
 ) -> Any:
-    """Return the inputs convolved with those before them, and keep what the next step may need.
+    """Return the convolved inputs, and keep what the next step may need.
 
-    inputs: [tokens, channels], of each request `counts` tokens. weight: [channels, kernel]. buffers: of each
-    request [channels, places], whose first `kernel - 2 + tokens` are of its last step. accepted: how many of
-    that step's tokens are before these, at least 1.
+    inputs: [tokens, channels], `counts` tokens per request. weight: [channels, kernel]. buffers: per request
+    [channels, places], whose first `kernel - 2 + tokens` are from its last step. accepted: how many of that
+    step's tokens precede these, at least 1.
     """
     import torch
 

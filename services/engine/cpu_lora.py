@@ -1,7 +1,7 @@
-"""Adds an adapter to the tokens of its requests alone, with one product for each adapter of a batch.
+"""Apply an adapter to the tokens of its own requests, with one product per adapter of a batch.
 
-vLLM's form for CPUs takes a token without an adapter, which has index -1, for one of the adapter in the last
-place; and it gathers the matrices of each token, [tokens, out, in], before it multiplies.
+vLLM's CPU form takes a token without an adapter (index -1) for one of the adapter in the last place, and
+gathers the matrices of each token, [tokens, out, in], before it multiplies.
 
 Leans on: vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU (update_metadata, token_lora_indices,
 sampler_indices), whose add_* methods end in those that are overridden here, as vLLM's runner calls every
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-# An adapter's place on the device, and which of the batch's rows are its own; None: all.
+# An adapter's place on the device, and its rows of the batch; None: all rows.
 Rows = list[tuple[int, torch.Tensor | None]]
 
 
@@ -30,7 +30,7 @@ def rows_of(indices: torch.Tensor) -> Rows:
 
 
 class GroupedPunica(PunicaWrapperCPU):
-    """The products of one model's adapters; which of them each token has is set before each step."""
+    """The products of one model's adapters; each token's adapter is set before each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,7 +39,7 @@ class GroupedPunica(PunicaWrapperCPU):
         self._counts = (0, 0)  # rows of both
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
-        """Take over which adapter each token of the next step has, and each sampled one."""
+        """Note the adapter of each token and each sampled token of the next step."""
         super().update_metadata(*args, **kwargs)
         tokens, sampled = self.token_lora_indices, self.sampler_indices
         self._tokens, self._sampled = rows_of(tokens), rows_of(sampled)
@@ -54,7 +54,7 @@ class GroupedPunica(PunicaWrapperCPU):
         scale: float,
         **kwargs: Any,
     ) -> None:
-        """Add an adapter of the language model's head to the logits `y`."""
+        """Add the adapters of the language model's head to the logits `y`."""
         del kwargs
         if len(x) != self._counts[1]:
             return
@@ -76,13 +76,13 @@ class GroupedPunica(PunicaWrapperCPU):
     def _expand_slice_prefill(
         self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, *how: Any
     ) -> None:
-        first, size, _ = how  # columns of y; whether to add, which is always so
+        first, size, _ = how  # columns of y; whether to add, which is always true
         if len(x) == self._counts[0]:
             _add(y[:, first : first + size], x, w_t_all, self._tokens)
 
 
 def _multiply(y: torch.Tensor, x: torch.Tensor, matrices: torch.Tensor, rows: Rows, scale: float) -> None:
-    """Set y [rows, out] to scale * x [rows, in] times its adapter's matrix, where there is one."""
+    """Set y [rows, out] to scale * x [rows, in] times its adapter's matrix, for rows that have one."""
     for place, own in rows:
         product = _product(x, matrices, place, own, y.dtype)
         target = slice(None) if own is None else own
@@ -90,7 +90,7 @@ def _multiply(y: torch.Tensor, x: torch.Tensor, matrices: torch.Tensor, rows: Ro
 
 
 def _add(y: torch.Tensor, x: torch.Tensor, matrices: torch.Tensor, rows: Rows) -> None:
-    """Add x [rows, in] times its adapter's matrix to y [rows, out], where there is one."""
+    """Add x [rows, in] times its adapter's matrix to y [rows, out], for rows that have one."""
     for place, own in rows:
         product = _product(x, matrices, place, own, y.dtype)
         width = min(product.shape[1], y.shape[1])  # vLLM pads both, not always alike

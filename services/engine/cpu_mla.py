@@ -1,8 +1,8 @@
-"""Attention over latents (MLA) on a CPU: which of vLLM's two back ends computes it.
+"""Choose which of vLLM's two back ends computes attention over latents (MLA) on a CPU.
 
-CPU_MLA runs on every CPU, in every dtype, in blocks of 16 tokens. AMX_MLA, which vLLM prefers where the CPU
-has AMX, takes bfloat16 and blocks of 32 alone. Baton takes CPU_MLA unless the other one is set: a model is
-then served in every dtype on every machine, and machines with and without AMX hand KV to each other.
+CPU_MLA runs on every CPU, in every dtype, in blocks of 16 tokens. AMX_MLA, which vLLM prefers on CPUs with
+AMX, takes only bfloat16 and blocks of 32. Baton takes CPU_MLA unless the other one is set: a model is then
+served in every dtype on every machine, and machines with and without AMX hand KV to each other.
 
 Leans on: vllm.platforms.cpu.CpuPlatform (get_attn_backend_cls and check_and_update_config, which choose the
 back end by torch.cpu._is_amx_tile_supported and by the engine argument attention_backend, and give CPU_MLA
@@ -17,13 +17,13 @@ from typing import Any
 from baton.services.errors import ConfigError
 
 _ANY_CPU, _AMX = "CPU_MLA", "AMX_MLA"
-_BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA takes multiples of it, too
+_BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA also takes multiples of it
 
 
 def add_arguments(args: dict[str, Any], model_config: Any) -> None:
     """Add the back end and its block size, for a model with MLA and its drafter.
 
-    Raises ConfigError for a back end that this machine or the dtype cannot have.
+    Raises ConfigError for a back end that this machine or dtype cannot use.
     """
     asked = args.get("attention_backend") or dict(args.get("attention_config") or {}).get("backend")
     backend = str(asked or _ANY_CPU).upper()

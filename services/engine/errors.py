@@ -14,11 +14,11 @@ from baton.services.errors import ServiceError
 
 
 class EngineError(ServiceError):
-    """The engine cannot do what a worker needs of it."""
+    """The engine cannot do what a worker needs."""
 
 
 class EngineFailed(EngineError):
-    """The engine raised while it ran; what it held is lost, and the router starts it again elsewhere."""
+    """The engine raised while it ran; its requests are lost, and the router starts them again elsewhere."""
 
 
 class RankLost(EngineFailed):
@@ -26,7 +26,7 @@ class RankLost(EngineFailed):
 
 
 class RequestRefused(EngineError):
-    """A request is not taken. `code` tells the router what to do about it."""
+    """A request is refused. `code` tells the router what to do about it."""
 
     def __init__(self, code: Failed.Code, message: str) -> None:
         super().__init__(message)

@@ -1,12 +1,11 @@
-"""SHA-256 of large files, each read once: a digest is kept for its next use.
+"""Compute SHA-256 of large files, and keep each digest so that a file is read only once.
 
 Digests are kept in a folder of this user only. An entry is found by the file's device and inode, and is valid
 while the file's size and times are the same to the nanosecond; unlike the time of the last write, the time of
 the last change (ctime) cannot be set back. A folder or entry that others may write is not trusted. Files in a
 Hugging Face cache are not read, because their links lead to blobs named by this digest.
 
-When processes start together, as the workers of one machine do, one of them hashes a file and the others wait
-for it.
+When processes start together, like the workers of one machine, one of them hashes a file and the others wait.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 FOLDER = "baton/fingerprints"  # below the user's cache folder
-THREADS = 16  # at most; hashing releases the GIL, and does 0.6 to 2 GB/s per core
+THREADS = 16  # maximum; hashing releases the GIL, and does 0.6 to 2 GB/s per core
 KEEP_FROM = 1 << 20  # bytes; hashing a smaller file is as quick as looking it up
 QUIET_S = 2.0  # s; a file changed this recently may change again without a trace in its times
 TELL_S = 10.0  # s between progress lines
@@ -40,7 +39,7 @@ _BLOB = re.compile(r"[0-9a-f]{64}")
 
 
 def digests(paths: Sequence[Path]) -> list[str]:
-    """Return each file's SHA-256 in hex, in order. Raises OSError when one cannot be read."""
+    """Return each file's SHA-256 in hex, in order. Raises OSError if one cannot be read."""
     store = _Store.open()
     progress = _Progress(sum(path.stat().st_size for path in paths))
     largest = sorted(range(len(paths)), key=lambda at: -paths[at].stat().st_size)
@@ -100,7 +99,7 @@ def _state(seen: os.stat_result) -> list[int]:
 
 
 class _Store:
-    """The known digests, an entry for each file. For any thread and any number of processes."""
+    """The known digests, one entry per file. For any thread and any number of processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -137,7 +136,6 @@ class _Store:
         return digest if good else ""
 
     def keep(self, seen: os.stat_result, digest: str) -> None:
-        """Remember a file's digest."""
         entry = self._entry(seen)
         fresh = entry.with_name(f"{entry.name}.{os.getpid()}.{threading.get_ident()}")
         try:
@@ -192,7 +190,6 @@ class _Progress:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """Count hashed bytes."""
         with self._lock:
             self._read += count
             if (now := time.monotonic()) - self._told < TELL_S:

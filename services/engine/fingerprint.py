@@ -1,4 +1,4 @@
-"""The identity of a model, from its files: the same on every worker of a deployment."""
+"""Identify a model by its files: the same on every worker of a deployment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether a process forked from this one could use the GPU.
+"""Find out whether a process forked from this one could use the GPU.
 
-CUDA does not survive a fork: torch refuses it in the child. It begins with the first tensor on a GPU; where
-NVML cannot count the GPUs, it begins as soon as something counts them, as vLLM does when it is imported.
+CUDA does not survive a fork: torch refuses it in the child. It begins with the first tensor on a GPU, or, if
+NVML cannot count the GPUs, as soon as something counts them, as vLLM does on import.
 
 Leans on: torch.backends.cuda.is_built, torch.cuda.is_initialized and torch.cuda._is_in_bad_fork, which is set
 in forked children by a handler that torch installs before its first call of CUDA's runtime.
@@ -22,7 +22,7 @@ def cuda_begun() -> bool:
     """Return whether CUDA has begun here, so that a forked process could not use it.
 
     Counting GPUs leaves no trace in this process, so a child is forked and asked, if torch is built for GPUs;
-    one that hangs could not use it. For processes with one thread. Raises OSError if there is no room for
+    a child that hangs counts as unable. For processes with one thread. Raises OSError if there is no room for
     another process.
     """
     torch: Any = sys.modules.get("torch")

@@ -1,8 +1,8 @@
-"""One EngineCore and the thread that steps it.
+"""Run one EngineCore and the thread that steps it.
 
-The thread loads the engine, takes messages between steps, steps while there is work and blocks while there
-is none. The results of a step go to the asyncio loop in one call. The engine belongs to the thread: other
-threads call `submit`, `abort` and `stop`, and what is marked as theirs.
+The thread loads the engine, takes messages between steps, steps while there is work and otherwise blocks. The
+results of a step go to the asyncio loop in one call. The engine belongs to the thread: other threads call
+`submit`, `abort` and `stop`, and whatever is marked for them.
 
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager, request_block_hasher), its scheduler
@@ -52,44 +52,44 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.0005
 _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
-_POLL_WOKEN_S = 1.0  # where it waits for nothing but loads, of whose end a message tells
+_POLL_WOKEN_S = 1.0  # used if it waits only for loads, whose end a message reports
 _STOP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """Load of the engine, taken after a step, or when work came."""
+    """Load of the engine, taken after a step or when work arrived."""
 
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
-    deferred: int = 0  # of `waiting`: those that wait for something else than room, as for KV on its way
+    deferred: int = 0  # those `waiting` for something other than room, such as KV
 
 
 @dataclass
 class EngineStep:
     """The results of one engine step: outputs by client index, the connector's reports, the load."""
 
-    outputs: dict[int, Any] = field(default_factory=dict)  # of EngineCoreOutputs
+    outputs: dict[int, Any] = field(default_factory=dict)  # EngineCoreOutputs by client
     begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()
     loaded: tuple[Loaded, ...] = ()
-    drafts: dict[str, list[int]] = field(default_factory=dict)  # of prompts that are handed over, by request
+    drafts: dict[str, list[int]] = field(default_factory=dict)  # handed-over prompts' drafts, by request
     load: EngineLoad = EngineLoad()
     seconds: float = 0.0
     executed: bool = False
     times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
     counts: Counts = field(default_factory=Counts)  # in this step
-    shared: dict[str, int] = field(default_factory=dict)  # by request with a first output: its shared blocks
-    draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
-    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by classes, in this step
+    shared: dict[str, int] = field(default_factory=dict)  # shared blocks, by request with a first output
+    draft_length: int | None = None  # the most tokens of the next drafts, if chosen step by step
+    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by class, in this step
     blocks: Change | None = None  # what the prefix cache gained and lost
     failed: Sequence[str] = ()  # requests that ended with the step, which raised `problem`
     problem: str = ""
 
     @property
     def matters(self) -> bool:
-        """Whether it brought something: a step that only waited for KV did not."""
+        """Whether it brought anything: a step that only waited for KV did not."""
         return bool(
             self.executed
             or self.begun
@@ -108,7 +108,7 @@ class Listener(Protocol):
         """Take a step that brought something or changed the load."""
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """Take note that the engine refuses this request; it holds nothing of it."""
+        """Note that the engine refuses this request and holds nothing of it."""
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
         """Handle the engine's failure; called once, as the last call.
@@ -118,11 +118,11 @@ class Listener(Protocol):
 
 
 class EngineHost:
-    """The engine and its thread. One a process."""
+    """The engine and its thread. One per process."""
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
-        # Bounded by services/worker/admission.py, which counts the requests that it lets in.
+        # Bounded by services/worker/admission.py, which counts the requests it lets in.
         self._messages: queue.SimpleQueue[Callable[[], bool | None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loaded: Future[EngineInfo] = Future()
@@ -131,8 +131,8 @@ class EngineHost:
         self._engine: Any = None
         self._connector: Any = None
         self._grammars: EngineGrammars | None = None
-        self._woken = False  # by each load that ends
-        self._steps_left = 1  # until it waits for a message, unless one brings something
+        self._woken = False  # set by each load that ends
+        self._steps_left = 1  # steps until it waits for a message, unless one brings something
         self._draft_length: draft_length.DraftLengthSeam | None = None
         self._first_drafts: first_drafts.FirstDrafts | None = None
         self._giving_way: giving_way.GivingWay | None = None
@@ -144,7 +144,7 @@ class EngineHost:
         self._unseen: set[str] = set()  # requests without an output so far
 
     async def load(self, listener: Listener) -> EngineInfo:
-        """Start the thread and load the engine. Raises StartError or ConfigError when it cannot."""
+        """Start the thread and load the engine. Raises StartError or ConfigError."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._thread.start()
@@ -155,7 +155,7 @@ class EngineHost:
         self._messages.put(lambda: self._add(request))
 
     def begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let a request that waits for its KV pull what is there of it, beside whatever step runs."""
+        """Let a request that waits for its KV pull what is available, alongside any running step."""
         if self._connector is not None:
             self._connector.begin_now(internal_id, epoch, manifest)
             self._messages.put(lambda: self._begin_load(internal_id, epoch, manifest))
@@ -165,7 +165,7 @@ class EngineHost:
     ) -> None:
         """Let a request go on whose prompt is complete at its source.
 
-        Its KV is pulled at once; its tokens it is given on the engine's thread.
+        Its KV is pulled at once; it gets its tokens on the engine's thread.
         """
         if self._connector is not None:
             self._connector.begin_now(internal_id, epoch, manifest)
@@ -176,7 +176,7 @@ class EngineHost:
         self._messages.put(lambda: self._abort(internal_ids))
 
     def stop(self) -> bool:
-        """Let the step under way end and shut the engine down. Return whether it did within 10 s."""
+        """Let the current step end and shut the engine down. Return whether it did within 10 s."""
         if self._thread.ident is None:
             return True
         self._messages.put(None)
@@ -185,11 +185,11 @@ class EngineHost:
 
     @property
     def step_s(self) -> float:
-        """Seconds since the step under way began; 0 between steps. From any thread."""
+        """Seconds since the current step began; 0 between steps. From any thread."""
         began = self._step_began
         return time.monotonic() - began if began else 0.0
 
-    # For other threads: none of this changes while the engine runs.
+    # Safe for other threads: none of this changes while the engine runs.
 
     @property
     def grammars(self) -> EngineGrammars:
@@ -205,23 +205,23 @@ class EngineHost:
 
     @property
     def compatibility_hash(self) -> str:
-        """The hash of all that KV depends on, in hex; KV passes between equal ones. Empty: no handoffs."""
+        """The hash in hex of all that KV depends on, which must be equal at both ends. Empty: no handoffs."""
         return str(self._connector.compatibility_hash) if self._connector is not None else ""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """The facts that the hash is made of, in words."""
+        """The facts behind the hash, in words."""
         return dict(self._connector.facts) if self._connector is not None else {}
 
     @property
     def hashing(self) -> BlockHashing | None:
-        """The way in which the engine names the blocks that it tells of; None where it tells of none."""
+        """The naming scheme of the blocks that the engine reports; None if it reports none."""
         return self._cache_events.hashing if self._cache_events is not None else None
 
     def staged(self, timeout_s: float) -> Staged | None:
-        """Return what waits to be pulled; None when a rank does not answer in time.
+        """Return what waits to be pulled; None if a rank does not answer in time.
 
-        Waits for the ranks, so not in the loop's thread.
+        Waits for the ranks, so do not call it in the loop's thread.
         """
         if self._connector is None:
             return Staged()
@@ -238,9 +238,9 @@ class EngineHost:
         return list(self._connector.kv_addresses) if self._connector is not None else []
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
-        """Have the ranks pull test payloads from another worker's.
+        """Have the ranks pull test payloads from another worker's ranks.
 
-        Waits for the ranks, so not in the loop's thread.
+        Waits for the ranks, so do not call it in the loop's thread.
         """
         if self._connector is None:
             return TrialReply(problem="this worker hands no KV over")
@@ -305,9 +305,9 @@ class EngineHost:
         return min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
 
     def _take(self, block: bool, timeout: float | None, burst: int) -> bool:
-        """Run the messages that are there; wait for the first one with `block`. Return whether to go on.
+        """Run the pending messages; with `block`, wait for the first one. Return whether to go on.
 
-        A message may say, with False, that it calls for no step.
+        A message returns False if it calls for no step.
         """
         try:
             message = self._messages.get(block, timeout)
@@ -326,7 +326,7 @@ class EngineHost:
     def _add(self, request: Any) -> None:
         if request.request_id in self._engine.scheduler.requests:
             # A load of the same attempt was aborted: vLLM keeps its blocks until it is reported.
-            held = RequestRefused(Failed.CODE_FULL, "the load that was given up still has its blocks")
+            held = RequestRefused(Failed.CODE_FULL, "an abandoned load still holds its blocks")
             self._tell(lambda listener: listener.on_refused(request.request_id, held))
             return
         if self._connector is None and asks_for_load(request.kv_transfer_params):
@@ -336,20 +336,20 @@ class EngineHost:
         try:
             self._engine.add_request(request)
         except Exception as error:
-            # Every worker would raise it: the request must not take them down, one after the other.
+            # Every worker would raise it: the request must not take them all down in turn.
             logger.exception(
                 "the engine refuses request %s",
                 request.request_id,
                 extra={"request_id": request.request_id.rpartition("#")[0]},
             )
-            self._engine.abort_requests([request.request_id])  # it may have come halfway in
+            self._engine.abort_requests([request.request_id])  # it may be halfway in
             refusal = error
             self._tell(lambda listener: listener.on_refused(request.request_id, refusal))
         else:
             self._unseen.add(request.request_id)
 
     def _begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> bool:
-        """Return whether a step is to tell the ranks of it. Else the end of the pull calls for one."""
+        """Return whether a step must tell the ranks. If not, the end of the pull calls for one."""
         self._connector.begin_load(internal_id, epoch, manifest)
         return not self._woken
 
@@ -417,11 +417,11 @@ class EngineHost:
         try:
             return self._failed_step.holding() if self._failed_step is not None else None
         except Exception as error:  # noqa: BLE001 (the engine may be in any state)
-            logger.warning("which requests ran as the engine failed is not known: %s", error)
+            logger.warning("unknown which requests ran when the engine failed: %s", error)
             return None
 
     def _shared(self, step: EngineStep) -> dict[str, int]:
-        """Return the KV blocks, held by others too, of each request that began to decode in this step."""
+        """Return the KV blocks, also held by others, of each request that began to decode in this step."""
         found = {}
         for outputs in step.outputs.values() if self._unseen else ():
             for output in outputs.outputs:
@@ -442,7 +442,7 @@ class EngineHost:
 
 
 def _look() -> None:
-    """Do nothing but end the wait for a message."""
+    """Do nothing except end the wait for a message."""
 
 
 def _rank_lost() -> None:

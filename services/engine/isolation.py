@@ -1,4 +1,4 @@
-"""vLLM variables that would let one client reach another's requests, or all requests: refused at start.
+"""Refuse vLLM variables that would let one client reach another's requests, or all requests.
 
 vLLM itself reads them, in routers or workers. docs/security.md has the table.
 """

@@ -1,4 +1,4 @@
-"""An engine's outputs, as sent to the router of the request.
+"""Prepare an engine's outputs for the request's router.
 
 Leans on: vllm.v1.engine.{EngineCoreOutputs, EngineCoreOutput, FinishReason}: outputs are changed in place, as
 nobody else holds them; its fields that hold arrays (new_logprobs, new_prompt_logprobs_tensors,
@@ -20,8 +20,8 @@ from baton.services.engine import requests, wire
 from baton.services.engine.grammars.metered import problem_of
 from baton.services.engine.requests import Prepared
 
-# Bytes of outputs in one reply. A message of more than rpc.MAX_MESSAGE_BYTES, twice that, would end the
-# stream, and so all other requests on it. An output that is larger by itself is not sent.
+# Bytes of outputs in one reply. A message above rpc.MAX_MESSAGE_BYTES, twice that, would end the stream and
+# so all other requests on it. An output that is larger by itself is not sent.
 REPLY_BYTES = 32 << 20
 _PLAIN_BYTES = 512  # size of an output without arrays: its id, and the fields around its tokens
 _TOKEN_BYTES = 5
@@ -78,19 +78,19 @@ def _split(outputs: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def finish(output: Any, prepared: Prepared) -> bool:
-    """Leave in an output what its router needs. Return whether the request ended with it."""
+    """Reduce an output to what its router needs. Return whether the request ended with it."""
     output.kv_transfer_params = None
     output.ec_transfer_params = None
-    # Any output may be the last one that the router gets: this worker may die, and a stop string, which the
+    # Any output may be the last one the router gets: this worker may die, and a stop string, which the
     # router's front end finds, ends a request too. 0.6 us an output, both sides together.
     output.spec_decode_metrics = prepared.request.spec_decode_metrics
     return output.finish_reason is not None
 
 
 def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
-    """Return how many drafts of a request were verified so far, and of how many the first token was accepted.
+    """Return how many drafts of a request were verified so far, and how many had their first token accepted.
 
-    Both are 0 for one that was never prepared.
+    Both are 0 for a request that was never prepared.
     """
     metrics = prepared.request.spec_decode_metrics if prepared is not None else None
     if metrics is None:
@@ -120,12 +120,12 @@ def end_of_prefill(
     tokens: Sequence[int],
     drafts: Sequence[int] = (),
 ) -> tuple[worker_pb2.Saved, worker_pb2.Complete | reports.Problem] | None:
-    """Make what a router, and the worker that follows, are to know of the KV with a prefill's last output.
+    """Return what a router, and the worker that follows, must know of the KV, with a prefill's last output.
 
-    None: nobody will want it. A prefill is cut after one token. Where the cut alone ended it, the output is
-    made one of a request that goes on; where the token really ended it (a stop, the client's max_tokens), the
-    output stays as it is, and gets the reason that an uncut run would have given. tokens: those that go on
-    from the KV; drafts: proposed to follow them
+    None means that nobody will want the KV. A prefill is cut after one token. If only the cut ended it, the
+    output is changed to that of a request that goes on. If the token really ended it (a stop, the client's
+    max_tokens), the output keeps its end, with the reason that an uncut run would have given. tokens: those
+    that go on from the KV; drafts: proposed to follow them
     """
     if output.finish_reason != FinishReason.LENGTH or not (prepared.saves or prepared.cut):
         return None
@@ -149,7 +149,7 @@ def end_of_prefill(
 
 
 def admitted(prepared: Prepared, loaded: reports.Loaded) -> worker_pb2.Admitted:
-    """Make the message that a handoff was loaded at this worker, and what it cost."""
+    """Return the message that a handoff was loaded at this worker, and what it cost."""
     return worker_pb2.Admitted(
         request_id=prepared.request_id,
         epoch=prepared.epoch,

@@ -1,4 +1,4 @@
-"""Baton's plug-in, which vLLM loads in every process of an engine, tensor-parallel ranks included.
+"""Set up Baton's plug-in, which vLLM loads in every process of an engine, tensor-parallel ranks included.
 
 vLLM finds it by the entry point `baton` of the group `vllm.general_plugins`.
 """
@@ -11,13 +11,13 @@ from baton.services import logs
 from baton.services.engine import process
 from baton.services.engine.patches import table
 
-# vLLM runs it as a program that looks at a class of models and ends, at the first start of each worker. The
+# vLLM runs this as a short-lived program that inspects a model class, at the first start of each worker. The
 # patches, which import half of the engine, would add a third to its time.
 _INSPECTION = "vllm.model_executor.models.registry"
 
 
 def register() -> None:
-    """Set this process up: its logs, the patches, its end. vLLM calls it once; harmless when called again."""
+    """Set this process up: its logs, the patches, its end. vLLM calls it once; idempotent."""
     logs.follow()
     if getattr(sys.modules["__main__"].__spec__, "name", "") != _INSPECTION:
         table.install()

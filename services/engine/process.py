@@ -1,4 +1,4 @@
-"""The end of an engine's processes: none outlives the one that hosts the engine, whatever ends that."""
+"""Make sure that no process of an engine outlives its host, whatever ends that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 def lead_engine_processes() -> None:
     """Make processes that are started from here on belong to the engine in this one.
 
-    Those that are spawned follow it as they load plug-ins; forked ones, which have them, follow at once.
+    Spawned processes follow it as they load plug-ins; forked ones, which have them already, follow at once.
     """
     os.environ[_ENGINE_PID] = str(os.getpid())
     os.register_at_fork(after_in_child=follow_engine_process)
@@ -23,20 +23,20 @@ def lead_engine_processes() -> None:
 def follow_engine_process() -> None:
     """Die with the process that hosts the engine. Called where vLLM forks, and where it loads plug-ins.
 
-    Does nothing in the hosting process itself, and outside a worker (the router loads plug-ins, too).
-    vLLM ends its rank processes when it shuts down; after a SIGKILL it does not.
+    Does nothing in the hosting process itself or outside a worker (the router loads plug-ins too). vLLM ends
+    its rank processes when it shuts down, but not after a SIGKILL.
     """
     leader = os.environ.get(_ENGINE_PID)
     if leader is None or int(leader) == os.getpid() or sys.platform != "linux":
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if _ended(int(leader)):  # before the line above: its death would signal nothing any more
+    if _ended(int(leader)):  # it died before the line above, so its death would signal nothing
         os._exit(1)
 
 
 def _ended(pid: int) -> bool:
-    """Return whether a process is gone, or a zombie of whose end its parent has not heard."""
+    """Return whether a process is gone, or a zombie that its parent has not reaped."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")

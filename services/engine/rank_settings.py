@@ -1,4 +1,4 @@
-"""Settings of ours that every rank of an engine gets, in vLLM's additional_config under one key.
+"""Carry our own settings to every rank of an engine, in vLLM's additional_config under one key.
 
 Leans on: vllm.config.VllmConfig.additional_config, which vLLM carries to every rank as it is.
 """
@@ -13,11 +13,11 @@ ADDITIONAL = "baton"  # our key in additional_config
 
 
 def for_ranks(spec: SpeculativeSettings, method: str) -> dict[str, Any]:
-    """Return what additional_config is to hold of these settings; `method`: its name, aliases resolved."""
+    """Return our part of additional_config; `method`: the method's name, aliases resolved."""
     return {ADDITIONAL: {"speculative": {**spec.model_dump(), "method": method}}}
 
 
 def settings_of(vllm_config: Any) -> SpeculativeSettings | None:
-    """Return the settings of speculation that a rank was given; None in a rank that does not draft."""
+    """Return a rank's speculation settings; None if it does not draft."""
     settings = vllm_config.additional_config.get(ADDITIONAL, {}).get("speculative")
     return None if settings is None else SpeculativeSettings.model_validate(settings)

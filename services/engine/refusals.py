@@ -1,4 +1,4 @@
-"""vLLM's reasons for not starting, in the words of our configuration.
+"""Reword vLLM's reasons for not starting in terms of our configuration.
 
 Leans on: that vLLM's configuration classes are pydantic's (a refusal is a ValidationError around the reason),
 and on the wording of the refusals in `_SAYINGS`; one that vLLM words anew is passed on as it is, with the
@@ -14,9 +14,9 @@ from baton.errors import BatonError
 from baton.services.errors import one_line
 
 LONGEST = 600  # characters
-_LONG_LIST = 12  # entries; vLLM lists all the architectures that it knows
+_LONG_LIST = 12  # entries; vLLM lists all known architectures
 
-# vLLM's arguments, command-line flags and variables -> where they are set here.
+# vLLM's arguments, command-line flags and variables -> their settings here.
 _NAMES = {
     "max_model_len": "engine.max_model_len (--max-model-len)",
     "max-model-len": "engine.max_model_len (--max-model-len)",
@@ -113,9 +113,9 @@ _LINKS = re.compile(r"\s*(See|For further information,? (visit|see)) `?https?://
 
 
 def reason(error: BaseException, extra: Collection[str] = ()) -> str:
-    """Return one line of at most 600 characters: what is wrong and, where vLLM tells, what to do.
+    """Return one line of at most 600 characters: what is wrong and, if vLLM tells, what to do.
 
-    `extra` are the arguments that came from `engine.extra`: they are named as such.
+    `extra`: the arguments that came from `engine.extra`, which are named as such.
     """
     if isinstance(error, BatonError):
         return str(error)
@@ -125,9 +125,9 @@ def reason(error: BaseException, extra: Collection[str] = ()) -> str:
             return say(found)
     text = _shorten_lists(_LINKS.sub("", text))
     text = _NAME.sub(lambda m: m[0] if m["name"] in extra else _NAMES[m["name"]], text)
-    for name in (one for one in extra if "_" in one):  # others are words, too
+    for name in (one for one in extra if "_" in one):  # others are ordinary words too
         text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", f"engine.extra.{name}", text, count=1)
-    if isinstance(error, KeyError) or not text:  # a KeyError's text is the key alone
+    if isinstance(error, KeyError) or not text:  # a KeyError's text is only the key
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
 

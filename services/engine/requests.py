@@ -1,7 +1,7 @@
-"""vLLM's Request from a router's Start, and the meaning of its end.
+"""Build vLLM's Request from a router's Start, and interpret its end.
 
-Nothing that a client can write steers the engine's transfers: `SamplingParams.extra_args` is cleaned of every
-key that vLLM or we give a meaning, and ours are put in their place.
+Nothing that a client can write steers the engine's transfers: every key of `SamplingParams.extra_args` that
+has a meaning for vLLM or for us is removed, and ours are put in.
 
 Leans on: vllm.v1.request.Request (from_engine_core_request, append_output_token_ids, max_tokens,
 num_output_tokens, num_tokens, kv_transfer_params, prefill_stats, priority, skip_reading_prefix_cache,
@@ -64,7 +64,7 @@ class EngineLimits:
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
     steps: StepLimits = LOOSEST
-    adapters: Sequence[AdapterFiles] = ()  # in the order in which the engine has numbered them, from 1
+    adapters: Sequence[AdapterFiles] = ()  # ordered by the engine's number for them, from 1
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Prepared:
     max_tokens: int
     saves: bool  # its KV is wanted elsewhere after the prefill
     vocabulary: int  # EngineLimits'
-    cut: bool = False  # tried alone, and ends after a few tokens
-    late: bool = False  # it depends on its first token from its beginning on: prepare it again with that
+    cut: bool = False  # tried alone, so it ends after a few tokens
+    late: bool = False  # it needs its first token to be built: prepare it again with that
 
 
 def prepare(
@@ -91,11 +91,11 @@ def prepare(
     """Build the engine's request for one phase of one attempt.
 
     The tokens generated so far become output: penalties, min_tokens and max_tokens count them. A PREFILL is
-    cut to one token more by the request's own max_tokens, so that SamplingParams still says what the
-    client asked for. A SAVE is a PREFILL of the prompt's beginning, whose token nobody gets.
+    cut to one more token by the request's own max_tokens, so that SamplingParams still says what the client
+    asked for. A SAVE is a PREFILL of the prompt's beginning, whose token nobody gets.
 
-    complete: what the source said at its prompt's end. Without it a DECODE with a source reserves room for
-    its KV and waits for its first token, and a PREFILL computes its prompt from the beginning. Raises
+    complete: what the source said at the end of its prompt. Without it a DECODE with a source reserves room
+    for its KV and waits for its first token, and a PREFILL computes its prompt from the beginning. Raises
     RequestRefused(INVALID) for what cannot be run here.
     """
     core = _decode(start)
@@ -111,7 +111,7 @@ def prepare(
     _check(core, generated, limits, more=waits)
     if decodes and follows:
         _check_source(start, len(core.prompt_token_ids))
-        _clear_prompt_logprobs(core.sampling_params)  # they come with the first token, from the source
+        _clear_prompt_logprobs(core.sampling_params)  # the source sends them with the first token
     if start.phase == PHASE_SAVE:
         _cut(core, start.prefix_tokens)
         generated = []
@@ -147,7 +147,6 @@ def _request(
     client_index: int,
     limits: EngineLimits,
 ) -> Request:
-    """Return vLLM's request with the tokens that were generated so far."""
     core.request_id = internal_id
     core.client_index = client_index
     core.current_wave = 0
@@ -164,9 +163,9 @@ def _request(
 
 
 def _priority(start: Start, prompt: int, complete: Complete | None) -> int:
-    """Return the place in the queue.
+    """Return the place in the queue, whatever the client asked for.
 
-    Whatever a client asked for: requests that only decode keep the order in which they came.
+    Requests that only decode keep the order in which they arrived.
     """
     prefills = start.phase == PHASE_PREFILL
     loaded = start.source.tokens if complete is not None else 0
@@ -183,9 +182,9 @@ def _standing(service: ServiceClass) -> Standing:
 
 
 def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
-    """Return what gives a request that waits its first tokens and drafts, on the engine's thread.
+    """Return a function for the engine's thread that gives a waiting request its first tokens and drafts.
 
-    Raises RequestRefused(HANDOFF) where its source's tokens do not go on behind those that it has.
+    Raises RequestRefused(HANDOFF) if its source's tokens do not follow the request's own.
     """
     request, tokens = prepared.request, list(complete.token_ids)
     before = request.num_output_tokens
@@ -212,7 +211,7 @@ def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
 
 
 def _drafts(complete: Complete, vocabulary: int) -> list[int]:
-    """Return the proposals that came along, up to the first that is no token."""
+    """Return the proposals that came along, up to the first that is not a token."""
     return list(takewhile(lambda token: token < vocabulary, complete.draft_token_ids))
 
 
@@ -227,7 +226,6 @@ def really_ended(prepared: Prepared, max_model_len: int) -> bool:
 
 
 def finish_of(request: Request) -> tuple[FinishReason | None, int | str | None]:
-    """Return the finish and stop reason of an ended request."""
     return request.get_finished_reason(), request.stop_reason
 
 
@@ -239,7 +237,7 @@ def _decode(start: Start) -> EngineCoreRequest:
 
 
 def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimits, *, more: bool) -> None:
-    """Refuse what cannot be run. more: another token comes before the first of this worker's own."""
+    """Refuse what cannot be run. more: another token precedes the first of this worker's own."""
     if core.sampling_params is None or core.sampling_params.max_tokens is None:
         raise _invalid(
             "only text generation with a max_tokens is served; this request has no sampling parameters"
@@ -270,9 +268,9 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
 def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> LoRARequest | None:
     """Return the adapter by this engine's number for it.
 
-    In the place of a path stands the fingerprint of its files: vLLM makes both name and path a part of the
-    names of KV blocks, and paths may differ between machines. It reads no path of an adapter that it has.
-    Raises RequestRefused(INVALID) for one that is not here, or has other files than the router's.
+    Its path is replaced by the fingerprint of its files: vLLM makes both name and path a part of the names of
+    KV blocks, and paths may differ between machines. It reads no path of an adapter that is loaded. Raises
+    RequestRefused(INVALID) for an adapter that is not here, or has other files than the router's.
     """
     if wanted is None:
         return None
@@ -285,14 +283,14 @@ def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> Lo
 
 
 def _check_source(start: Start, prompt: int) -> None:
-    """Refuse a source that saves other tokens than those that are here."""
+    """Refuse a source that saves other tokens than this request has."""
     here = prompt + len(start.output_token_ids)
     if start.source.tokens != here:
         raise _invalid(f"the source saves the KV of {start.source.tokens} tokens; this attempt has {here}")
 
 
 def _is_late(request: Request, limits: EngineLimits) -> bool:
-    """Return whether a request depends on its first token from its beginning on.
+    """Return whether a request needs its first token to be built.
 
     One that must not use the prefix cache loads nothing: vLLM would generate a first token of its own.
     """
@@ -304,16 +302,16 @@ def _is_late(request: Request, limits: EngineLimits) -> bool:
 
 
 def _cut(core: EngineCoreRequest, tokens: int) -> None:
-    """Leave the prompt's first tokens alone, whose KV is to be saved: nothing else of the request matters."""
+    """Keep only the prompt's first tokens, whose KV is to be saved: nothing else of the request matters."""
     if not 0 < tokens < len(core.prompt_token_ids):
         raise _invalid(f"{tokens} tokens are no beginning of a prompt of {len(core.prompt_token_ids)}")
     core.prompt_token_ids = core.prompt_token_ids[:tokens]
-    # One token more than is generated: it never ends by itself, and so its KV is always wanted.
+    # One token more than is generated: it never ends by itself, so its KV is always wanted.
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
 def _load(start: Start, internal_id: str, complete: Complete | None) -> LoadParams:
-    """Return the load of what the source saves: this request's KV, or the beginning of its prompt's."""
+    """Return the load of what the source saves: this request's KV, or that of its prompt's beginning."""
     source, manifest = start.source, complete.manifest if complete is not None else None
     saved_as = attempt_id(source.request_id, start.epoch)
     return load_params(start.epoch, source.tokens, manifest, saved_as if saved_as != internal_id else "")
@@ -329,7 +327,7 @@ def _mark_generated(params: Any, count: int, vocabulary: int) -> None:
 
 
 def _clear_prompt_logprobs(params: Any) -> None:
-    """Ask for nothing that was sent with the first token: the prefix cache and a handoff may be used."""
+    """Drop all that was sent with the first token, so that the prefix cache and a handoff may be used."""
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
         params.prompt_logprobs = None
         params.prompt_logprob_token_ids = None

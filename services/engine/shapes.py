@@ -1,4 +1,4 @@
-"""The shape of a request, for the log: which fields it sets and how long they are, never their content.
+"""Describe a request's shape for the log: which fields it sets and how long they are, never their content.
 
 Leans on: vllm.sampling_params.SamplingParams and its StructuredOutputsParams (their fields and defaults),
 prompt_token_ids, sampling_params, num_output_tokens of vLLM's requests.
@@ -41,7 +41,7 @@ def _fields(params: Any) -> Iterable[str]:
 
 
 def _measure(value: Any) -> str:
-    """Return a number as it is, and anything else as its kind and size."""
+    """Return a number unchanged, and anything else as its kind and size."""
     if isinstance(value, bool | int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if dataclasses.is_dataclass(value):

@@ -1,9 +1,8 @@
-"""Finds sampling parameters that an engine's step would stumble over.
+"""Find sampling parameters that would break an engine's step.
 
 vLLM's front end checks most fields (SamplingParams.verify). Others are checked only inside a step, where a
 ValueError or an IndexError ends the engine and everything that it runs, and some nowhere. The router checks
-here before it places a request, and each worker again, whoever sent it. docs/limits.md lists every
-check.
+here before it places a request, and each worker again, whoever sent it. docs/limits.md lists every check.
 
 Leans on: vllm.sampling_params.SamplingParams (its fields; bad_words_token_ids and all_stop_token_ids, which
 the front end has filled in), RepetitionDetectionParams, and the sizes of model runner V2's buffers
@@ -20,30 +19,30 @@ from typing import Any
 
 import numpy as np
 
-# Model runner V2 keeps this many for each request.
+# Model runner V2 keeps this many per request.
 V2_ALLOWED_TOKENS = 1024
 V2_BIASED_TOKENS = 1024
-V2_STOP_TOKENS = 128  # for a request with min_tokens, including the end of sequence
+V2_STOP_TOKENS = 128  # limit of a request with min_tokens, including the end of sequence
 NAMED_TOKENS = 128
 # V2 adds it to the prompt's length in 32 bits.
 V2_MOST_TOKENS = 1 << 30
 
-# Each new token is compared with them one by one, which takes 40 us for this many.
+# Each new token is compared with all of them in turn, which takes 40 us for this many.
 STOP_TOKENS = 4096
 # vLLM compares the end of the answer with the text before it, in Python, after each new token. That takes at
 # most 6 ms with these limits, and 2.5 s with patterns of 5,000 tokens, while all streams stand still.
 PATTERN_TOKENS = 128
-PATTERNS_TOKENS = 1024  # in all repetitions
+PATTERNS_TOKENS = 1024  # sum over all repetitions
 
 
 @dataclass(frozen=True)
 class StepLimits:
     """Known limits of an engine's steps; the defaults, for unknown limits, are the loosest."""
 
-    vocabulary: int = 0  # width of the logits; 0: not known
+    vocabulary: int = 0  # width of the logits; 0: unknown
     runner_v2: bool = False
-    drafts_always: bool = False  # the engine drafts, and cannot leave single requests out
-    prompt_logprobs: bool = True  # false: the model computes no logits of prompts
+    drafts_always: bool = False  # the engine drafts, and cannot exempt single requests
+    prompt_logprobs: bool = True  # False: the model computes no logits of prompts
 
 
 LOOSEST = StepLimits()
@@ -90,7 +89,7 @@ def _token_ids(params: Any, vocabulary: int) -> Iterator[str]:
         ("logprob_token_ids", params.logprob_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("bad_words", [token for word in params.bad_words_token_ids or () for token in word]),
-        # Stop tokens of request, tokenizer and model: min_tokens forbids them by their place in the logits.
+        # Stop tokens of request, tokenizer and model: min_tokens forbids them by index in the logits.
         (
             "min_tokens forbids a token that ends the answer and",
             params.min_tokens and params.all_stop_token_ids,

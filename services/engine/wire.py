@@ -1,8 +1,8 @@
-"""vLLM's own request and output structs, as bytes in our gRPC messages: both directions.
+"""Encode vLLM's own request and output structs as bytes in our gRPC messages, and decode them.
 
-The structs are positional msgpack, so both ends must run the same vLLM (they compare versions when
-they meet). Each message is one frame: vLLM's encoder would put arrays above a size into frames of
-their own, which a protobuf field of bytes cannot keep apart, so every array is sent inline.
+The structs are positional msgpack, so both ends must run the same vLLM (they compare versions when they
+meet). Each message is one frame: vLLM's encoder would put large arrays into frames of their own, which a
+protobuf field of bytes cannot keep apart, so every array is sent inline.
 
 Leans on: vllm.v1.serial_utils.{MsgpackEncoder, MsgpackDecoder} (size_threshold, single-frame decode),
 vllm.v1.engine.{EngineCoreRequest, EngineCoreOutputs}.
@@ -17,12 +17,12 @@ import msgspec
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-PROTOCOL = 5  # of streams between routers and workers: raise it where the other side would not understand
-_ALWAYS_INLINE = 1 << 62  # bytes: above any array, so none leaves the frame
+PROTOCOL = 5  # version of router-worker streams: raise it for changes the other side cannot read
+_ALWAYS_INLINE = 1 << 62  # bytes: above any array, so that every array stays in the frame
 
 
 class _Codecs(threading.local):
-    """One set of coders a thread: vLLM's keep a message's buffers in the object while they work."""
+    """One set of coders per thread: vLLM's keep a message's buffers in the object while they work."""
 
     def __init__(self) -> None:
         self.encoder = MsgpackEncoder(size_threshold=_ALWAYS_INLINE)
@@ -39,7 +39,7 @@ def encode_request(request: EngineCoreRequest) -> bytes:
 
 
 def decode_request(data: bytes) -> EngineCoreRequest:
-    """Decode the request in `data`. Any thread. Raises ValueError when `data` is not one."""
+    """Decode the request in `data`. Any thread. Raises ValueError if `data` is not one."""
     return _decode(_codecs.request, data, "EngineCoreRequest")
 
 
@@ -49,7 +49,7 @@ def encode_outputs(outputs: EngineCoreOutputs) -> bytes:
 
 
 def decode_outputs(data: bytes) -> EngineCoreOutputs:
-    """Decode the outputs in `data`. Any thread. Raises ValueError when `data` holds none."""
+    """Decode the outputs in `data`. Any thread. Raises ValueError if `data` holds none."""
     return _decode(_codecs.outputs, data, "EngineCoreOutputs")
 
 

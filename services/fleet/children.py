@@ -1,6 +1,6 @@
-"""The work of a supervisor's child processes, each forked from one that called `preload`, or a new program.
+"""Run a supervisor's child processes, each forked from one that called `preload`, or a new program.
 
-What a child imports is imported late: a supervisor of schedulers alone needs no vLLM. All of it can be
+Children import what they need late: a supervisor of schedulers alone needs no vLLM. Everything can be
 pickled, to be sent to a new program.
 """
 
@@ -23,8 +23,8 @@ from baton.services.models import Model
 
 
 def preload(settings: Settings, process: str) -> None:
-    """Import what engines and routers need. `process` names this one in its log."""
-    # Without the libraries' warnings: vLLM repeats those about this machine in each engine's log.
+    """Import what engines and routers need. `process` names this process in its log."""
+    # The libraries' warnings stay off: vLLM repeats those about this machine in each engine's log.
     logs.configure(settings.log_format, process)
     from baton.services.router import app
     from baton.services.worker import lifecycle
@@ -37,7 +37,7 @@ def preload(settings: Settings, process: str) -> None:
 class Worker:
     """A worker's process, on its share of the machine.
 
-    Each restart keeps the name, and asks for the role: it may have changed meanwhile.
+    Each restart keeps the name and asks for the role again, which may have changed.
     """
 
     settings: Settings
@@ -46,7 +46,6 @@ class Worker:
     where: Devices
 
     def __call__(self) -> None:
-        """Be the worker until a signal."""
         from baton.services.worker.lifecycle import run_worker
 
         logs.keep_warnings()
@@ -62,7 +61,6 @@ class Worker:
 
 
 def scheduler(settings: Settings) -> None:
-    """Be a scheduler until a signal."""
     from baton.services.fleet.scheduler import run_scheduler
 
     logs.configure(settings.log_format, "scheduler")
@@ -72,7 +70,7 @@ def scheduler(settings: Settings) -> None:
 
 
 def router(settings: Settings, models: Sequence[Model] | None = None) -> NoReturn:
-    """Be a router for `models`, those of the settings if None, until a signal."""
+    """Be a router for `models` (those of the settings if None) until a signal."""
     from baton.services.fleet.routers import run_routers
 
     logs.keep_warnings()

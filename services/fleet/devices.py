@@ -1,4 +1,4 @@
-"""Assignment of the machine's cores or GPUs to its workers."""
+"""Assign the machine's cores or GPUs to its workers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Devices:
     """One worker's share of the machine: cores or GPUs."""
 
-    cpu: str = ""  # as vLLM's thread binding takes them: `0`, `0-3` or `0,2`
+    cpu: str = ""  # vLLM's thread binding: `0`, `0-3` or `0,2`
     environment: dict[str, str] = field(default_factory=dict)  # shows the worker its GPUs
 
     @property
     def gpus(self) -> list[str]:
-        """Its GPUs, by their names in CUDA_VISIBLE_DEVICES."""
+        """Its GPUs, named as in CUDA_VISIBLE_DEVICES."""
         return _split(self.environment.get(_VISIBLE, ""))
 
 
 def assign(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[Devices]:
-    """Return one share per worker: cores split evenly, shared where workers outnumber them, or GPUs.
+    """Return one share per worker: GPUs, or evenly split cores, shared if workers outnumber them.
 
     gpus: how many each worker needs. They are taken in the order of `named` (fleet.devices), which may list a
-    GPU more than once, or else from the visible GPUs. Raises StartError where there are too few GPUs, and
+    GPU more than once, or else from the visible GPUs. Raises StartError if there are too few GPUs, and
     ConfigError for a list that cannot be dealt out.
     """
     if not cpu_build():
@@ -43,9 +43,9 @@ def assign(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[Devi
 
 
 def room(workers: int, gpus_each: int, kept: int = 0, named: Sequence[str] | None = None) -> int:
-    """Return how many of so many workers this machine has devices for: cores are always shared.
+    """Return how many of `workers` this machine has devices for: cores are always shared.
 
-    kept: GPUs that are for others. `named`: as for `assign`.
+    kept: GPUs reserved for others. `named`: as in `assign`.
     """
     return workers if cpu_build() else min(workers, (len(_all_gpus(named)) - kept) // gpus_each)
 
@@ -53,8 +53,8 @@ def room(workers: int, gpus_each: int, kept: int = 0, named: Sequence[str] | Non
 def check_memory(shares: Sequence[Devices], engines: Sequence[EngineSettings]) -> None:
     """Raise ConfigError for a worker that shares a GPU and does not say how much of it.
 
-    engines: of the workers that have the shares. vLLM would measure what is left for the KV cache while
-    the others load their models, too, and two would take the same memory.
+    engines: of the workers that have the shares. Otherwise vLLM would measure what is left for the KV cache
+    while other workers load their models, and two would take the same memory.
     """
     workers = Counter(gpu for one in shares for gpu in one.gpus)
     for share, engine in zip(shares, engines, strict=True):
@@ -69,7 +69,7 @@ def check_memory(shares: Sequence[Devices], engines: Sequence[EngineSettings]) -
 
 
 def says_memory(engine: EngineSettings) -> bool:
-    """Return whether the KV cache has a given size, and does not take what is left of a GPU."""
+    """Return whether the KV cache has a given size, instead of taking what is left of a GPU."""
     return engine.kv_cache_gib is not None or "kv_cache_memory_bytes" in engine.extra
 
 
@@ -80,14 +80,14 @@ class Cores:
         self._lent = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0)  # core -> workers on it
 
     def lend(self, number: int) -> str:
-        """Return `number` cores, or all if there are fewer, as vLLM's thread binding takes them; "" for 0."""
+        """Return `number` cores (or all, if fewer) in the form of vLLM's thread binding; "" for 0."""
         chosen = sorted(sorted(self._lent, key=lambda core: self._lent[core])[:number])
         for core in chosen:
             self._lent[core] += 1
         return ",".join(map(str, chosen))
 
     def take_back(self, cores: str) -> None:
-        """Note that a worker ended which was lent these."""
+        """Note that the worker to which these cores were lent has ended."""
         for core in filter(None, cores.split(",")):
             self._lent[int(core)] -= 1
 
@@ -156,7 +156,6 @@ def _split(visible: str) -> list[str]:
 
 
 def _repeated(gpus: Sequence[str]) -> str:
-    """Return the first GPU listed more than once, or ""."""
     return next((gpu for gpu, times in Counter(gpus).items() if times > 1), "")
 
 

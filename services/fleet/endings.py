@@ -1,4 +1,4 @@
-"""Describes how a process ended: its status or signal, and whether memory ran out."""
+"""Describe how a process ended: its status or signal, and whether memory ran out."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def ending(code: int | None) -> str:
 
 
 class OutOfMemory:
-    """Counts the processes in this cgroup and below that the kernel killed for lack of memory."""
+    """Count the processes in this cgroup and below that the kernel killed for lack of memory."""
 
     def __init__(self) -> None:
         self._told = _kills() or 0
 
     def words(self) -> str:
-        """Return the reason if there is a kill not reported yet; else an empty text."""
+        """Return the reason if a kill has not been reported yet, else ""."""
         kills = _kills() or 0
         if kills <= self._told:
             return ""
@@ -50,12 +50,12 @@ def _kills() -> int | None:
 
 
 def _limit() -> int | None:
-    """Return the lowest limit (bytes) of this process's cgroup and those above it; None without one."""
+    """Return the lowest memory limit (bytes) of this process's cgroup and its ancestors, or None."""
     found: list[int] = []
     for folder in _folders():
         for level in (folder, *folder.parents):
             for name in ("memory.max", "memory.limit_in_bytes"):
-                with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+                with contextlib.suppress(OSError, ValueError):  # "max" if there is no limit
                     found.append(int((level / name).read_text()))
             if level == _CGROUPS:
                 break
@@ -64,7 +64,7 @@ def _limit() -> int | None:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the folders that may hold this process's memory cgroup, of both versions."""
+    """Yield the folders that may hold this process's memory cgroup, in both versions of cgroups."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""The goals of autoscaling, from the configuration."""
+"""Read the goals of autoscaling from the configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.services.errors import ConfigError
 
 
 def goals_of(settings: Settings) -> Goals:
-    """Return the goals. Raises ConfigError where something else would change roles, too."""
+    """Return the goals. Raises ConfigError if something else would change roles too."""
     own, slo = settings.autoscale, settings.slo
     if own.mode == "on" and settings.scheduler.rebalance_after_s:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""The log files of a supervisor's parts: recreated if they are gone, bounded in size, read from the end.
+"""Manage the log files of a supervisor's parts: recreate missing ones, bound their size, read their ends.
 
-The parts and what they start write through inherited descriptors, always to the end (O_APPEND). So a log
-is rotated by copying and truncating it: writers go on at the new beginning. Anything written between the
-copy's last piece and the truncation is lost.
+The parts and their children write through inherited descriptors, always to the end (O_APPEND). So a log is
+rotated by copying and truncating it: writers go on at the new beginning. Anything written between the copy's
+last piece and the truncation is lost.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 MOST_BYTES = 32 << 20  # size at which a log becomes NAME.log.1
 KEPT = 2  # older logs
-LOOK_S = 10.0  # interval of looks at the sizes
+LOOK_S = 10.0  # interval between looks at the sizes
 TAIL_BYTES = 64 << 10  # read from the end of a log, to say why a part ended
 _PIECE = 1 << 20  # bytes
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 def open_log(log: Path) -> int:
-    """Open a log for appending, and recreate its folder if it was removed. Raises OSError."""
+    """Open a log for appending; recreate its folder if it was removed. Raises OSError."""
     try:
         return os.open(log, _FLAGS, 0o644)
     except FileNotFoundError:
@@ -44,13 +44,13 @@ def tail(log: Path, since: int = 0) -> list[str]:
 
 
 def own_error(lines: Iterable[str]) -> str:
-    """Return the last error that a Baton command printed, without its prefix; "" without one."""
+    """Return the last error that a Baton command printed, without its prefix, or ""."""
     own = [line for line in lines if line.startswith("baton: error: ")]
     return own[-1].removeprefix("baton: error: ") if own else ""
 
 
 class Rotation:
-    """Bounds the logs of one folder."""
+    """Bound the logs of one folder."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -62,7 +62,7 @@ class Rotation:
         return max(0.0, self._due - time.monotonic())
 
     def look(self, logs: Iterable[Path]) -> list[Path]:
-        """Rotate logs that have grown too large, if it is time to look; return them."""
+        """Rotate logs that have grown too large, if a look is due; return them."""
         now = time.monotonic()
         if now < self._due:
             return []
@@ -78,7 +78,7 @@ class Rotation:
                 if older.exists():
                     older.replace(_older(log, number))
             return self._cut(log)
-        except OSError:  # it is gone, or not ours to change; try again next time
+        except OSError:  # gone, or not ours to change; try again next time
             return False
 
     def _cut(self, log: Path) -> bool:

@@ -1,12 +1,12 @@
-"""The parts of a larger deployment that one machine runs: `baton node`, for an owner that knows the others.
+"""Run one machine's parts of a larger deployment: `baton node`, for an owner that knows the others.
 
-Like `baton up` it imports vLLM once, forks every part from there, and restarts those that die; so it has no
-threads and no gRPC. Its owner tells it what to run over its stdin and hears of it over its stdout: pipes need
-neither, and they end with the owner, however that dies.
+Like `baton up` it imports vLLM once, forks every part from there and restarts those that die, so it has no
+threads and no gRPC. It talks to its owner over stdin and stdout: pipes need neither, and they end with the
+owner, however that dies.
 
-    stdin   each line a JSON list: all parts that shall run now, each the fields of `PartOrder`. Those that
-            are not on it any more are drained; those that run go on as they are, and a worker whose role is
-            another by now has that one when it is started again.
+    stdin   each line a JSON list: all parts that shall run now, each the fields of `PartOrder`. Parts no
+            longer listed are drained; running ones go on as they are, and a worker whose role has changed
+            gets the new one at its next start.
     stdout  a line of JSON for each event: {"event": "said", "name": ..., "text": ...}, and after each change
             {"event": "parts", "states": {name: running | restarting | leaving | given up}}
 
@@ -44,11 +44,11 @@ _CHUNK = 1 << 16  # bytes
 class PartOrder:
     """One part to run."""
 
-    name: str  # unique on the machine; a worker's also in the deployment, as a drain is remembered by it
-    role: str  # that of a worker, or router, or scheduler
+    name: str  # unique on the machine; a worker's also in the deployment, as drains are remembered by it
+    role: str  # a worker's role, or router, or scheduler
     settings: Mapping[str, Any]  # the whole tree, secrets included
     environment: Mapping[str, str] = field(default_factory=dict)  # variables: the GPUs it sees
-    cores: int = 0  # to pin it to, where vLLM runs on the CPU; 0: to none
+    cores: int = 0  # how many to pin it to, if vLLM runs on the CPU; 0: do not pin
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,7 +63,7 @@ class PartOrder:
 
     @property
     def end_s(self) -> float:
-        """The time, in seconds, that it has to finish its work and end."""
+        """The seconds that it has to finish its work and end."""
         drains = {
             Kind.WORKER: self.tree.worker.drain_timeout_s,
             Kind.ROUTER: self.tree.router.drain_timeout_s,
@@ -75,10 +75,10 @@ class Observer(Protocol):
     """Receiver of a node's events."""
 
     def said(self, name: str, text: str) -> None:
-        """Note what happened to a part."""
+        """Note an event of a part."""
 
     def parts(self, states: Mapping[str, str]) -> None:
-        """Note the state of each part; called when one changed."""
+        """Note the state of each part; called when one changes."""
 
 
 class Lines:
@@ -100,7 +100,7 @@ class Lines:
 def run_node(orders: Sequence[PartOrder], log_dir: Path, observer: Observer, *, listen: bool) -> None:
     """Run `orders`, and with `listen` also those from stdin, until a signal; then drain all.
 
-    Processes are restarted three times within ten minutes, then given up; `observer` hears of it.
+    A process is restarted three times within ten minutes, then given up; `observer` hears of it.
     """
     _Node(log_dir, observer, listen=listen).run(orders)
 
@@ -112,11 +112,11 @@ class _Node:
         self._parts = Parts(log_dir, observer.said, whole=False)
         self._stop = wake_on_signals()
         self._wanted: dict[str, PartOrder] = {}
-        self._running: dict[str, PartOrder] = {}  # also those that are leaving
+        self._running: dict[str, PartOrder] = {}  # including those that are leaving
         self._cores = Cores()
         self._lent: dict[str, str] = {}
         self._preloaded = False
-        self._line = b""  # the beginning of the next one
+        self._line = b""  # the beginning of the next line
         self._told: dict[str, str] = {}
 
     def run(self, orders: Sequence[PartOrder]) -> None:
@@ -142,7 +142,7 @@ class _Node:
         self._parts.reap()
 
     def _read(self) -> None:
-        """Take the latest list that has come."""
+        """Take the latest list that has arrived."""
         chunk = os.read(_STDIN, _CHUNK)
         if not chunk:
             leave(1)  # the kernel kills the children with this process
@@ -159,12 +159,14 @@ class _Node:
             if name not in self._wanted and part.leaves_by is None:
                 self._parts.retire(part, self._running[name].end_s)
         new = [one for name, one in self._wanted.items() if name not in members]
-        for one in sorted(new, key=lambda one: one.kind is not Kind.SCHEDULER):  # that needs no vLLM
+        for one in sorted(
+            new, key=lambda one: one.kind is not Kind.SCHEDULER
+        ):  # schedulers start first: they need no vLLM
             if one.kind is not Kind.SCHEDULER and not self._preloaded:
                 self._preload(one.tree)
                 if self._listen and wait([_STDIN], timeout=0):
                     self._read()
-                self._reconcile()  # what shall run may be another by now
+                self._reconcile()  # the orders may have changed by now
                 return
             self._add(one)
         states = {part.name: part.state for part in self._parts.members}
@@ -189,7 +191,7 @@ class _Node:
         if one.kind is Kind.WORKER:
             cpu = self._lent[one.name] = self._cores.lend(one.cores) if cpu_build() else ""
             where = Devices(cpu=cpu, environment=dict(one.environment))
-            # Looked up at each start: its role may have changed when it is started again.
+            # Looked up at each start: its role may have changed.
             return children.Worker(one.tree, one.name, lambda: self._wanted.get(one.name, one).role, where)
         work = children.router if one.kind is Kind.ROUTER else children.scheduler
         return functools.partial(work, one.tree)

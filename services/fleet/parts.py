@@ -1,9 +1,9 @@
-"""The processes of a deployment: started, restarted when they die, given up when they keep dying, stopped.
+"""Start, restart, give up and stop the processes of a deployment.
 
 A part that dies is restarted, at once the first time, then after longer and longer pauses. A part that dies
-too often is given up, with one line that says so; the others go on if they can serve without it. If the
-machine has no room for another process, as at a process limit, a start is retried for as long as it takes,
-because that is not the part's fault.
+too often is given up with one log line; the others go on if they can serve without it. If the machine has no
+room for another process, as at a process limit, a start is retried for as long as it takes, because that is
+not the part's fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.services.fleet.watch import Seen
 
 STOP_TIMEOUT_S = 15.0
 WATCHER_STOP_S = 1.0  # it has nothing to finish
-LAST_WORDS = 200  # characters of a log's last line, beside what else is said
+LAST_WORDS = 200  # characters of a log's last line, beside other text
 FIRST_STARTS = 5  # tries to start a part that was never ready, as somebody waits for the outcome
 MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
 OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
@@ -41,7 +41,7 @@ class Kind(Enum):
 
     WATCHER = "watcher"  # first: it would report the end of the others
     ROUTER = "router"  # no new requests come from here on
-    WORKER = "worker"  # of any role: workers can replace each other
+    WORKER = "worker"  # any role: workers can replace each other
     SCHEDULER = "scheduler"  # last: the others report to it
 
 
@@ -53,7 +53,7 @@ class Patience:
     window_s: float = 600.0  # older deaths do not count
     backoff_s: float = 1.0  # before the second restart; the first is immediate
     growth: float = 4.0
-    most_s: float = 30.0  # longest pause before a worker restarts whose engine failed, however often
+    most_s: float = 30.0  # longest pause before a worker whose engine failed restarts
 
     def before_restart_s(self, number: int) -> float:
         """Return the pause, in seconds, before restart `number` of a window, counted from 1."""
@@ -66,21 +66,21 @@ class Patience:
 
 @dataclass
 class Part:
-    """One process that must run, with what restarts it."""
+    """One process that must run, and its restarts."""
 
     name: str
     kind: Kind
     run: Callable[[], None]
     child: Child | None = None  # the latest one
     ready: bool = False
-    proven: bool = False  # it was ready once: worth a restart if it dies
+    proven: bool = False  # it was ready once, so it is worth a restart
     given_up: bool = False
-    ordered: bool = False  # by the scheduler, while others serve: its failure to start is no reason to end
+    ordered: bool = False  # the scheduler's order: the deployment survives its failure to start
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
     failed_starts: int = 0  # starts in a row that failed because the machine had no room for a process
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
     engine_failures: list[float] = field(default_factory=list)  # likewise; never a reason to give it up
-    leaves_by: float | None = None  # time.monotonic; told to end, and killed then
+    leaves_by: float | None = None  # time.monotonic; told to end, and killed at this time
 
     @property
     def runs(self) -> bool:
@@ -98,7 +98,7 @@ class Part:
 
     @property
     def known_as(self) -> str:
-        """The name by which other parts know the present process: a worker's has its process id."""
+        """The name of the present process among other parts: a worker's includes its process id."""
         number = self.child.process.pid if self.child else None
         return f"{self.name}.{number}" if self.kind is Kind.WORKER else self.name
 
@@ -110,8 +110,8 @@ class Parts:
     log_dir: Path | None  # None: they print where this process does
     say: Say
     patience: Patience = field(default_factory=Patience)
-    # Whether they are all of it: then a part that cannot start ends it, and so do too few that are left. Else
-    # each is restarted and given up by itself, and its owner finds out when it is ready.
+    # Whether these are all parts. If so, a part that cannot start ends the deployment, and so does a shortage
+    # of parts. If not, each is restarted and given up by itself, and its owner finds out when it is ready.
     whole: bool = True
     members: list[Part] = field(default_factory=list)
     rotation: Rotation = field(default_factory=Rotation)
@@ -120,7 +120,7 @@ class Parts:
 
     def add(self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False) -> Part:
         """Start a part, and restart it whenever it dies."""
-        # Nobody here watches the watcher, or a part of a larger deployment: ready from the start.
+        # Nobody here watches the watcher, or a part of a larger deployment: both are ready from the start.
         unwatched = kind is Kind.WATCHER or not self.whole
         part = Part(name, kind, run, ready=unwatched, proven=unwatched, ordered=ordered)
         self.members.append(part)
@@ -129,23 +129,23 @@ class Parts:
 
     @property
     def last_words(self) -> str:
-        """The end of the log of the first part that is not ready yet, as the end of a sentence."""
+        """The end of the log of the first part that is not ready yet, worded as the end of a sentence."""
         for part in self.members:
             if part.name in self.waiting_for and part.child is not None:
                 return f"; {part.name} said last ({part.child.log}): {part.child.last_error()[:LAST_WORDS]}"
         return ""
 
     def retire(self, part: Part, within_s: float) -> None:
-        """Tell a part to end for good; `reap` forgets it then, and kills it after `within_s` seconds."""
+        """Tell a part to end for good; `reap` then forgets it, and kills it after `within_s` seconds."""
         part.leaves_by = time.monotonic()
         if part.child and part.child.alive:
             part.leaves_by += within_s
             part.child.process.terminate()
 
     def reap(self) -> None:
-        """Notice parts that died, and restart those whose pause is over.
+        """Notice dead parts, and restart those whose pause is over.
 
-        Raises StartError when a part died before it was ever ready, or when those left cannot serve.
+        Raises StartError if a part died before it was ever ready, or if those left cannot serve.
         """
         self._bound_logs()
         now = time.monotonic()
@@ -159,7 +159,7 @@ class Parts:
                 self._died(part, part.child, now)
 
     def note(self, seen: Seen) -> None:
-        """Mark the part that was seen ready, unless it died or was restarted since."""
+        """Mark a part as ready, unless it died or was restarted since it was seen."""
         for part in self.members:
             child = part.child
             if child is None or not part.runs or part.ready:
@@ -201,9 +201,9 @@ class Parts:
         ended: Callable[[Child], None] = lambda _: None,
         told: Callable[[], None] = lambda: None,
     ) -> None:
-        """Stop all parts, kind by kind; the router has `drain_s` seconds more, for running streams.
+        """Stop all parts, kind by kind; the router gets `drain_s` extra seconds for running streams.
 
-        Calls `told` once the routers know, and `ended` for each part that did not have to be killed, as soon
+        Calls `told` once the routers know, and `ended` for each part that ended without being killed, as soon
         as it is gone.
         """
         for kind in Kind:
@@ -288,7 +288,7 @@ class Parts:
         )
 
     def _engine_failed(self, part: Part, child: Child, now: float) -> None:
-        """Restart a worker whose engine failed. A request may be at fault, so this uses up no restart."""
+        """Restart a worker whose engine failed, without counting it: a request may be at fault."""
         since = now - self.patience.window_s
         part.engine_failures = [at for at in part.engine_failures if at > since] + [now]
         pause_s = min(self.patience.before_restart_s(len(part.engine_failures)), self.patience.most_s)
@@ -297,24 +297,24 @@ class Parts:
         self.say(part.name, f"its engine failed: {child.last_error()[:LAST_WORDS]}; {again}")
 
     def _do_without(self, part: Part, child: Child, why: str) -> None:
-        """Say that a part was given up. Raises StartError where the others cannot serve without it."""
+        """Report that a part was given up. Raises StartError if the others cannot serve without it."""
         died = f"died {len(part.deaths)} times within {self.patience.window}"
         last = child.last_words(why)
         if problem := self._cannot_serve():
             raise StartError(f"{part.name} {died}, and {problem}: {last}")
-        left = ""  # of a larger deployment: its owner knows what is left
+        left = ""  # in a larger deployment the owner knows what is left
         if self.whole:
             watches = part.kind is Kind.WATCHER
             left = ", readiness is no longer reported" if watches else ", the others go on serving"
         self.say(part.name, f"{died} ({child.how_it_ended()}): given up{left}: {last}")
 
     def _cannot_serve(self) -> str:
-        """Return why the parts not given up cannot serve; "" where they can, or where others may."""
+        """Return why the remaining parts cannot serve; "" if they can, or if others may."""
         if not self.whole:
             return ""
         if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
             return "no worker is left"
-        # One of several schedulers, which share the requests, or of several models'.
+        # A scheduler or model may be one of several, which share the requests.
         for kind in (Kind.ROUTER, Kind.SCHEDULER):
             own = [part.given_up for part in self.members if part.kind is kind]
             if own and all(own):

@@ -1,6 +1,6 @@
-"""The places of a model's fleet: each has its share of the machine, and runs one worker or none, as ordered.
+"""Manage the places of a model's fleet: each has a share of the machine and at most one worker, as ordered.
 
-The orders are a list of what shall run, not of what shall change: one that is lost is made good by the next.
+Orders list what shall run, not what shall change, so the next one makes up for a lost one.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
 from baton.services.fleet.watch import Ordered
 
 Run = Callable[[], None]
-# Returns what a worker's process runs: of that name, that role when it starts, on these devices.
+# Makes the function of a worker's process, from its name, its role at start and its devices.
 Worker = Callable[[str, Callable[[], str], Devices], Run]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model's fleet, as its places need it."""
+    """A model's fleet, as its places see it."""
 
     settings: Settings
-    roles: Sequence[str]  # of its first workers
-    prefix: str = ""  # of their names
+    roles: Sequence[str]  # the first workers' roles
+    prefix: str = ""  # first part of the workers' names
 
     @property
     def gpus(self) -> int:
-        """GPUs of one worker."""
         return self.settings.engine.tensor_parallel_size
 
     @property
@@ -43,10 +42,10 @@ class Plan:
 def places_of(
     fleets: Sequence[Plan], worker: Callable[[Settings], Worker], gpus: Sequence[str] | None = None
 ) -> list[Places]:
-    """Share the machine out to fleets; further places of the first ones go before those of the others.
+    """Share the machine out to fleets; all first workers get their devices before further places do.
 
-    `worker` makes what starts the workers of one fleet. `gpus`: fleet.devices. Raises StartError where there
-    are too few devices for the first workers, and ConfigError for GPUs that cannot be shared so.
+    `worker` makes the starters of one fleet's workers. `gpus`: fleet.devices. Raises StartError if there are
+    too few devices for the first workers, and ConfigError for GPUs that cannot be shared this way.
     """
     needed = sum(one.gpus * len(one.roles) for one in fleets)
     most = []
@@ -62,10 +61,10 @@ def places_of(
 
 
 class Places:
-    """A fleet's places. Those of its first workers are named after their roles, further ones by number."""
+    """A fleet's places. The first workers' places are named after their roles, further ones are numbered."""
 
     def __init__(self, fleet: Plan, worker: Worker, shares: Iterator[Devices], most: int) -> None:
-        """Make a place for each first worker, and further ones where there may be `most` of them.
+        """Make a place for each first worker, and further ones up to `most`.
 
         Each takes one of the `shares`.
         """
@@ -75,17 +74,16 @@ class Places:
         roles, prefix = fleet.roles, fleet.prefix
         self._roles = {
             f"{prefix}{role}-{roles[:number].count(role)}": role for number, role in enumerate(roles)
-        }  # that are to run
+        }  # the workers that shall run
         self.names = [*self._roles, *(f"{prefix}worker-{number}" for number in range(len(roles), most))]
         self._devices = {name: next(shares) for name in self.names}
 
     def start(self, parts: Parts) -> None:
-        """Start the first workers."""
         for name in self._roles:
             parts.add(name, Kind.WORKER, self._run(name))
 
     def obey(self, ordered: Ordered, parts: Parts) -> None:
-        """Start what is missing, and let drain what is too many. Late orders are ignored."""
+        """Start missing workers and drain surplus ones. Late orders are ignored."""
         if ordered.fence < self._fence:
             return
         self._fence = ordered.fence
@@ -101,5 +99,5 @@ class Places:
                 parts.retire(part, self._end_s)
 
     def _run(self, name: str) -> Run:
-        # The role is looked up at each start: it may have changed when a worker is started again.
+        # The role is looked up at each start: it may have changed.
         return self._worker(name, lambda: self._roles[name], self._devices[name])

@@ -1,4 +1,4 @@
-"""The ports of parts: checked before a deployment starts, and waited for when a part is restarted."""
+"""Check the ports of parts before a deployment starts, and wait for them when a part is restarted."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def check_port(key: str, host: str, port: int) -> None:
-    """Check that a part can listen there. key: of the setting that names the port.
+    """Check that a part can listen on a port. key: the setting that names the port.
 
-    Raises ConfigError for port 0, and StartError where the port is taken or the host is not this machine's.
+    Raises ConfigError for port 0, and StartError if the port is taken or the host is not this machine's.
     """
     if port == 0:
         raise ConfigError(f"{key}: port 0 is not allowed here, as other parts must know the port; choose one")
@@ -32,7 +32,7 @@ def check_port(key: str, host: str, port: int) -> None:
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             where = key.replace("router.port", "router.host")
             raise StartError(f"{where}: cannot listen on {host}: this machine has no such address") from None
-        # The error's own text would repeat the address as a tuple.
+        # The error's own text repeats the address as a tuple.
         raise StartError(
             f"{key}: cannot listen on {addresses.join(host, port)}: {os.strerror(error.errno or 0)}; "
             "choose another port or stop the process that uses it"
@@ -52,7 +52,7 @@ def reserved(host: str) -> socket.socket:
 
 
 def await_free(host: str, port: int, within_s: float = WAIT_S) -> None:
-    """Wait at most this long while another process holds a part's port; then the part reports it itself."""
+    """Wait at most this long while another process holds a part's port; then the part itself reports it."""
     deadline = time.monotonic() + within_s
     told = False
     while port and _taken(host, port) and time.monotonic() < deadline:
@@ -64,7 +64,7 @@ def await_free(host: str, port: int, within_s: float = WAIT_S) -> None:
 
 
 def _taken(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError):  # not an address of this machine: the part will say so
+    with contextlib.suppress(OSError):  # not an address of this machine: the part will report it
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         try:
             socket.create_server((host, port), family=family).close()

@@ -1,6 +1,6 @@
-"""Child processes of a supervisor: forked, logged to a file, stopped within a deadline, never left behind.
+"""Run a supervisor's child processes: forked, logged to a file, stopped within a deadline, never left behind.
 
-Where CUDA has begun in the supervisor, a forked process could not use it: then each is a new program.
+If CUDA has begun in the supervisor, a forked process could not use it, so each is a new program instead.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _new = multiprocessing.get_context("spawn")
 
 @dataclass
 class Child:
-    """One process. Its log file holds all that it and its predecessors of the same name printed.
+    """One process. Its log file holds everything that it and its predecessors of the same name printed.
 
-    Without one it prints where its parent does.
+    Without a log it prints where its parent does.
     """
 
     name: str
     process: ForkProcess | SpawnProcess
     log: Path | None
-    log_from: int  # bytes; the offset at which this process's own output begins
+    log_from: int  # byte offset at which this process's own output begins
     started_at: float  # time.monotonic, seconds
     log_problem: str = ""  # why it has no log
     forked: bool = True  # from this process, with all that is imported here
@@ -65,7 +65,7 @@ class Child:
         return self.process.exitcode == ENGINE_FAILED
 
     def how_it_ended(self) -> str:
-        """Return the end of a process that has ended: `status 1` or `signal SIGKILL`."""
+        """Return how an ended process ended: `status 1` or `signal SIGKILL`."""
         return ending(self.process.exitcode)
 
     def last_error(self) -> str:
@@ -92,14 +92,14 @@ class Child:
 def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
     """Fork a child that runs `target`; it inherits all modules imported here.
 
-    Where CUDA has begun here it is a new program, to which `target` is sent pickled. Without a log folder it
-    also inherits this process's output. If its log cannot be opened, it runs without one, because serving
+    If CUDA has begun here it is a new program, to which `target` is sent pickled. Without a log folder it
+    also inherits this process's output. If its log cannot be opened it runs without one, because serving
     matters more. Raises OSError if there is no room for another process.
     """
     log, log_from, output, problem = log_dir and log_dir / f"{name}.log", 0, -1, ""
     if log is not None:
         try:
-            output = log_files.open_log(log)  # here, in case the child is killed at once
+            output = log_files.open_log(log)  # opened here, in case the child is killed at once
             log_from = os.fstat(output).st_size
         except OSError as error:
             problem = f"{error.strerror}: {log}"
@@ -124,9 +124,9 @@ def stop_all(
 ) -> list[Child]:
     """Send SIGTERM to all, SIGKILL to those still alive after `timeout_s`; return the latter.
 
-    Calls `told` once they have SIGTERM, and `ended` for each of the others as soon as it is gone.
+    Calls `told` once all have SIGTERM, and `ended` for each of the others as soon as it is gone.
     """
-    left: dict[int, Child] = {}  # by sentinel
+    left: dict[int, Child] = {}  # keyed by sentinel
     for child in children:
         if child.alive:
             child.process.terminate()
@@ -149,7 +149,7 @@ def stop_all(
 
 
 class _Descriptor(int):
-    """A descriptor, or -1 for none, that a new program gets a copy of."""
+    """A descriptor (or -1 for none) of which a new program gets a copy."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_received, (reduction.DupFd(int(self)),)) if self >= 0 else (_Descriptor, (-1,))
@@ -161,9 +161,9 @@ def _received(copy: Any) -> _Descriptor:
 
 def _child_main(name: str, target: Callable[[], None], output: int, parent: int) -> None:
     setproctitle.setproctitle(f"baton {name}")
-    # A process group of its own: Ctrl-C in the terminal reaches the parent alone, which stops its children.
+    # In its own process group: Ctrl-C in the terminal reaches only the parent, which stops its children.
     os.setpgid(0, 0)
-    # SIGKILL, as without the parent nobody waits for a drain.
+    # Use SIGKILL: without the parent nobody waits for a drain.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
@@ -172,7 +172,7 @@ def _child_main(name: str, target: Callable[[], None], output: int, parent: int)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if output >= 0:
-        # Appended: what a part printed before it died matters most after its restart.
+        # Append: after a restart, what the part printed before it died matters most.
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)

@@ -1,6 +1,6 @@
-"""A router of several processes on one port (router.processes): forked here, started again when they die.
+"""Run a router as several processes on one port (router.processes): fork them, restart those that die.
 
-This process imports vLLM once, listens, and holds the port open for all; it serves nothing itself, and stays
+This process imports vLLM once, listens, and holds the port open for all. It serves nothing itself and stays
 free of threads and gRPC, as it forks at any time.
 """
 
@@ -25,21 +25,21 @@ from baton.services.models import Model, models_of
 from baton.services.router import app
 
 log = logging.getLogger(__name__)
-_DIVIDED = ("max_waiting", "max_connections", "journal_mib")  # counts that are those of the whole router
+_DIVIDED = ("max_waiting", "max_connections", "journal_mib")  # counts divided among the processes
 
 
 def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> None:
-    """Serve OpenAI's API for `models`, those of the settings if None, in router.processes processes.
+    """Serve OpenAI's API for `models` (those of the settings if None) in router.processes processes.
 
-    Until SIGTERM or SIGINT. Raises what `run_router` does, and StartError when no process is left: each died
-    too often.
+    Runs until SIGTERM or SIGINT. Raises what `run_router` does, and StartError if no process is left because
+    each died too often.
     """
     models = models or models_of(settings)
     if settings.router.processes == 1:
         app.run_router(settings, models)
         return
     if settings.security.folder:
-        raise ConfigError("security.folder is of one process: leave it out, or set router.processes to 1")
+        raise ConfigError("security.folder is for one process: leave it out, or set router.processes to 1")
     with app.opened(settings, models, settings.router.processes) as router:
         leave_on_signals(0)  # importing takes seconds, and nothing is forked yet
         app.preload()
@@ -47,7 +47,7 @@ def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> No
 
 
 def share(router: RouterSettings, number: int) -> RouterSettings:
-    """Return the settings of process `number`: its part of what all share. The parts' sum is the whole."""
+    """Return the settings of process `number`, with its part of every shared count; the parts add up."""
     parts = {field: (getattr(router, field) + number) // router.processes for field in _DIVIDED}
     port = router.metrics_port and router.metrics_port + number
     return router.model_copy(update={**parts, "metrics_port": port})
@@ -70,12 +70,12 @@ class _Routers:
             while not self._stopped():
                 self._parts.reap()
                 if all(part.given_up for part in self._parts.members):
-                    raise StartError("router.processes: each died too often; see what they printed")
+                    raise StartError("router.processes: each died too often; see their output")
         finally:
             self._end()
 
     def _stopped(self) -> bool:
-        """Wait for a signal, a death or a start that is due; return whether it was a signal."""
+        """Wait for a signal, a death or a due start; return whether it was a signal."""
         sources: list[socket.socket | int] = [self._stop, *self._parts.sentinels]
         return self._stop in wait(sources, timeout=self._parts.next_start_s)
 
@@ -86,15 +86,14 @@ class _Routers:
         sockets = {part.name: sock for part, sock in pairs}
 
         def close(child: Child) -> None:
-            """Close a socket whose process died before it did so: clients would wait for nobody."""
-            with contextlib.suppress(OSError):  # the process did
+            """Close the socket of a process that died before doing so: clients would wait there."""
+            with contextlib.suppress(OSError):  # the process closed it
                 sockets[child.name].shutdown(socket.SHUT_RDWR)
 
         self._parts.stop(self._settings.router.drain_timeout_s, close)
 
 
 def _serve(settings: Settings, models: Sequence[Model], router: app.Opened, number: int) -> None:
-    """Be process `number` until a signal."""
 
     def own(whole: Settings) -> Settings:
         return whole.model_copy(update={"router": share(whole.router, number)})

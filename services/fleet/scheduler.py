@@ -1,4 +1,4 @@
-"""The scheduler as a process of its own: the configuration read, secrets fetched, served until a signal."""
+"""Run the scheduler as a process of its own: read the configuration and secrets, serve until a signal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from baton.services.imports import collect_seldom
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError, one line, for goals that exclude another setting, when the port is taken, or when the
-    store's URL, its password or the file with the password is wrong. While the store does not answer,
-    placements are kept in memory.
+    Raises BatonError, one line, for goals that exclude another setting, if the port is taken, or if the
+    store's URL, its password or the password file is wrong. While the store does not answer, placements are
+    kept in memory.
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler

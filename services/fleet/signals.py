@@ -1,4 +1,4 @@
-"""The signals that end a supervisor: polled while it serves, handled at once while it imports."""
+"""Handle the signals that end a supervisor: polled while it serves, handled at once while it imports."""
 
 from __future__ import annotations
 

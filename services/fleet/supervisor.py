@@ -1,11 +1,11 @@
-"""The supervisor of a deployment on one machine: it starts the parts, keeps them running and stops them all.
+"""Supervise a deployment on one machine: start its parts, keep them running and stop them all.
 
 `baton up` (services/cli/up.py) runs it in a terminal, offline use (services/offline/supervised.py) for
 another Python process.
 
 vLLM is imported once and every engine process is forked from here: an import takes 6 to 11 s on a laptop
-core, a fork next to nothing (processes.py says where it cannot be). Therefore this process stays free of
-threads, gRPC and CUDA; a small watcher process (watch.py) finds out which parts are ready.
+core, a fork next to nothing (processes.py names the exception). Therefore this process stays free of threads,
+gRPC and CUDA; a small watcher process (watch.py) finds out which parts are ready.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Fleet:
 
     @classmethod
     def of(cls, prefill: int | None, decode: int | None, mixed: int, schedulers: int = 1) -> Fleet:
-        """Return a fleet with one prefill and one decode worker where no numbers were given."""
+        """Return a fleet; with no numbers given, it has one prefill and one decode worker."""
         alone = 0 if mixed else 1
         return cls(
             alone if prefill is None else prefill, alone if decode is None else decode, mixed, schedulers
@@ -71,7 +71,7 @@ class Fleet:
         return bool(self.prefill or self.decode)
 
     def check(self) -> None:
-        """Raise ConfigError when these workers could not serve a request."""
+        """Raise ConfigError if these workers could not serve a request."""
         if self.mixed == 0 and (self.prefill == 0 or self.decode == 0):
             raise ConfigError(
                 f"--prefill {self.prefill} --decode {self.decode} --mixed {self.mixed} cannot serve: "
@@ -137,7 +137,7 @@ class Observer(Protocol):
 
 
 def _check(settings: Settings, whole: Sequence[Started]) -> None:
-    """Check what can be checked before a process is started; set the schedulers' addresses.
+    """Check all that can be checked before a process starts; set the schedulers' addresses.
 
     Raises ConfigError and StartError.
     """
@@ -150,7 +150,7 @@ def _check(settings: Settings, whole: Sequence[Started]) -> None:
             raise type(error)(f"models.{one.model.name}: {error}") from None
     credentials.check(settings)
     if settings.security.folder:
-        raise ConfigError("security.folder is of one process: leave it out where several are started")
+        raise ConfigError("security.folder is for one process: leave it out where several are started")
     check_port("router.port", settings.router.host, settings.router.port)
     for one in whole:
         for address in one.schedulers:
@@ -158,7 +158,7 @@ def _check(settings: Settings, whole: Sequence[Started]) -> None:
 
 
 def _check_model(settings: Settings, fleet: Fleet) -> None:
-    """Check one model, and set its schedulers' addresses. Raises ConfigError and StartError."""
+    """Check one model and set its schedulers' addresses. Raises ConfigError and StartError."""
     fleet.check()
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
@@ -177,10 +177,10 @@ def supervise(
 ) -> None:
     """Run a deployment until SIGINT, SIGTERM, SIGHUP or the owner's death; return when it has stopped.
 
-    Its workers are `fleet`, or those that the configuration names.
-    `owner` is a pidfd: the death of its process ends the deployment as a signal does. `log_dir` is created if
-    it does not exist; "" stands for a new temporary folder.
-    Raises ConfigError and StartError with one line that says what to do; no process is left then either.
+    Its workers are `fleet`, or those that the configuration names. `owner` is a pidfd: the death of its
+    process ends the deployment as a signal does. `log_dir` is created if missing; "" means a new temporary
+    folder. Raises ConfigError and StartError with one line that says what to do; even then no process is
+    left.
     """
     whole = started(settings, fleet)
     _check(settings, whole)
@@ -197,9 +197,9 @@ def supervise(
         Authority.at(expanded(settings.security.ca, "security.ca"))  # the parts' certificates come from it
     stops: list[socket.socket | int] = [wake_on_signals(), *([] if owner is None else [owner])]
     observer.begun(folder)
-    # One pipe for the watcher and its successors: its messages are small enough to be written atomically.
+    # The watcher and its successors share one pipe: messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
-    peers = [_peers(one) for one in whole]  # for the schedulers' clients
+    peers = [_peers(one) for one in whole]  # as the schedulers' clients see them
     plans = [
         Plan(peer.settings, one.fleet.roles, peer.prefix) for peer, one in zip(peers, whole, strict=True)
     ]
@@ -258,7 +258,6 @@ def _peers(one: Started) -> Model:
 
 
 def _watched(settings: Settings, peer: Model, places: Places) -> Watched:
-    """Return a model as the watcher sees it."""
     health = f"{settings.router.url}/health"
     if len(settings.models) > 1:
         health += f"?model={quote(peer.name, safe='')}"
@@ -301,7 +300,7 @@ def _wait(
     stops: list[socket.socket | int],
     at_most_s: float | None = None,
 ) -> None:
-    """Wait for one event and handle it. Raises Stopped, and StartError when nothing can serve."""
+    """Wait for one event and handle it. Raises Stopped, and StartError if nothing can serve."""
     due = (at_most_s, parts.next_start_s, printing.catch_up())
     limits = [seconds for seconds in due if seconds is not None]
     readable = wait([*stops, events, *parts.sentinels], timeout=min(limits, default=None))
@@ -317,7 +316,7 @@ def _wait(
 
 
 def scheduler_addresses(settings: Settings, number: int) -> list[str]:
-    """Return where so many schedulers listen: the addresses given, or the given one and the ports after it.
+    """Return where the schedulers listen: the given addresses, or the given one and the ports after it.
 
     Raises ConfigError.
     """
@@ -337,7 +336,7 @@ def scheduler_addresses(settings: Settings, number: int) -> list[str]:
 
 
 def _start_schedulers(parts: Parts, one: Started) -> None:
-    """Start a model's scheduler at each address; fixed ports of their metrics follow each other."""
+    """Start a model's scheduler at each address; fixed ports of their metrics are consecutive."""
     for number, name in enumerate(scheduler_names(len(one.schedulers), one.model.prefix)):
         own = one.model.settings.model_copy(deep=True)
         own.scheduler.address = one.schedulers[number]
@@ -346,7 +345,7 @@ def _start_schedulers(parts: Parts, one: Started) -> None:
 
 
 def log_folder(given: str) -> Path:
-    """Return the folder for logs, made if it is missing; "" stands for a new temporary one.
+    """Return the folder for logs, created if missing; "" means a new temporary one.
 
     Raises ConfigError.
     """

@@ -1,8 +1,7 @@
-"""The watcher: a small process that polls the scheduler and the router and reports which parts are ready.
+"""Watch a deployment: a small process polls the scheduler and the router and reports which parts are ready.
 
-Where the scheduler chooses the numbers of workers, it also asks what shall run in the fleet's places.
-
-It is a process of its own because gRPC runs threads, and the supervisor must be able to fork at any time.
+If the scheduler chooses the numbers of workers, it also asks what shall run in the fleet's places. It is a
+separate process because gRPC runs threads, and the supervisor must be able to fork at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from baton.scheduler.errors import SchedulerError
 from baton.services.roles import name_of
 
 POLL_S = 0.1
-CALM_POLL_S = 1.0  # once the router is ready: only restarts are left to report
+CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class Watched:
     """A model as the watcher sees it."""
 
     scheduler: str  # its address
-    health_url: str  # of the router, about this model
-    prefix: str = ""  # of the names of its parts
-    places: Sequence[str] = ()  # for which its scheduler gives orders
+    health_url: str  # the router's, for this model
+    prefix: str = ""  # first part of its parts' names
+    places: Sequence[str] = ()  # those for which its scheduler gives orders
 
 
 @dataclass(frozen=True)
@@ -48,17 +47,17 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Orders of the scheduler: all that shall run in a fleet's places."""
+    """A scheduler's orders: everything that shall run in a fleet's places."""
 
-    prefix: str  # of the model's parts
-    fence: int  # of the decider
+    prefix: str  # first part of the model's parts' names
+    fence: int  # the decider's
     roles: dict[str, str]  # place -> the role with which its worker starts
 
 
 def scheduler_names(number: int, prefix: str = "") -> list[str]:
-    """Return the names of so many schedulers' parts, in the order of their addresses.
+    """Return the names of a model's schedulers, in the order of their addresses.
 
-    prefix: of the names of their model's parts
+    prefix: of the names of the model's parts
     """
     if number == 1:
         return [f"{prefix}scheduler"]
@@ -68,18 +67,18 @@ def scheduler_names(number: int, prefix: str = "") -> list[str]:
 def watch(models: Sequence[Watched], router: str, events: Connection) -> None:
     """Send every ready part to `events`, in full at each poll, until this process is stopped.
 
-    In full, because a part may have been replaced between two polls. The `router`, a URL, is ready when it
-    can serve all models, and later while it can serve one. Of a model that is served and has places, also the
-    orders for them.
+    A full list, because a part may have been replaced between two polls. The `router`, a URL, is ready when
+    it can serve all models, and stays ready while it can serve one. For a model that is served and has
+    places, it also sends the orders for them.
     """
     asyncio.run(_watch(models, router, events))
 
 
 async def _watch(models: Sequence[Watched], router: str, events: Connection) -> None:
-    fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's, whose watcher may be restarted
+    fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's, as its watcher may be restarted
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(SchedulerClient(one.scheduler)) for one in models]
-        began = False  # all models were served
+        began = False  # all models have been served
         while True:
             at = time.monotonic()
             looks = (_look(client, one.prefix) for one, client in zip(models, clients, strict=True))
@@ -99,7 +98,7 @@ async def _watch(models: Sequence[Watched], router: str, events: Connection) -> 
 
 
 async def _ask_orders(client: SchedulerClient, model: Watched, fleet_id: str, events: Connection) -> None:
-    with contextlib.suppress(SchedulerError):  # without an answer all stays as it is
+    with contextlib.suppress(SchedulerError):  # without an answer everything stays as it is
         reply = await client.orders(fleet_id, [pb.Place(name=name) for name in model.places])
         if reply.fence:
             roles = {one.name: name_of(one.role) for one in reply.orders}

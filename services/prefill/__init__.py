@@ -1,1 +1,1 @@
-"""Prefill: order and shares of prompts in an engine's steps, on every worker."""
+"""Order prompts and share an engine's steps among them, on every worker."""

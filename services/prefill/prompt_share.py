@@ -1,33 +1,33 @@
-"""A prompt's share of a step where a step has a high fixed cost, as on a GPU.
+"""Choose a prompt's share of a step if a step has a high fixed cost, as on a GPU.
 
-A quarter of a step (fair_share.py) is a good share where a step's time is that of its tokens. A GPU's step
-with prompts has a fixed cost, of launches, in which it could compute hundreds or thousands of tokens. With
-smaller shares a long prompt takes many steps that are hardly shorter, and all wait longer. So a prompt gets
-at least the tokens that take as long as a step without any would: such a step takes twice the least time.
+A quarter of a step (fair_share.py) is a good share if a step's time is proportional to its tokens. A GPU's
+step with prompts has a fixed launch cost, in which it could compute hundreds or thousands of tokens. With
+smaller shares a long prompt takes many steps that are hardly shorter, and everyone waits longer. So a prompt
+gets at least as many tokens as take as long as the fixed cost: such a step takes twice the least time.
 
-The cost is a straight line through the measured steps with prompts, weighed by their length: a step of
-seconds, which waited for a compiler, counts for nothing.
+The cost is a straight line fitted to the measured steps with prompts, weighted by their length: a step of
+seconds, which waited for a compiler, does not count.
 """
 
 from __future__ import annotations
 
-STEPS_KEPT = 0.98  # of the weight, a step
-LEAST_STEPS = 8.0  # before the share changes; weight
-LEAST_SPREAD = 0.2  # standard deviation of the steps' tokens, as a part of their mean: else no line is known
+STEPS_KEPT = 0.98  # weight kept per step
+LEAST_STEPS = 8.0  # weight needed before the share changes
+LEAST_SPREAD = 0.2  # standard deviation / mean of the steps' tokens; below it no line is fitted
 
 
 class PromptShare:
-    """The share that a prompt gets beside others. For the thread that steps the engine."""
+    """The share of a prompt that is not alone. For the thread that steps the engine."""
 
     def __init__(self, share: int, most: int) -> None:
         """Begin with `share` tokens, the least; at most `most`, which is a whole step."""
         self._least, self._most = share, most
         self.tokens = share
         self._steps = 0.0
-        self._sums = [0.0] * 5  # of weights, tokens, seconds, tokens squared, tokens times seconds
+        self._sums = [0.0] * 5  # sums of weights, tokens, seconds, tokens squared, tokens times seconds
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Take note of a step with prompts, of so many tokens in all."""
+        """Learn from a step with prompts; tokens: its total."""
         if seconds <= 0:
             return
         weight = 1.0 / (seconds * seconds)

@@ -13,7 +13,7 @@
 
 A request passes its relay once per placement; its tokens go from the stream to the leg and on to the front
 end. The two legs of a placement run at the same time.
-`app.py` puts the parts together and serves; `cluster.py` watches the workers for /health and the model's
-limits; `metrics.py` counts; `vllm/block_hashes.py` names a prompt's KV blocks for the scheduler; `prefix.py`
-has a prompt's beginning pulled from another worker.
+`app.py` assembles the parts and serves; `cluster.py` watches the workers for /health and the model's limits;
+`metrics.py` counts; `vllm/block_hashes.py` names a prompt's KV blocks for the scheduler; `prefix.py` has a
+prompt's beginning pulled from another worker.
 """

@@ -1,4 +1,4 @@
-"""Makes sure that a router which stores Responses in its memory is the only router of its models.
+"""Make sure that a router which stores Responses in its memory is the only router of its models.
 
 A second router does not start while the first one is there. If both start at once, or while no scheduler
 answers, each closes its store as soon as it hears of the other.
@@ -28,7 +28,7 @@ LOOK_S = 2.0
 
 
 class Store(Protocol):
-    """The part of the store that is used here."""
+    """The part of the store that is needed here."""
 
     on: bool
     elsewhere: str

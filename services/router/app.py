@@ -1,6 +1,6 @@
-"""A router's process: `run_router` puts its parts together and serves.
+"""Run a router's process: `run_router` assembles its parts and serves.
 
-One of several (router.processes) is run by services/fleet/routers.py.
+services/fleet/routers.py runs a router of several processes (router.processes).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
+LAST_WORDS_S = 2.0  # time to send the last errors to clients whose time is up
 _BACKLOG = 2048
 
 
 def preload() -> None:
-    """Import all that takes seconds. For a process that forks routers: it starts no thread and no loop."""
+    """Import everything slow. For a process that forks routers: starts no thread and no loop."""
     import_all(HEAVY_IMPORTS)
 
 
@@ -55,26 +55,28 @@ class Opened:
     store_password: str
     group: Group
     page: PageDoor | None
-    adapters: Sequence[Sequence[AdapterFiles]]  # of each model, in the models' order
+    adapters: Sequence[Sequence[AdapterFiles]]  # per model, in the models' order
 
 
 def run_router(settings: Settings, models: Sequence[Model] | None = None) -> None:
-    """Serve OpenAI's API for `models`, those of the settings if None, until SIGTERM or SIGINT.
+    """Serve OpenAI's API for `models` (those of the settings if None) until SIGTERM or SIGINT.
 
-    Raises ConfigError, StartError or SecurityError with one line: the port is taken, a model is missing,
-    vLLM has another version. A router starts without a scheduler, too: requests get 503 until one answers.
+    Raises ConfigError, StartError or SecurityError with one line: the port is taken, a model is missing, vLLM
+    has another version. A router also starts without a scheduler: requests get 503 until one answers.
     """
     models = models or models_of(settings)
     with opened(settings, models, 1) as router:
         identities.take_on(settings, Role.ROUTER)
-        leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet
+        leave_on_signals(
+            0
+        )  # until the server handles them: importing takes seconds, and there is nothing to clean up yet
         preload()
         serve(settings, models, router, 0)
 
 
 @contextlib.contextmanager
 def opened(settings: Settings, models: Sequence[Model], processes: int) -> Iterator[Opened]:
-    """Check the settings and listen, for so many processes, inside the block.
+    """Check the settings and listen, for `processes` processes, inside the block.
 
     Raises ConfigError and StartError as `run_router` does.
     """
@@ -112,7 +114,7 @@ def log_as(settings: Settings, process: str) -> None:
 
 
 def serve(settings: Settings, models: Sequence[Model], router: Opened, number: int) -> None:
-    """Be process `number` of a router until a signal. To be called once `preload` was."""
+    """Be process `number` of a router until a signal. Call `preload` first."""
     import uvloop
 
     collect_seldom()
@@ -177,7 +179,6 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
 
 
 def _shared(settings: Settings, router_id: str) -> Shared:
-    """Make what all models of this router share."""
     from baton.services.router.chronicle import Chronicle
     from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics
@@ -206,7 +207,7 @@ async def _serve_http(
 ) -> None:
     """Serve until a signal. Then accept nothing, and let streams end within router.drain_timeout_s.
 
-    `end_all` ends those that are left; a second Ctrl-C ends them at once.
+    `end_all` ends the remaining streams; a second Ctrl-C ends them at once.
     """
     import uvicorn
 
@@ -245,7 +246,7 @@ def _listen(settings: Settings, processes: int) -> list[socket.socket]:
         sockets = [listen(host, port, _BACKLOG)]
         if processes > 1:
             port = sockets[0].getsockname()[1]
-            sockets.pop().close()  # nobody else has it: sockets that share a port would not notice
+            sockets.pop().close()  # fails if the port is taken, which sockets that share it would not notice
             sockets = [listen(host, port, _BACKLOG, shared=True) for _ in range(processes)]
     except OSError as error:
         raise StartError(
@@ -253,5 +254,5 @@ def _listen(settings: Settings, processes: int) -> list[socket.socket]:
             "port or end the process that uses it"
         ) from None
     for sock in sockets:
-        sock.setblocking(False)  # others may be quicker to accept
+        sock.setblocking(False)  # another process may be quicker to accept
     return sockets

@@ -1,4 +1,4 @@
-"""The telling of requests and their time: counted as they run, recorded when they are over."""
+"""Record requests and their times: counted as they run, written when they are over."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from baton.services.trace_context import TraceContext
 class TraceWriter(Protocol):
     """The destination of traces."""
 
-    ratio: float  # of new traces that are sampled
+    ratio: float  # sampled share of new traces
 
     def write(self, record: Record) -> None:
         """Write a request's trace, if it is to be kept. Must not block."""
 
     def close(self) -> None:
-        """Send what waits, within a few seconds. May block."""
+        """Send waiting traces, within a few seconds. May block."""
 
 
 class Chronicle:
-    """One of a router. For its event loop."""
+    """The chronicle of one router. For its event loop."""
 
     def __init__(self, metrics: RouterMetrics | None = None, traces: TraceWriter | None = None) -> None:
         """Count in `metrics`, write `traces`."""
@@ -37,23 +37,23 @@ class Chronicle:
         self._traces = traces
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
-        """Return the place of a new request in its client's trace, or in one that begins here."""
+        """Return a new request's place in its client's trace, or in one that begins here."""
         return trace_context.begin(headers, self._traces.ratio if self._traces is not None else 0.0)
 
     def first_byte(self, states: Iterable[RequestState]) -> None:
-        """Count the delivery of a stream's first token: the first one of its sequences."""
+        """Count the delivery of a stream's first token: that of its first sequence."""
         first = min((one for one in states if one.first_token), key=lambda one: one.first_token, default=None)
         if first is not None and self._metrics is not None:
             self._metrics.delivered(first)
 
     def sent(self, router_s: float, client_s: float) -> None:
-        """Count the router's and the client's part of a sample of the time between two tokens."""
+        """Count the router's and the client's part of one sampled time between two tokens."""
         if self._metrics is not None:
             self._metrics.gap("router", router_s)
             self._metrics.gap("client", client_s)
 
     def over(self, state: RequestState) -> None:
-        """Tell of a request that is over, and whose response is sent. Once for each."""
+        """Report a request that is over and whose response is sent. Call it once per request."""
         record = record_of(state)
         self.recent.add(record)
         log_request(state, record)
@@ -63,6 +63,5 @@ class Chronicle:
             listener(record)
 
     def close(self) -> None:
-        """Send the traces that wait. May block for seconds."""
         if self._traces is not None:
             self._traces.close()

@@ -1,7 +1,7 @@
-"""The class of a request: its key's default, or what its client chooses of those that the key may use.
+"""Choose a request's class: its key's default, or what its client chooses among those the key may use.
 
-What a client says first in this list counts: the header `X-Baton-Class`, the body's `service_tier` (OpenAI's
-word) and the body's `priority` (vLLM's number). A `priority` of 0 is vLLM's default, and chooses nothing.
+The first of these counts: the header `X-Baton-Class`, the body's `service_tier` (OpenAI's word), the body's
+`priority` (vLLM's number). A `priority` of 0 is vLLM's default, and chooses nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_CHOICE = ("auto", "default", "scale", "standard_only", None)
 def by_header(
     classes: Classes, caller: Caller, headers: Iterable[tuple[bytes, bytes]]
 ) -> ServiceClass | None:
-    """Return the class that the header names; None without it. Raises Unsupported and NotAllowed."""
+    """Return the class that the header names, or None. Raises Unsupported and NotAllowed."""
     for name, value in headers:
         if name == HEADER:
             return _allowed(classes, caller, value.decode("latin-1").strip(), HEADER.decode())
@@ -31,7 +31,7 @@ def by_header(
 
 
 def by_body(classes: Classes, caller: Caller, own: Own) -> ServiceClass | None:
-    """Return the class that a request's body chooses; None if it does not choose. Raises like `by_header`."""
+    """Return the class that a request's body chooses, or None. Raises Unsupported and NotAllowed."""
     tier, priority = own.service_tier, own.priority
     if tier not in _NO_CHOICE:
         if not isinstance(tier, str) or tier not in _TIERS:
@@ -39,7 +39,7 @@ def by_body(classes: Classes, caller: Caller, own: Own) -> ServiceClass | None:
             raise Unsupported(f"service_tier: {tier!r} is not known; use one of {known}")
         return _allowed(classes, caller, _TIERS[tier], f"service_tier {tier!r}")
     if not isinstance(priority, int) or isinstance(priority, bool) or priority == 0:
-        return None  # what is no number the front end refuses
+        return None  # not a number: the front end refuses it
     mine = [one for one in classes if caller.may_use(one.name)]
     behind = [one for one in mine if one.priority <= priority]
     return behind[-1] if behind else mine[0] if mine else None

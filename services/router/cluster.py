@@ -1,4 +1,4 @@
-"""The router's view of the cluster: for placing without a scheduler, /health and the model's limits."""
+"""Watch the cluster from the router: for placing without a scheduler, /health and the model's limits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from baton.scheduler.members import Member, members
 
 FRESH_S = 0.5  # a snapshot is good for this long: health checks must not load the scheduler
 POLL_S = 1.0  # s between snapshots
-POLL_AWAY_S = 0.25  # while no scheduler answers: one that is back is noticed soon
-HURRY_S, HURRY_POLL_S = 1.0, 0.1  # so long, and so often, while a worker was chosen that no snapshot has
+POLL_AWAY_S = 0.25  # while no scheduler answers, so that a returning one is noticed soon
+HURRY_S, HURRY_POLL_S = 1.0, 0.1  # used when a scheduler chose a worker that no snapshot has
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Health:
 
 
 class ClusterView:
-    """Keeps the client's snapshot of the cluster fresh, and answers from it."""
+    """Keep the client's snapshot of the cluster fresh, and answer from it."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class ClusterView:
         lost: Callable[[], None] = lambda: None,
         level: Callable[[str], None] = set_level,
     ) -> None:
-        """Watch the cluster by `client`; `lost` is called whenever no scheduler answers any more.
+        """Watch the cluster through `client`; `lost` is called when the last scheduler stops answering.
 
-        The workers whose ids `reached` returns stay in view where the scheduler has lost them. `level` is
-        called with the log level that the scheduler names for this process.
+        Workers whose ids `reached` returns stay in view if the scheduler has lost them. `level` is called
+        with the log level that the scheduler names for this process.
         """
         self._level = level
         self._client = client
@@ -53,29 +53,29 @@ class ClusterView:
         self._lost = lost
         # A worker's lease, and as much again for a scheduler that is away for a moment.
         self._heard_s = 2 * worker_lease_s
-        self._problem = "no call to the scheduler was made yet"  # empty: it answered the last one
-        self._answered = False  # a scheduler did, and has not been lost since
+        self._problem = "no call to the scheduler was made yet"  # empty: the last call was answered
+        self._answered = False  # a scheduler answered, and has not been lost since
         self._refreshed_at = 0.0  # time.monotonic
         self._refreshing = asyncio.Lock()
-        self._known: set[str] = set()  # ids of the workers that are ready
-        self._missing: set[str] = set()  # ids of workers that were chosen, and are not among these yet
+        self._known: set[str] = set()  # ids of ready workers
+        self._missing: set[str] = set()  # ids of chosen workers that are not yet among the ready ones
         self._hurry_until = 0.0  # time.monotonic
         self._news = asyncio.Event()
         self._load: Callable[[], pb.RouterLoad] | None = None
 
     @property
     def problem(self) -> str:
-        """The reason why no scheduler answers; empty while one does."""
+        """Why no scheduler answers; empty while one does."""
         return self._problem
 
     def tell(self, load: Callable[[], pb.RouterLoad]) -> None:
-        """Tell the scheduler, with each snapshot that is asked for, what `load` returns then."""
+        """Send the scheduler the result of `load` with each request for a snapshot."""
         self._load = load
 
     def chosen(self, worker_id: str) -> None:
-        """Note that a scheduler chose a worker. If no snapshot has it as ready, look for one that has, soon.
+        """Note that a scheduler chose a worker. If no snapshot has it as ready, take another one soon.
 
-        The scheduler may die before the next one is due: then nothing but a snapshot tells where to go.
+        The scheduler may die before the next one is due: then only a snapshot tells where to go.
         """
         if worker_id not in self._known and worker_id not in self._missing:
             self._missing.add(worker_id)
@@ -83,7 +83,7 @@ class ClusterView:
             self._news.set()
 
     async def watch(self) -> None:
-        """Take snapshots forever. To be run as a task of its own."""
+        """Take snapshots forever. Run it as its own task."""
         while True:
             await self._refresh(oldest=time.monotonic())
             await asyncio.sleep(HURRY_POLL_S)
@@ -98,7 +98,7 @@ class ClusterView:
                     await self._news.wait()
 
     async def health(self) -> Health:
-        """Tell whether a worker is ready: either role alone can serve where the other one is lost.
+        """Tell whether a worker is ready: either role can serve if the other one is lost.
 
         While no scheduler answers the last snapshot counts, as for placements. Returns within one call's
         deadline.
@@ -110,11 +110,11 @@ class ClusterView:
         return Health(ok=False, reason=self._problem or "no worker is ready")
 
     def ready(self) -> int:
-        """Return how many workers are ready, as of the last snapshot. Thread-safe."""
+        """Return the number of ready workers in the last snapshot. Thread-safe."""
         return len(_ready(self._client.standby.workers))
 
     def capacity(self) -> pb.Capacity | None:
-        """Return the capacity of a ready worker; None while there is none."""
+        """Return the capacity of a ready worker, or None."""
         ready = _ready(self._client.standby.workers)
         return ready[0].identity.capacity if ready else None
 
@@ -157,6 +157,5 @@ class ClusterView:
 
 
 def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
-    """Return the workers that are ready and have said what they can take."""
     ready = (one for one in workers if one.state == pb.WORKER_STATE_READY)
     return [one for one in ready if one.identity.HasField("capacity")]

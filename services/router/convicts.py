@@ -1,4 +1,4 @@
-"""Requests that made an engine fail alone: refused for a while, before any worker sees them.
+"""Refuse requests that made an engine fail alone: for a while, before any worker sees them.
 
 Each router process has its own table, which is empty after a restart.
 """

@@ -1,4 +1,4 @@
-"""The decode of a request, and the prefill of its prompt where no other worker does that."""
+"""Run the decode of a request, and its prefill if no other worker does that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.services.router.stream import WorkerStream
 
 
 class DecodeLeg(Leg):
-    """Ends well when the request ends. With a source it waits for the prompt's prefill: see `go_on`."""
+    """A leg that ends well when the request does. With a source it waits for the prefill: see `go_on`."""
 
     _PHASE = worker_pb2.PHASE_DECODE
     _SOURCE_LOST = Trouble.HANDOFF
@@ -50,11 +50,11 @@ class DecodeLeg(Leg):
 
     @property
     def begun(self) -> bool:
-        """Whether its worker had all of the prompt: what it said since waits here."""
+        """Whether its worker had all of the prompt; its later messages wait here."""
         return bool(self._behind)
 
     def go_on(self) -> None:
-        """Pass on what waited here, as the prompt is prefilled, and all that comes from now on."""
+        """Pass on the waiting messages, as the prompt is prefilled, and all later ones directly."""
         waited, self._behind = self._behind or [], None
         if self._stream is not None:
             self._take_part(self._stream)
@@ -65,12 +65,10 @@ class DecodeLeg(Leg):
         """Do nothing: only a prefill saves."""
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the KV cache was loaded; the request may still wait for a slot."""
         self._pulls = False
         self._later_or_now(partial(self._admitted, admitted, time.monotonic()))
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        """Report the KV blocks that the request shares with others of the same prefix."""
         self._later_or_now(partial(self._host.shared, shared.blocks))
 
     def _later_or_now(self, take: Callable[[], None]) -> None:

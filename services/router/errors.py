@@ -39,10 +39,10 @@ def shortened(text: str) -> str:
 
 
 class RequestFailed(ServiceError):
-    """The base of errors that end one request. `retry_after_s` is 0 where a retry would not help."""
+    """The base of errors that end one request. `retry_after_s` is 0 if a retry would not help."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
-    # In OpenAI's error object; kind and code are those of the status if empty.
+    # The kind and code in OpenAI's error object; if empty, those of the status.
     kind = ""
     code = ""
     param: str | None = None
@@ -56,20 +56,20 @@ class RequestFailed(ServiceError):
 
 
 class Why(StrEnum):
-    """The reason why a request is not placed; the `code` of the router's metric."""
+    """Why a request is not placed; the `code` of the router's metric."""
 
     FULL = "FULL"  # all workers are busy
     NO_WORKERS = "NO_WORKERS"
-    TOO_LARGE = "TOO_LARGE"  # for every worker, or for the journal
+    TOO_LARGE = "TOO_LARGE"  # exceeds every worker, or the journal
     STALE_EPOCH = "STALE_EPOCH"
-    REFUSED = "REFUSED"  # by the scheduler, as malformed
+    REFUSED = "REFUSED"  # malformed, says the scheduler
     UNAVAILABLE = "UNAVAILABLE"  # no scheduler answers
     JOURNAL = "JOURNAL"  # the journal is full
     QUEUE = "QUEUE"  # the queue is full, or too slow
 
 
 class NotAdmitted(RequestFailed):
-    """The request has no placement. 503, or 400 where no worker could ever take it (`never`)."""
+    """The request has no placement: 503, or 400 if no worker could ever take it (`never`)."""
 
     def __init__(self, message: str, why: Why, retry_after_s: float = 0.0) -> None:
         super().__init__(message, retry_after_s)
@@ -79,7 +79,7 @@ class NotAdmitted(RequestFailed):
 
     @property
     def never(self) -> bool:
-        """Whether the request would be refused at any other time, too."""
+        """Whether the request would be refused at any other time too."""
         return self.why in (Why.TOO_LARGE, Why.REFUSED)
 
     @property
@@ -170,7 +170,7 @@ class RateLimited(RequestFailed):
     """The request is beyond a limit of its key or tenant. `limit` is its name in the book of keys."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
-    kind, code = "rate_limit_error", "rate_limit_exceeded"  # by these words OpenAI's clients know it
+    kind, code = "rate_limit_error", "rate_limit_exceeded"  # OpenAI's clients go by these words
 
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)

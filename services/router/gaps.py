@@ -1,25 +1,25 @@
-"""Samples of the time between two tokens: one request of a stream at a time, so that no token pays for it."""
+"""Sample the time between two tokens, for one request of a stream at a time, so that no token pays for it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-EVERY_S = 0.25  # between two samples of a stream
-PATIENCE_S = 5.0  # for a request's next output: it may have ended, or wait for its turn
+EVERY_S = 0.25  # time between two samples of a stream
+PATIENCE_S = 5.0  # longest wait for a request's next output: it may have ended, or wait for its turn
 
 
 class GapSampler:
-    """Looks at one stream's outputs when `due`: at first to choose a request, then for its next output."""
+    """Look at one stream's outputs when `due`: first to choose a request, then for its next output."""
 
     def __init__(self) -> None:
         self.due = 0.0  # time.monotonic; outputs before it need not be shown
-        self.engine_s = 0.0  # of the last sample
+        self.engine_s = 0.0  # the last sample's
         self._watched = ""  # an attempt_id
         self._since = 0.0  # its last output, on the worker's clock
         self._until = 0.0
 
     def look(self, outputs: Any, now: float) -> str:
-        """Take one engine step's outputs. Return the attempt whose sample is complete, or nothing."""
+        """Take one engine step's outputs. Return the attempt whose sample is complete, or ""."""
         if not self._watched:
             first = outputs.outputs[0] if outputs.outputs else None
             if first is not None and first.finish_reason is None:

@@ -1,8 +1,8 @@
-"""The processes of one router (router.processes), as each of them knows the others.
+"""Let the processes of one router (router.processes) know each other.
 
-They are forked from one that listens for all: each has a socket of its own on the common port, so that the
-kernel spreads connections over them, and holds those of the others too. So a connection outlives the process
-whose socket it waits at: another one accepts it (http/server.py).
+They are forked from one that listens for all: each has its own socket on the common port, so that the kernel
+spreads connections over them, and also holds the others' sockets. So a connection outlives the process at
+whose socket it waits: another one accepts it (http/server.py).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any
 
-_ENDING = 0  # the first word; then the metrics' port of each process
+_ENDING = 0  # index of the first word; the next ones are the metrics port of each process
 _WORD = 8  # bytes: written and read as a whole
 
 
 class Group:
-    """The sockets and the memory that the processes share. To be made before they are started."""
+    """The sockets and the memory that the processes share. Make it before they are started."""
 
     def __init__(self, sockets: Sequence[socket.socket], memory: int | None = None) -> None:
-        """Share these sockets, one for each process, all on one port.
+        """Share these sockets, one per process, all on one port.
 
         memory: a descriptor of the memory that the other processes already share.
         """
         self.sockets = tuple(sockets)
-        for sock in sockets:  # of two that look at one, the second must not wait for a connection
+        for sock in sockets:  # if two processes look at one, the second must not wait for a connection
             sock.setblocking(False)
         size = _WORD * (1 + len(self.sockets))
         if memory is None:
@@ -46,11 +46,10 @@ class Group:
 
     @property
     def ending(self) -> bool:
-        """Whether all processes end, not one of them alone."""
+        """Whether all processes are ending, not just one of them."""
         return bool(self._words[_ENDING])
 
     def end(self) -> None:
-        """Note that all processes end."""
         self._words[_ENDING] = 1
 
     def tell_metrics_port(self, number: int, port: int) -> None:
@@ -58,7 +57,7 @@ class Group:
         self._words[1 + number] = port
 
     def metrics_ports(self) -> dict[int, int]:
-        """Return where each process serves its own metrics, by number; those that once did."""
+        """Return the metrics port of each process by number, including those that have ended."""
         return {number: port for number, port in enumerate(self._words[1:]) if port}
 
 
@@ -68,23 +67,21 @@ def _received(sockets: Sequence[socket.socket], memory: Any) -> Group:
 
 @dataclass(frozen=True)
 class Seat:
-    """One process's place in its group. It stays the same when the process is started again."""
+    """One process's place in its group. It keeps it across restarts."""
 
     group: Group
     number: int
 
     @property
     def sock(self) -> socket.socket:
-        """The socket on which it listens."""
         return self.group.sockets[self.number]
 
     @property
     def others(self) -> list[socket.socket]:
-        """The sockets of the other processes."""
         return [sock for sock in self.group.sockets if sock is not self.sock]
 
     def named(self, router_id: str) -> str:
-        """Return a router's name for people."""
+        """Return a router's display name."""
         return router_id if self.alone else f"{router_id}, {self.number + 1} of {len(self.group)} processes"
 
     @property

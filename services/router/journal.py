@@ -1,7 +1,7 @@
-"""The memory that running requests take in the router, bounded in bytes.
+"""Bound the memory that running requests take in the router, in bytes.
 
-A RequestState holds all that another worker needs to resume a request: the prompt and its sampling
-parameters, the tokens that the client has, the epoch. It lives in this process alone: the clients of a router
+A RequestState holds everything that another worker needs to resume a request: the prompt and its sampling
+parameters, the tokens that the client has, the epoch. It lives only in this process: the clients of a router
 that dies lose their connections, so nobody would be left to resume for.
 """
 
@@ -16,10 +16,10 @@ _RETRY_AFTER_S = 1.0
 
 
 class Journal:
-    """The bytes set aside for waiting and running requests; they grow with the outputs.
+    """The bytes reserved for waiting and running requests; they grow with the outputs.
 
-    New requests enter below the limit. Outputs that grow may pass it, up to `GROWTH` times the limit: only a
-    request that would pass that is ended early for want of memory. For the event loop's thread only.
+    New requests enter below the limit. Outputs that grow may pass it, up to `GROWTH` times the limit; a
+    request that would pass that too is ended early for lack of memory. For the event loop's thread only.
     """
 
     def __init__(self, limit: int = DEFAULT_BYTES) -> None:
@@ -33,11 +33,10 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes set aside."""
         return self._size
 
     def enter(self, state: RequestState) -> None:
-        """Set room aside. Raises NotAdmitted: for now (503), or for good when it exceeds the limit (400)."""
+        """Reserve room. Raises NotAdmitted: for now (503), or for good if it exceeds the limit (400)."""
         wanted = state.journal_bytes
         if wanted > self.limit:
             raise NotAdmitted(
@@ -51,7 +50,7 @@ class Journal:
         self._size += wanted
 
     def check_room(self, wanted: int = REQUEST_BYTES) -> None:
-        """Check that `wanted` bytes are free, by default a request's least. Raises NotAdmitted (503)."""
+        """Check that `wanted` bytes are free, by default a request's minimum. Raises NotAdmitted (503)."""
         if self._size + wanted > self.limit:
             raise NotAdmitted(
                 f"the router has {len(self._entries)} requests already, and no memory for another "
@@ -61,7 +60,7 @@ class Journal:
             )
 
     def grow(self, state: RequestState) -> None:
-        """Make room for the next output tokens of a request. Raises Overloaded when there is none."""
+        """Make room for a request's next output tokens. Raises Overloaded if there is none."""
         if state.request_id not in self._entries:
             return  # it is over
         state.room_tokens = len(state.tokens) + ROOM_TOKENS
@@ -76,5 +75,5 @@ class Journal:
         self._size += more
 
     def leave(self, state: RequestState) -> None:
-        """Free a request's room. Harmless when it has none."""
+        """Free a request's room. Idempotent."""
         self._size -= self._entries.pop(state.request_id, 0)

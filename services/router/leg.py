@@ -1,11 +1,11 @@
-"""One phase of one attempt on one worker: the messages of its stream, and their meaning for the request.
+"""Run one phase of one attempt on one worker: the messages of its stream, and their meaning for the request.
 
     PrefillLeg   the prompt and the first token, on the worker that prefills (prefill_leg.py)
     DecodeLeg    from there to the end, on the worker that decodes; alone it has the prompt as well
                  (decode_leg.py)
 
-The two legs of a pair run at the same time. All that comes from the second one waits in it until the first
-has ended well: the client gets the tokens in order, and none from an attempt whose prefill failed.
+The two legs of a pair run at the same time. Everything that comes from the second one waits in it until the
+first has ended well: the client gets the tokens in order, and none from an attempt whose prefill failed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOT_LOADED = (Trouble.HANDOFF, Trouble.SOURCE)
 
 
 def _service(service: ServiceClass) -> worker_pb2.ServiceClass:
-    """Return what a worker has to know of a request's class."""
+    """Return what a worker needs to know of a request's class."""
     return worker_pb2.ServiceClass(
         priority=service.priority,
         patience_ms=round(1e3 * service.patience_s),
@@ -62,10 +62,10 @@ class LegHost(Protocol):
     def reach(
         self, worker: scheduler_pb2.Worker, then: Callable[[WorkerStream | WorkerUnreachable], None]
     ) -> None:
-        """Call `then` with the open stream to `worker`: now, if there is one."""
+        """Call `then` with the open stream to `worker`, at once if there is one."""
 
     def grow(self) -> bool:
-        """Get the output more room in the journal. Return False when there is none: the request has ended."""
+        """Get the output more room in the journal. Return False if there is none: the request has ended."""
 
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
         """Count a handoff that the decode worker has loaded."""
@@ -87,7 +87,7 @@ class LegHost(Protocol):
 
 
 class Leg(ABC):
-    """A StreamListener. It ends once, with `over`: None when its part is done, or a Failure.
+    """A StreamListener. It ends once, with `over`: None if its part is done, or a Failure.
 
     After its end no message of the worker reaches the request. Whoever starts a leg closes it.
     """
@@ -111,7 +111,7 @@ class Leg(ABC):
         self._worker = worker
         self._kv_source = source.worker_id if source is not None else worker.worker_id
         self._pulls = source is not None  # a handoff is under way
-        self._behind: list[Callable[[], None]] | None = None  # waits for another leg; None: nothing has to
+        self._behind: list[Callable[[], None]] | None = None  # messages that wait for another leg
         self._holds = False  # outputs wait for the next ones
         self._stream: WorkerStream | None = None
         self._fresh = True  # no output has come yet
@@ -137,11 +137,11 @@ class Leg(ABC):
         return self.over.result() if self.over.done() and not self.over.cancelled() else None
 
     def start(self) -> None:
-        """Send the Start: at once, or as soon as the worker is connected."""
+        """Send the Start, at once or as soon as the worker is connected."""
         self._host.reach(self._worker, self._reached)
 
     async def run(self) -> Failure | None:
-        """Start, and return what it ends with."""
+        """Start, and return the leg's failure, or None."""
         try:
             self.start()
             return await self.over
@@ -184,7 +184,7 @@ class Leg(ABC):
     # -- the stream's calls
 
     def on_output(self, output: Any, clock_offset_s: float) -> None:
-        """Pass one step's tokens on at once, unless the client's stream could not go on behind them."""
+        """Pass on one step's tokens at once, unless the client's stream could not continue after them."""
         if self.over.done():
             return
         if self._behind is not None:
@@ -197,7 +197,7 @@ class Leg(ABC):
         elif output.events is not None:
             self._sink.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:
-            state.timings.drafts = output.spec_decode_metrics  # with every output: there may be no other
+            state.timings.drafts = output.spec_decode_metrics  # taken each time: it may be the last
             output.spec_decode_metrics = None  # vLLM's front end would show it to every client
         tokens = output.new_token_ids
         if tokens:
@@ -233,12 +233,10 @@ class Leg(ABC):
         """Report the KV blocks that the request shares with others of the same prefix."""
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
-        """End the leg: the worker has failed the request."""
         trouble = _TROUBLE.get(failed.code, Trouble.ENGINE)
         self._end(self._failure(trouble, failed.message, engine_goes_on=failed.engine_goes_on))
 
     def on_lost(self, message: str) -> None:
-        """End the leg: its stream has ended."""
         self._end(self._failure(Trouble.LOST, f"its stream ended: {message}"))
 
     def on_source_lost(self, message: str) -> None:
@@ -250,14 +248,14 @@ class Leg(ABC):
         source = self._kv_source
         self._end(Failure(self._SOURCE_LOST, source, f"worker {source}: lost with the KV cache: {message}"))
 
-    # -- their consequences
+    # -- what the messages lead to
 
     @abstractmethod
     def _take_part(self, stream: WorkerStream) -> None:
-        """Note that the worker has a part in the request."""
+        """Note that the worker takes part in the request."""
 
     def _first_output(self, output: Any, clock_offset_s: float) -> None:
-        """Note what the leg's first output tells of its worker's time."""
+        """Note what the leg's first output says about its worker's times."""
         queued, began = self._sink.adapt(output, clock_offset_s)
         timings = self._state.timings
         if timings.first_token:
@@ -267,7 +265,6 @@ class Leg(ABC):
             timings.prefill_ended = self._stream.put_out_at
 
     def _first_token(self, now: float) -> None:
-        """Note the attempt's first token."""
         self._state.timings.first_token = now
 
     def _hold(self, output: Any) -> None:
@@ -275,7 +272,7 @@ class Leg(ABC):
         self._sink.hold(output)
 
     def _finish(self, output: Any) -> None:
-        """Take the engine's last output: the request's end, the leg's, or the engine's failure."""
+        """Handle the engine's last output: the end of the request or the leg, or the engine's failure."""
         reason = str(output.finish_reason)
         broken = reason in _ENGINE_ENDED_IT
         if not broken and not (reason == "length" and not self._state.complete and self._cut()):
@@ -295,14 +292,13 @@ class Leg(ABC):
         """Go on after the last token that the engine was asked for. False: it is the request's last one."""
 
     def _complete(self, output: Any, reason: str) -> None:
-        """End the request."""
         self._state.outcome = reason
-        self._host.close()  # first: a client that has its last byte may send its next request at once
+        self._host.close()  # first: a client with its last byte may send its next request at once
         self._sink.deliver(output)
         self._end(None)
 
     def _failure(self, trouble: Trouble, message: str, *, engine_goes_on: bool = False) -> Failure:
-        # A KV cache that cannot be loaded came from another worker: that one's copy is lost or wrong.
+        # KV that cannot be loaded came from another worker, whose copy is lost or wrong.
         blamed = self._kv_source if trouble in NOT_LOADED else self._worker.worker_id
         return Failure(trouble, blamed, f"worker {self._worker.worker_id}: {message}", engine_goes_on)
 

@@ -1,8 +1,8 @@
-"""The legs of one placement: one worker's alone, or those of two workers, at the same time.
+"""Run the legs of one placement: one worker's alone, or two workers' at the same time.
 
 The router tells both workers of a pair at once, and gives them a key by which the second finds the first. The
-handoff is between these two. Here their ends come together: which of two failures is the attempt's is said by
-`recovery.failure_of_pair`.
+handoff is between those two. Their ends meet here: if both fail, `recovery.failure_of_pair` says which
+failure is the attempt's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Owner(Protocol):
 
 
 class Legs:
-    """Runs a placement once. The LegHost of its legs, which are in no attribute: that would be a cycle."""
+    """Run a placement once, as the LegHost of its legs. No attribute holds them: that would be a cycle."""
 
     def __init__(self, owner: Owner, sink: OutputSink, placement: Placement, parts: RelayParts) -> None:
         self.state = owner.state
@@ -50,13 +50,13 @@ class Legs:
         self._prefix: Prefix | None = None
 
     async def run(self) -> Failure | None:
-        """Return None when the request is over, or has all its tokens."""
+        """Return None if the request is over or has all its tokens."""
         if self._placement.prefill is None:
             return await DecodeLeg(self, self._sink, self._placement).run()
         return await self._run_pair(self._placement.prefill)
 
     async def run_alone(self, tokens: int, *, more: bool) -> Failure | None:
-        """Run so many tokens with no other request beside it. more: this router has another such request."""
+        """Run `tokens` tokens with no other request beside it. more: this router has another such request."""
         leg = DecodeLeg(self, self._sink, self._placement, alone_tokens=tokens, more_alone=more)
         return await leg.run()
 
@@ -64,7 +64,7 @@ class Legs:
         state, key = self.state, secrets.token_bytes(KEY_BYTES)
         prefix = self._prefix = prefix_of(state, self._placement, self._parts)
         prefill = PrefillLeg(self, self._sink, self._placement, key, prefix.source if prefix else None)
-        decode = None  # with one token left the prefill's is the last
+        decode = None  # if one token is left, the prefill's is the last
         if state.tokens_to_generate > 1:
             source = worker_pb2.Source(
                 worker_id=prefiller.worker_id,
@@ -81,7 +81,7 @@ class Legs:
                 prefix.start(prefill.on_source_lost)
             prefill.start()
             failure = await _prefilled(prefill, decode)
-            if state.over:  # by the prompt's first token, whatever the decode worker says of that
+            if state.over:  # ended by the prompt's first token, whatever the decode worker says of that
                 failure = None
             if prefix is not None and prefill.over.done():
                 prefix.over(prefill.failure)
@@ -107,15 +107,12 @@ class Legs:
     def reach(
         self, worker: scheduler_pb2.Worker, then: Callable[[WorkerStream | WorkerUnreachable], None]
     ) -> None:
-        """Call `then` with the open stream to `worker`: now, if there is one."""
         self._parts.pool.reach(worker, then)
 
     def grow(self) -> bool:
-        """Get the output more room in the journal. Return False when there is none: the request has ended."""
         return self._owner.grow()
 
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Count a handoff that the decode worker has loaded."""
         prefill, decode = self._placement.prefill, self._placement.decode
         self._parts.metrics.admitted(admitted, self.state, decode.worker_id)
         self._parts.pairs.passed(((prefill or decode).worker_id, decode.worker_id))
@@ -127,20 +124,16 @@ class Legs:
         self._sink.watch(received)
 
     def prefix_loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the prefill worker has loaded the prompt's beginning."""
         if self._prefix is not None:
             self._prefix.loaded(admitted)
 
     def prefilled(self) -> None:
-        """Report that the prompt is prefilled."""
         self._parts.placements.prefilled(self._placement.attempt)
 
     def shared(self, blocks: int) -> None:
-        """Report KV blocks of the decode worker that the request shares with others."""
         self._parts.placements.shared(self._placement.attempt, blocks)
 
     def close(self) -> None:
-        """Release what the request holds: it has its outcome."""
         self._owner.close()
 
 
@@ -150,7 +143,7 @@ async def _prefilled(prefill: PrefillLeg, decode: DecodeLeg | None) -> Failure |
         return await prefill.over
     await asyncio.wait((prefill.over, decode.over), return_when=asyncio.FIRST_COMPLETED)
     if not prefill.over.done() and may_be_the_source(decode.failure):
-        for _ in range(LOOKS):  # not one timer: its own message and the timer may come due together
+        for _ in range(LOOKS):  # not one timer: the leg's own message and the timer may come due together
             await asyncio.wait((prefill.over,), timeout=SOURCE_ENDS_S / LOOKS)
     prefilled = prefill.over.done() and prefill.failure is None
     return failure_of_pair(prefill.failure, decode.failure, begun=prefilled or decode.begun)

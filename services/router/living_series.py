@@ -1,4 +1,4 @@
-"""Metrics with one series per worker or tenant: for those that are there, not for all that ever were."""
+"""Keep metrics with one series per worker or tenant only for those that exist, not for all that ever did."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
 
-GONE_S = 300.0  # s; the last counts of one that is gone are still scraped a few times
+GONE_S = 300.0  # s; the last counts of a worker or tenant that has gone are still scraped a few times
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class LivingSeries(Collector):
-    """Removes, at each scrape, the series of those neither known nor counted for `GONE_S`.
+    """Remove, at each scrape, the series of values neither known nor counted for `GONE_S`.
 
-    A restarted worker has another id, and series of its own.
+    A restarted worker has another id, and its own series.
     """
 
     def __init__(self, label: str, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
-        """Take care of metrics by this label."""
+        """Manage metrics with this label."""
         self._label = label
         self._clock = clock
         self._metrics: list[Counter | Gauge | Histogram] = []
@@ -29,23 +29,22 @@ class LivingSeries(Collector):
         registry.register(self)
 
     def __len__(self) -> int:
-        """Return the number of values that have series."""
         return len(self._last)
 
     def __contains__(self, value: str) -> bool:
         return value in self._last
 
     def keep(self, metric: M) -> M:
-        """Take care of a metric that has the label, and return it."""
+        """Manage a metric that has the label, and return it."""
         self._metrics.append(metric)
         return metric
 
     def watch(self, known: Callable[[], Iterable[str]]) -> None:
-        """Set the function that returns the values known; it is called in the thread of a scrape."""
+        """Set the function that returns the known values; it is called in the thread of a scrape."""
         self._known = known
 
     def counted(self, value: str) -> None:
-        """Note that there is a new count. To be called with each."""
+        """Note a new count. Call it with each one."""
         self._last[value] = self._clock()
 
     def describe(self) -> Iterable[Metric]:

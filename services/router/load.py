@@ -1,4 +1,4 @@
-"""Counts of a router for the autoscaler: sent with each snapshot that it asks for, once a second.
+"""Count a router's load for the autoscaler; sent with each request for a snapshot, once a second.
 
 Each request costs three additions, at its arrival, first token and end; a report copies some 130 numbers.
 """
@@ -14,7 +14,7 @@ from baton.services.router.state import RequestState
 
 
 def summed(loads: Sequence[pb.RouterLoad]) -> pb.RouterLoad:
-    """Return the counts of several models together; there is at least one."""
+    """Return the sum of several models' counts; there is at least one model."""
     if len(loads) == 1:
         return loads[0]
     whole = pb.RouterLoad()
@@ -26,7 +26,7 @@ def summed(loads: Sequence[pb.RouterLoad]) -> pb.RouterLoad:
 
 
 class RouterCounts:
-    """Counts since the router began."""
+    """Counts since the router started."""
 
     def __init__(self) -> None:
         self._prompts = Histogram(TOKENS)
@@ -42,12 +42,11 @@ class RouterCounts:
         self._prompt_tokens += state.prompt_tokens
 
     def first_token(self, state: RequestState) -> None:
-        """Count a request's first token."""
         state.first_token = time.monotonic()
         self._first_token.add(state.first_token - state.arrived)
 
     def over(self, state: RequestState) -> None:
-        """Count a request that is over, with what its client got."""
+        """Count a finished request, with what its client got."""
         self._over += 1
         self._output_tokens += len(state.tokens)
         gaps = len(state.tokens) - 1
@@ -55,7 +54,7 @@ class RouterCounts:
             self._gap.add(max(0.0, state.timings.last_token - state.first_token) / gaps)
 
     def message(self, waiting: Sized) -> pb.RouterLoad:
-        """Make the message for a scheduler; `waiting` holds the requests that wait for room."""
+        """Return the message for a scheduler; `waiting` holds the requests that wait for room."""
         return pb.RouterLoad(
             prompts=self._prompts.counts,
             prompt_tokens=self._prompt_tokens,

@@ -1,4 +1,4 @@
-"""The fields of a request's body that the router reads itself, found in one pass over the body."""
+"""Find the fields of a request's body that the router reads itself, in one pass over the body."""
 
 from __future__ import annotations
 

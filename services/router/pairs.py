@@ -1,7 +1,7 @@
-"""Pairs of workers that do not reach each other, though this router reaches both.
+"""Remember pairs of workers that do not reach each other, though this router reaches both.
 
-A decode worker that cannot get KV from where it was saved says so. For a while then no request is handed over
-between the two: each would be prefilled for nothing. One in `CUT_S` tries whether they are joined again.
+A decode worker reports that it cannot get KV from where it was saved. For a while no request is then handed
+over between the two: each would be prefilled for nothing. One request per `CUT_S` tries again.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-CUT_S = 5.0  # between two tries of one pair
-MOST = 1024  # pairs; the oldest is forgotten when there are more
+CUT_S = 5.0  # time between two tries of one pair
+MOST = 1024  # pairs; beyond it the oldest is forgotten
 
 Pair = tuple[str, str]  # ids of the worker that saves KV, and of the one that pulls it
 
 
 class Pairs:
-    """The pairs between which the last handoff did not come through. Used in one event loop."""
+    """The pairs whose last handoff failed. Used in one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._cut: OrderedDict[Pair, float] = OrderedDict()  # until when it is avoided
+        self._cut: OrderedDict[Pair, float] = OrderedDict()  # the time until which it is avoided
 
     def failed(self, pair: Pair) -> None:
         """Note that the second could not get KV from the first."""
@@ -35,11 +35,11 @@ class Pairs:
         self._cut.pop(pair, None)
 
     def avoid(self, pair: Pair) -> bool:
-        """Tell whether to do without a handoff between the two. When its time is over, one caller may try."""
+        """Return whether to avoid a handoff between the two. Once its time is over, one caller may try."""
         until = self._cut.get(pair)
         if until is None:
             return False
         if self._clock() < until:
             return True
-        self._cut[pair] = self._clock() + CUT_S  # for the others, until it is known
+        self._cut[pair] = self._clock() + CUT_S  # others go on avoiding it until the outcome is known
         return False

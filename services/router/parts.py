@@ -1,4 +1,4 @@
-"""The parts that all relays of a router share."""
+"""Bundle the parts that all relays of a router share."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RelayParts:
     placements: Placements
     pool: WorkerPool
     metrics: RouterMetrics
-    max_attempts: int  # workers that may fail a request in a row, until it is given up
+    max_attempts: int  # how many workers may fail a request in a row before it is given up
     waiting: WaitingRoom
-    replace_wait_s: float = 60.0  # from a failure until another placement makes progress
+    replace_wait_s: float = 60.0  # time from a failure until another placement makes progress
     journal: Journal = field(default_factory=Journal)
     counts: RouterCounts = field(default_factory=RouterCounts)
     pairs: Pairs = field(default_factory=Pairs)

@@ -1,4 +1,4 @@
-"""Placements, from the scheduler or without one, and the reports of how they ended."""
+"""Get placements, from the scheduler or without one, and report how they ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.services.router.state import RequestState
 
 
 class Placements:
-    """Places requests, and reports the end of every epoch that was used to the scheduler."""
+    """Place requests, and report the end of every used epoch to the scheduler."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Placements:
         model: str = "",
         chosen: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Refusals name the `model`, where the router serves others, too.
+        """`model` is named in refusals, if the router serves several.
 
         chosen: called with the id of each worker of a placement
         """
@@ -40,10 +40,10 @@ class Placements:
     async def place(
         self, state: RequestState, suspects: set[str], service: ServiceClass = STANDARD
     ) -> Placement:
-        """Get the next epoch's placement. Raises NotAdmitted; nothing is reserved then, nor when cancelled.
+        """Get the next epoch's placement, as a request of class `service`.
 
-        `suspects` are avoided as long as there are others: a stream may break while its worker is well. It is
-        placed as a request of class `service`.
+        `suspects` are avoided as long as there are others: a stream may break while its worker is well.
+        Raises NotAdmitted; then, and when cancelled, nothing is reserved.
         """
         began = time.monotonic()
         try:
@@ -63,11 +63,10 @@ class Placements:
         return placement
 
     def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
-        """Return the `full` workers that one of their role, or a mixed one, can stand in for.
+        """Return the `full` workers that another of their role, or a mixed one, can stand in for.
 
-        Workers among `others` cannot stand in.
-
-        The rest are asked again. Without them the other side would do their work (policy/choose.py).
+        Workers among `others` cannot stand in. The rest are asked again: without them the other side would do
+        their work (policy/choose.py).
         """
         if not full:
             return set()
@@ -78,7 +77,7 @@ class Placements:
         return set(full) if pb.ROLE_MIXED in left else others_can
 
     def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:
-        """Hold what an attempt holds under a new epoch: another placement was refused. Return its attempt."""
+        """Hold an attempt's bookings under a new epoch: another placement was refused. Return its attempt."""
         state.epoch += 1
         return self._client.reporter.hold_on(attempt, state.epoch)
 
@@ -97,9 +96,8 @@ class Placements:
     async def _placement(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
         """Get the scheduler's placement or, while none answers, one from the last snapshot.
 
-        So also where a scheduler knows no worker, of those that this router reaches.
-
-        Raises NoCapacity and NotAdmitted.
+        A snapshot also serves if a scheduler knows no worker, while this router reaches some. Raises
+        NoCapacity and NotAdmitted.
         """
         try:
             return await self._place_by_scheduler(state, exclude, service)
@@ -149,7 +147,7 @@ class Placements:
         return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
 
     def _unknown(self, state: RequestState) -> None:
-        """Release the epoch in case that the scheduler booked it, though its reply never came."""
+        """Release the epoch in case the scheduler booked it, though its reply never came."""
         self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
 
     def _refused(self, error: NoCapacity) -> NotAdmitted:

@@ -1,4 +1,4 @@
-"""The streams to all workers: opened when first needed, and checked for silence."""
+"""Manage the streams to all workers: open them when first needed, and check them for silence."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from baton.services.router.stream import CHECKS, WorkerStream
 from baton.tasks import spawn_apart
 
 SUSPECT_S = 5.0  # a lost worker is avoided this long: until then the scheduler has noticed too
-# A lost worker that the scheduler still hears of may be cut off from this router alone. The pool itself tries
-# to reach it again for this long, and it stays avoided meanwhile: no request has to find out.
+# A lost worker that the scheduler still hears of may be cut off only from this router. The pool itself tries
+# to reach it again for this long, and it stays avoided meanwhile, so that no request has to find out.
 PROBED_S = 60.0
-SILENCE_S = 5.0  # unless told otherwise: a stream that is silent for this long is lost
+SILENCE_S = 5.0  # default; a stream that is silent for this long is lost
 
 
 @dataclass
 class _Suspect:
-    """A worker that was lost, or is not reached. Times are time.monotonic."""
+    """A worker that was lost or cannot be reached. Times are time.monotonic."""
 
     worker: scheduler_pb2.Worker
     since: float
@@ -49,15 +49,15 @@ class WorkerPool:
         self._checking: asyncio.Task[None] | None = None
         self._streams: dict[str, WorkerStream] = {}
         self._opening: dict[str, asyncio.Task[WorkerStream]] = {}
-        self._suspects: dict[str, _Suspect] = {}  # by worker id
+        self._suspects: dict[str, _Suspect] = {}  # keyed by worker id
         self._closed = False
 
     def reach(
         self, worker: scheduler_pb2.Worker, then: Callable[[WorkerStream | WorkerUnreachable], None]
     ) -> None:
-        """Call `then` with the open stream to `worker`: now if there is one, else once it is open.
+        """Call `then` with the open stream to `worker`: at once if there is one, else once it is open.
 
-        Where it cannot be opened, `then` gets the reason, within a call's deadline.
+        If it cannot be opened, `then` gets the reason, within a call's deadline.
         """
         stream = self._streams.get(worker.worker_id)
         if stream is not None:
@@ -69,7 +69,6 @@ class WorkerPool:
             opening.add_done_callback(lambda task: then(_stream_of(task)))
 
     def opened(self, worker_id: str) -> WorkerStream | None:
-        """Return the stream to a worker if it is open."""
         return self._streams.get(worker_id)
 
     def abort(self, worker_id: str, request_id: str) -> None:
@@ -78,12 +77,12 @@ class WorkerPool:
             stream.abort(request_id)
 
     def suspects(self) -> set[str]:
-        """Return the ids of workers whose stream broke a moment ago, or that are not reached again since."""
+        """Return the ids of workers whose stream broke a moment ago and which have not been reached since."""
         now = time.monotonic()
         self._suspects = {
             worker: one
             for worker, one in self._suspects.items()
-            if one.until > now or worker in self._opening  # which tells more in a moment
+            if one.until > now or worker in self._opening  # the outcome will tell more in a moment
         }
         return set(self._suspects)
 
@@ -106,7 +105,6 @@ class WorkerPool:
         await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
 
     def _connecting(self, worker: scheduler_pb2.Worker) -> asyncio.Task[WorkerStream]:
-        """Return the one task that opens the stream to `worker`."""
         task = self._opening.get(worker.worker_id)
         if task is None:
             task = spawn_apart(self._open(worker), f"open {worker.worker_id}")
@@ -144,7 +142,7 @@ class WorkerPool:
     def _opened(self, worker_id: str, task: asyncio.Task[WorkerStream]) -> None:
         self._opening.pop(worker_id, None)
         if not task.cancelled():
-            task.exception()  # retrieved, or asyncio would complain when nobody waits for it (any more)
+            task.exception()  # retrieved, or asyncio would complain if nobody waits for it
 
     def _ended(self, stream: WorkerStream, lost: bool) -> None:
         if self._streams.get(stream.worker_id) is stream:
@@ -161,7 +159,7 @@ class WorkerPool:
 
 
 def _stream_of(task: asyncio.Task[WorkerStream]) -> WorkerStream | WorkerUnreachable:
-    """Return what came of a task that opened a stream."""
+    """Return the outcome of a task that opened a stream."""
     if task.cancelled():
         return WorkerUnreachable("the router is shutting down")
     error = task.exception()

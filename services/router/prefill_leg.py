@@ -1,4 +1,4 @@
-"""The prefill of a prompt whose KV goes to another worker."""
+"""Run the prefill of a prompt whose KV goes to another worker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.sink import OutputSink
 from baton.services.router.stream import WorkerStream
 
-# From a prompt's first token to the word that its KV is kept. Both come from one step: later the KV is lost.
+# Limit from a prompt's first token to the report that its KV is kept. Both come from one step; a later report
+# means that the KV is lost.
 SAVED_TIMEOUT_S = 10.0
 
 
 class PrefillLeg(Leg):
-    """Ends well when the worker keeps the prompt's KV, or when the request ends with its first token."""
+    """A leg that ends well when the worker keeps the KV, or when the request ends with its first token."""
 
     _PHASE = worker_pb2.PHASE_PREFILL
     _SOURCE_LOST = Trouble.PREFIX
@@ -33,18 +34,16 @@ class PrefillLeg(Leg):
         """key: shown by the worker that decodes; prefix: who saves the prompt's beginning."""
         worker = placement.prefill or placement.decode
         super().__init__(host, sink, worker, prefix, key=key, prompt_tokens=placement.prompt_tokens)
-        # The decode worker cannot go on at once: the client's stream would stand still after its first token.
+        # The decode worker cannot go on at once, so the client's stream would stall after its first token.
         self._holds = placement.waits
         self._saved_timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        """Let no further message reach the request. Idempotent."""
         super().close()
         if self._saved_timer is not None:
             self._saved_timer.cancel()
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """End it: the prompt's KV cache is kept for the decode worker, or could not be."""
         if self.over.done():
             return
         if saved.problem:
@@ -70,7 +69,7 @@ class PrefillLeg(Leg):
         self._state.taken_by(self._worker.worker_id, prefills=True, decodes=False)
 
     def _first_token(self, now: float) -> None:
-        """Note the attempt's first token. The word that the KV is kept is due then."""
+        """Note the attempt's first token. The report that the KV is kept is due then."""
         super()._first_token(now)
         loop = asyncio.get_running_loop()
         self._saved_timer = loop.call_later(SAVED_TIMEOUT_S, self._not_saved)

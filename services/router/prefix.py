@@ -1,9 +1,9 @@
-"""The KV of a prompt's beginning, brought from a worker that holds it to the one that prefills the rest.
+"""Bring the KV of a prompt's beginning from a worker that holds it to the one that prefills the rest.
 
-The scheduler names such a worker as a placement's source: mostly the one that decoded the chat's last turn.
-It is asked, by a SAVE, to hand over what it holds, and at the same time the prefill worker is told to get it
-from there. That one waits for it, for a while. It is an extra: whatever goes wrong with it is counted, and
-the prefill worker computes all of the prompt.
+The scheduler names such a worker as a placement's source, usually the one that decoded the chat's last turn.
+A SAVE asks it to hand over what it holds, and at the same time the prefill worker is told to get it there,
+and waits for a while. It is an extra: any failure is counted, and the prefill worker computes the whole
+prompt.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ KEY_BYTES = 16
 
 
 def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> Prefix | None:
-    """Return what the placement's source holds; None where nothing is to be brought from there."""
+    """Return what the placement's source holds, or None if nothing is to be brought from there."""
     source, prefill = placement.source, placement.prefill
-    # One token more than is held: the source computes it, as any request computes one. And never all.
+    # One token more than is held, as the source computes one like for any request; but never all.
     tokens = min(placement.source_tokens + 1, state.prompt_tokens - 1)
     if source is None or prefill is None or tokens < 1 or state.prompt_logprobs:
-        return None  # with the last of these a prompt is computed whatever is cached
+        return None  # from here on a prompt is computed whatever is cached
     if parts.pairs.avoid((source.worker_id, prefill.worker_id)):
         parts.metrics.prefix_pull("avoided")
         return None
@@ -39,7 +39,7 @@ def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> P
 
 
 class Prefix:
-    """The beginning of one attempt's prompt, at its source. A StreamListener, until the prefill has ended."""
+    """The beginning of one attempt's prompt, at its source. A StreamListener until the prefill has ended."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Prefix:
         self._stream: WorkerStream | None = None
         self._on_lost: Callable[[str], None] | None = None  # set while the prefill may wait or pull
         self._saved = False
-        self._outcome = ""  # as it was counted
+        self._outcome = ""  # as counted
 
     @property
     def source(self) -> worker_pb2.Source:
-        """The source that the prefill worker is told."""
+        """The source that the prefill worker is given."""
         return worker_pb2.Source(
             worker_id=self._worker.worker_id,
             address=self._worker.address,
@@ -82,14 +82,14 @@ class Prefix:
         self._pool.reach(self._worker, self._reached)
 
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the prefill worker has it: there is nothing left at the source."""
+        """Note that the prefill worker has it: nothing is left at the source."""
         self._state.timings.prefix_loaded = time.monotonic()
         self._state.timings.prefix = admitted
         self._count("loaded", admitted.tokens)
         self._pairs.passed(self._pair)
 
     def over(self, failure: Failure | None) -> None:
-        """Note the end of the prefill. Where that could not get it, these two are not tried for a while."""
+        """Note the end of the prefill. If it could not get the KV, avoid this pair of workers for a while."""
         if failure is None:
             self._count("late")
         elif failure.trouble is Trouble.PREFIX and self._count("failed"):
@@ -106,7 +106,7 @@ class Prefix:
 
     def _reached(self, stream: WorkerStream | WorkerUnreachable) -> None:
         if self._on_lost is None:
-            return  # the prefill has ended before the source was connected
+            return  # the prefill ended before the source was connected
         if isinstance(stream, WorkerUnreachable):
             self.on_lost(str(stream))
             return
@@ -130,7 +130,6 @@ class Prefix:
             self._count(outcome)
 
     def _count(self, outcome: str, tokens: int = 0) -> bool:
-        """Count how it went, once."""
         if self._outcome:
             return False
         self._outcome = outcome
@@ -163,7 +162,7 @@ class Prefix:
         self._answered("not_cached" if failed.code == worker_pb2.Failed.CODE_HANDOFF else "refused")
 
     def on_lost(self, message: str) -> None:
-        """Note that the source is gone: before it had saved, the prefill worker hears of that itself."""
+        """Note that the source is gone; if it had not saved, the prefill worker hears of that itself."""
         if self._saved and self._on_lost is not None:
             self._on_lost(message)
         elif not self._saved:

@@ -1,4 +1,4 @@
-"""The suspects of a router: requests under which an engine failed are tried alone, one after the other.
+"""Try a router's suspects, requests under which an engine failed, alone and one after the other.
 
 Of suspects that come together, the one with the shortest trial goes first; a long one waits only for suspects
 that come soon after it. A router tries all its suspects on one worker while that works, so that few other
@@ -23,8 +23,8 @@ from baton.services.router.state import RequestState
 STEP_COSTS = 16  # generating one token costs as much as computing this many
 A_SECOND = 1000  # per this many tokens, suspects that come up to a second later go first
 MOST_S = 3.0  # but none that comes later than this
-KEPT_S = 30.0  # after a trial, how long its worker is used for the next one
-# After this, the next suspect goes to its worker, too, and waits there if need be: a worker lets suspects in
+KEPT_S = 30.0  # how long after a trial its worker is used for the next one
+# After this, the next suspect goes to its worker too, and waits there if need be: a worker lets suspects in
 # one at a time, and sends back a long one for which another waits. Some trials have not even begun by then,
 # because a grammar compiles or there is no room.
 TURN_S = 2.0
@@ -44,14 +44,13 @@ class Quarantine:
 
     @property
     def more(self) -> bool:
-        """Return whether another suspect waits."""
         return bool(self._waiting)
 
     def worker_for(self, placement: Placement, state: RequestState) -> scheduler_pb2.Worker | None:
         """Return the worker on which suspects are currently tried, if it can take this one.
 
-        Without a placement there, it must have the request's weights and adapter. It must not have just
-        failed this one, unless no other is there.
+        The worker must have the request's weights and adapter, though it has no placement there. It must not
+        have just failed this request, unless there is no other.
         """
         worker = self._worker
         if worker is None or time.monotonic() > self._until or worker.worker_id in state.excluded:

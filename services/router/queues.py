@@ -1,7 +1,8 @@
-"""The requests of one class that wait in a router: tenants take turns, and so do the clients of each.
+"""Queue the waiting requests of one class: tenants take turns, and so do the clients of each.
 
-The turns of tenants are stride scheduling (Waldspurger and Weihl, 1995): the next is the one that has gone
-the least way, and each turn takes it 1/weight further; one that was not waiting begins where the others are.
+Tenants take turns by stride scheduling (Waldspurger and Weihl, 1995): the next is the one with the lowest
+position, and each turn moves it 1/weight further; a tenant that was not waiting joins at the others'
+position.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from baton.services.router.state import Party
 
 
 class Turn(asyncio.Event):
-    """One request's turn: set while it has it. It may be taken away by one that goes before."""
+    """One request's turn, set while it has it. A request with precedence may take it away."""
 
 
 class _Tenant:
-    """The requests of one tenant that wait, by client; the next in turn first."""
+    """The waiting requests of one tenant, by client; the next in turn first."""
 
     def __init__(self) -> None:
         self.weight = 1
@@ -28,7 +29,6 @@ class _Tenant:
 
     @property
     def first(self) -> Turn:
-        """The turn of the request that is next."""
         return next(iter(next(iter(self.clients.values()))))
 
     def before(self, client: str) -> int:
@@ -38,27 +38,26 @@ class _Tenant:
 
 
 class ClassQueue:
-    """The requests of one class that wait."""
+    """The waiting requests of one class."""
 
     def __init__(self, service: ServiceClass) -> None:
         self.service = service
         self.waiting = 0
-        self.placed = 0  # requests of the class that were admitted and are not over
-        self.since = 0.0  # on the clock: it waits, or has last been placed
-        self.owed_until = 0.0  # on the clock; while it goes before others
-        self.rests_until = 0.0  # on the clock; before it does so again
+        self.placed = 0  # unfinished requests of the class that were admitted
+        self.since = 0.0  # clock time when it began to wait, or was last placed
+        self.owed_until = 0.0  # clock time until which it goes before others
+        self.rests_until = 0.0  # clock time until which it may not do so again
         self._tenants: dict[str, _Tenant] = {}
-        self._way = 0.0  # of the tenant that had the last turn
+        self._way = 0.0  # position of the tenant that had the last turn
 
     @property
     def first(self) -> Turn:
-        """The turn of the request that is next: of the tenant that is behind."""
+        """The turn of the next request, from the tenant with the lowest position."""
         return min((one for one in self._tenants.values() if one.waiting), key=lambda one: one.way).first
 
     def join(self, party: Party, turn: Turn) -> None:
-        """Let a request wait."""
         tenant = self._tenants.setdefault(party.tenant, _Tenant())
-        if not tenant.waiting:  # what it did not use is not saved up
+        if not tenant.waiting:  # unused turns are not saved up
             tenant.way = max(tenant.way, self._way)
         tenant.weight = party.weight
         tenant.clients.setdefault(party.client, OrderedDict())[turn] = None
@@ -66,7 +65,7 @@ class ClassQueue:
         tenant.waiting += 1
 
     def leave(self, party: Party, turn: Turn) -> None:
-        """Let a request go, which may have had its turn."""
+        """Remove a request, which may have had its turn."""
         tenant = self._tenants[party.tenant]
         turns = tenant.clients[party.client]
         del turns[turn]
@@ -81,7 +80,7 @@ class ClassQueue:
         tenant.waiting -= 1
 
     def before(self, party: Party) -> float:
-        """Return how many go before the client's next one."""
+        """Return how many requests go before the client's next one."""
         mine = self._tenants.get(party.tenant)
         own = mine.before(party.client) if mine is not None else 0
         others = (tenant for name, tenant in self._tenants.items() if name != party.tenant)

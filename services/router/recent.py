@@ -1,4 +1,4 @@
-"""The last and the slowest finished requests of a router, for people who look: bounded, and gone with it."""
+"""Keep a router's last and slowest finished requests in memory, in bounded number, for operators."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from baton.services.router.record import Record
 LAST = 200
 SLOWEST = 50
 WINDOW_S = 900.0
-_PART_S = 60.0  # the slowest are kept by the minute: an old one leaves room for those that it was ahead of
+_PART_S = 60.0  # the slowest are kept by the minute, so that an old one makes room for others
 
 
 class Recent:
-    """Records of finished requests. One writer; readers get lists of their own. For one event loop."""
+    """Records of finished requests. One writer; readers get their own lists. For one event loop."""
 
     def __init__(
         self, last: int = LAST, slowest: int = SLOWEST, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keep the `last` ones, and the `slowest` of each minute of the last quarter of an hour."""
+        """Keep the `last` records, and the `slowest` of each minute of the last quarter of an hour."""
         self._clock = clock
         self._last: deque[Record] = deque(maxlen=last)
         self._most = slowest
-        # Of each minute, a heap: its least slow one is first. The number settles a draw.
+        # A heap per minute, its fastest record first. The number breaks ties.
         self._slow: deque[tuple[float, list[tuple[float, int, Record]]]] = deque()
         self._numbers = count()
 
     def add(self, record: Record) -> None:
-        """Take one more. A few comparisons, for any but the slowest."""
+        """Add a record. Costs a few comparisons, except for the slowest."""
         self._last.append(record)
         now = self._clock()
         self._forget(now)
@@ -50,13 +50,13 @@ class Recent:
         return found[:n]
 
     def slowest(self, n: int = SLOWEST) -> list[Record]:
-        """Return the `n` slowest to their first token of the last quarter of an hour, the slowest first."""
+        """Return the `n` slowest to their first token in the last quarter of an hour, slowest first."""
         self._forget(self._clock())
         entries = heapq.nlargest(min(n, self._most), (entry for _, heap in self._slow for entry in heap))
         return [record for _, _, record in entries]
 
     def find(self, request_id: str) -> Record | None:
-        """Return the latest record with this id, the one of logs or the one that the client got."""
+        """Return the latest record with this id, either the one in logs or the client's."""
         kept: Iterator[Record] = (
             one
             for records in (self.last(), self.slowest())

@@ -1,4 +1,4 @@
-"""A finished request as one immutable record, for the log, the traces and whoever looks."""
+"""Describe a finished request as one immutable record, for the log, traces and operators."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class AttemptRecord:
 
     number: int
     prefill_worker: str
-    decode_worker: str  # the same one where it did both
+    decode_worker: str  # the same one if it did both
     epoch_s: float  # placed, seconds since 1970
-    trouble: str  # by which it failed; empty if it did not
+    trouble: str  # why it failed; empty if it did not
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A request that is over. Moments of stages and events are time.monotonic; see `at_s`."""
+    """A finished request. Moments of stages and events are time.monotonic; see `at_s`."""
 
     request_id: str  # as in logs, at workers and at the scheduler
     response_id: str  # as its client knows it: `id` in the response
@@ -37,16 +37,16 @@ class Record:
     service: str  # its class
     model: str
     outcome: str
-    status: int  # HTTP; 0 where no response was sent
+    status: int  # HTTP; 0 if no response was sent
     streams: bool
     prompt_tokens: int
     output_tokens: int
     arrived: float
     ended: float
-    first_token_s: float  # from the arrival to the first token, or its first byte in a stream; 0: had none
-    client_s: float  # writing the response waited for its client to read
-    clock_s: float  # from time.monotonic to seconds since 1970
-    method: str  # of speculation
+    first_token_s: float  # arrival to first token, or its first byte in a stream; 0 without one
+    client_s: float  # how long writing the response waited for its client to read
+    clock_s: float  # add to time.monotonic for seconds since 1970
+    method: str  # speculation's
     draft_steps: int
     drafted_tokens: int
     accepted_tokens: int
@@ -58,17 +58,15 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """Whether its client got an error."""
         return self.outcome in _FAILED or self.status >= 500
 
     @property
     def slowness_s(self) -> float:
-        """The time to first token; of a request without one, all its time."""
+        """The time to first token; for a request without one, all its time."""
         return self.first_token_s or self.ended - self.arrived
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """All stages."""
         return self.to_first_token + self.later
 
     @property
@@ -140,7 +138,7 @@ class Record:
 
 
 def record_of(state: RequestState) -> Record:
-    """Return the record of a request that is over, and whose response is sent."""
+    """Return the record of a request that is over and whose response is sent."""
     http, spent = state.http, state.spent
     troubles = {one.attempt: one.attributes["trouble"] for one in state.events if one.name == "failed"}
     clock_s = time.time() - time.monotonic()

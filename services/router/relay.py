@@ -1,4 +1,4 @@
-"""One request's life: placed, prefilled on one worker, decoded on another, resumed when one of them fails.
+"""Carry a request through its life: placed, prefilled, decoded, resumed if a worker fails.
 
 One asyncio task per request goes from placement to placement. Tokens do not wake it: the worker's stream
 calls the leg, and the leg calls the front end.
@@ -40,16 +40,16 @@ from baton.services.router.recovery import (
 from baton.services.router.sink import FrontEnd, OutputSink
 from baton.services.router.state import RequestState
 
-# Seconds for which a request that resumes looks for room without the workers that failed it.
+# Seconds for which a resuming request looks for room without the workers that failed it.
 EXCLUDED_S = 3.0
 
 log = logging.getLogger(__name__)
 
 
 class Relay:
-    """Carries one request from its first placement to its last token.
+    """Carry one request from its first placement to its last token.
 
-    `start()` begins; it ends by itself, or by `abort()` or `end()`. `on_over` is called once then.
+    `start()` begins; it ends by itself, or by `abort()` or `end()`. Then `on_over` is called once.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Relay:
         self._placement: Placement | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
-        self._retries = 0  # placements without progress, since the last one that made some
-        self._give_up = 0.0  # time.monotonic: the end of these
+        self._retries = 0  # placements in a row without progress
+        self._give_up = 0.0  # time.monotonic: when to give up on these
         self._full: set[str] = set()  # workers without room for it, in these placements
         self._closed = False
         self._admitted = False
@@ -96,7 +96,7 @@ class Relay:
             return
         self.state.outcome = "abort"
         self._abort_workers()
-        # Both here too: a task that is cancelled before its first step runs no `finally`.
+        # Needed here too: a task that is cancelled before its first step runs no `finally`.
         self.close()
         self._sink.close()
         task, self._task = self._task, None  # its exception's frames hold the relay
@@ -168,7 +168,7 @@ class Relay:
 
     @property
     def placement(self) -> Placement:
-        """The current one. Raises RuntimeError before the first."""
+        """The current placement. Raises RuntimeError before the first."""
         if self._placement is None:
             raise RuntimeError(f"request {self.state.request_id} was not placed")
         return self._placement
@@ -198,31 +198,33 @@ class Relay:
             await self._avoid_pair(suspects, service)
 
     def _apart(self) -> bool:
-        """Tell whether the placement's two workers do not reach each other, as far as is known."""
+        """Return whether the placement's two workers are known not to reach each other."""
         prefill, decode = self.placement.prefill, self.placement.decode
         return prefill is not None and self._pairs.avoid((prefill.worker_id, decode.worker_id))
 
     async def _avoid_pair(self, suspects: set[str], service: ServiceClass) -> None:
-        """Change a placement that nobody was told of: to another pair, or else to its decode worker alone."""
+        """Replace a placement that no worker knows yet: by another pair, or else its decode worker alone."""
         prefill = self.placement.prefill
         if prefill is not None and self.state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
             try:
                 others = suspects | {prefill.worker_id}
                 another = await self._placements.place(self.state, others, service)
             except NotAdmitted:
-                self._hold_on()  # no other worker can prefill it now: the decode worker can
+                self._hold_on()  # no other worker can prefill it now, but the decode worker can
             else:
                 self._report("retried")
                 self._placement = another
                 self.state.placed_instead(another)
                 if not self._apart():
                     return
-        self._placements.prefilled(self.placement.attempt)  # nothing is: another request may have the room
+        self._placements.prefilled(
+            self.placement.attempt
+        )  # nothing is prefilled there: another request may have the room
         self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
         self.state.placed_instead(self.placement)
 
     async def _recover(self, failure: Failure) -> None:
-        """Leave `self._placement` as one that can be tried. Raises RequestFailed when there is none."""
+        """Leave `self._placement` as one that can be tried. Raises RequestFailed if there is none."""
         state = self.state
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
@@ -241,7 +243,7 @@ class Relay:
                 f"(router.max_attempts): {failure.message}",
                 retry_after_s=1.0,
             )
-            error.final = state.suspicion.suspect  # the same request may well kill the next ones
+            error.final = state.suspicion.suspect  # the same request may well kill the next workers
             raise error
         if state.suspicion.suspect:
             self._abort_workers()
@@ -259,7 +261,7 @@ class Relay:
             try:
                 await self._place(state.service)
             except NotAdmitted:
-                self._hold_on()  # no other worker can prefill it now: the decode worker can
+                self._hold_on()  # no other worker can prefill it now, but the decode worker can
             else:
                 return
         self._compute_here()
@@ -272,19 +274,19 @@ class Relay:
     def _without_prefix(self) -> None:
         """Keep the placement, but have its prefill worker compute the prompt from its beginning."""
         self.state.without_prefix()
-        self.state.epoch += 1  # a worker takes none twice
+        self.state.epoch += 1  # a worker does not take the same epoch twice
         self._placement = replace(self.placement, source=None)
 
     def _compute_here(self) -> None:
-        """Keep the placement, but have its decode worker prefill, too.
+        """Keep the placement, but have its decode worker prefill too.
 
-        A worker takes no epoch twice: the attempt goes on under the next one.
+        A worker does not take the same epoch twice, so the attempt goes on under the next one.
         """
         self._metrics.recomputed()
         self.state.recomputes()
         self.state.epoch += 1
         self._stop_prefill()
-        self._placements.prefilled(self.placement.attempt)  # by the prefill worker, nothing is any more
+        self._placements.prefilled(self.placement.attempt)  # the prefill worker prefills nothing any more
         self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
 
     def _stop_prefill(self) -> None:
@@ -295,13 +297,13 @@ class Relay:
     async def _place_again(self) -> None:
         """Get the next epoch's placement. Wait for room, and for workers that come back.
 
-        Raises AttemptsExhausted when that takes too long, and when no worker alive could ever take it.
+        Raises AttemptsExhausted if that takes too long, or if no live worker could ever take it.
         """
         state = self.state
         self._abort_workers()
         self._report(
             "retried"
-        )  # its worker may be well: what was booked there must not keep it from going back
+        )  # its worker may be well: its booking must not keep the request from going back
         because = self._last_failure
         within = f" within {self._replace_wait_s:g} s (router.replace_wait_s)"
         while time.monotonic() <= self._give_up:
@@ -317,8 +319,9 @@ class Relay:
                     within = ""
                     break
                 if not error.waiting_helps or error.why is Why.FULL:
-                    # No other is alive, or has had room for long. A worker that failed it may work again: a
-                    # connection can break alone. And whoever resumes is waited for by all that come after.
+                    # No other worker is alive or has had room for long. A worker that failed it may work
+                    # again, as a connection can break alone. And later requests queue behind one that
+                    # resumes.
                     state.excluded.clear()
         raise AttemptsExhausted(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
@@ -330,7 +333,7 @@ class Relay:
         state = self.state
         worker = self._quarantine.worker_for(self.placement, state)
         if worker is not None and self._pool.opened(worker.worker_id) is not None:
-            state.epoch += 1  # no worker takes an epoch twice; bookings stay
+            state.epoch += 1  # a worker does not take the same epoch twice; bookings stay
             await asyncio.sleep(backoff_s(self._retries))
         else:
             await self._place_again()
@@ -403,7 +406,6 @@ class Relay:
 
     @property
     def _prefiller_id(self) -> str:
-        """The worker that prefills the prompt in this placement."""
         return (self.placement.prefill or self.placement.decode).worker_id
 
     def _first_token(self) -> None:
@@ -413,7 +415,6 @@ class Relay:
     # -- for the legs (Owner)
 
     def grow(self) -> bool:
-        """Get the output more room in the journal. Return False when there is none: the request has ended."""
         try:
             self._journal.grow(self.state)
         except Overloaded as error:

@@ -1,6 +1,6 @@
-"""One model as a router serves it: a view of its cluster, streams to its workers, a front end.
+"""Serve one model in a router: a view of its cluster, streams to its workers, a front end.
 
-A router has one of these for each model. What it has once is in `Shared`.
+A router has one of these for each model. `Shared` holds what it has only once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Served:
-    """The parts of a router that are one model's."""
+    """One model's parts of a router."""
 
     model: Model
     scheduler: SchedulerClient
@@ -59,7 +59,7 @@ class Served:
     parts: RelayParts
     client: RelayClient
     llm: frontend.RelayLLM
-    args: Namespace  # of vLLM's app
+    args: Namespace  # vLLM's app's
 
     async def app(self) -> frontend.ModelApp:
         """Build vLLM's app."""
@@ -74,7 +74,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     """Follow a model's cluster inside the block, and take requests to it.
 
-    The `first` model's scheduler says what this process logs. Raises ConfigError and StartError, one line.
+    The `first` model's scheduler sets this process's log level. Raises ConfigError and StartError, one line.
     """
     own, router, metrics = model.settings.scheduler, model.settings.router, shared.metrics
     scheduler = SchedulerClient(own.address, router_id=shared.router_id, policy=own.policy)
@@ -131,5 +131,5 @@ async def served(
 
 
 async def _learn(llm: frontend.RelayLLM, cluster: ClusterView) -> None:
-    """Take the model's limits from the first ready worker. The configuration's count until then."""
+    """Take the model's limits from the first ready worker; until then the configuration's apply."""
     llm.learn(await cluster.first_capacity())

@@ -1,4 +1,4 @@
-"""The way of one request's outputs to the front end: in order, and on the front end's clock."""
+"""Deliver one request's outputs to the front end: in order, and on the front end's clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FrontEnd(Protocol):
         """Take an output under the front end's own request id."""
 
     def deliver_first(self, output: Any) -> None:
-        """Take an output that the client is to have at once: its first, or the first after a pause."""
+        """Take an output that the client must get at once: its first, or the first after a pause."""
 
     def finish(self, request_id: str, reason: str) -> None:
         """End a request without another token."""
@@ -25,16 +25,16 @@ class FrontEnd(Protocol):
         """End a request with an error."""
 
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Put a first output's times onto our clock.
+        """Convert a first output's times to our clock.
 
         Return when its engine queued and first scheduled the request, seconds; 0 if unknown.
         """
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Do the same for another engine's output, and take from it what the front end knows already."""
+        """Do the same for another engine's output, and remove what the front end already knows."""
 
     def watch(self, request_id: str, received: float) -> None:
-        """Measure the way of a streamed response's next piece, of an output that came here `received`."""
+        """Time the next piece of a streamed response, from an output that arrived here at `received`."""
 
 
 def _nothing() -> None:
@@ -53,7 +53,7 @@ class OutputSink:
         self._state = state
         self._front_end = front_end
         self._on_first_token = on_first_token
-        self._has_token = False  # the front end
+        self._has_token = False  # whether the front end has one
         self._held: Any = None  # an output that is delivered before the next one
         self.deliver = self._deliver_first
 
@@ -67,17 +67,16 @@ class OutputSink:
         return self._front_end.first_output(output, clock_offset_s)
 
     def watch(self, received: float) -> None:
-        """Measure the front end's part of an output that came here `received`."""
+        """Measure the front end's part of an output that arrived here at `received`."""
         self._front_end.watch(self._state.frontend_id, received)
 
     def hold(self, output: Any) -> None:
-        """Keep an output back until the next one is delivered, or the request ends well."""
+        """Hold an output back until the next one is delivered, or the request ends well."""
         self._release()
         self._held = output
         self.deliver = self._deliver_first
 
     def finish(self, reason: str) -> None:
-        """End the request without another token."""
         self._release()
         self._front_end.finish(self._state.frontend_id, reason)
 
@@ -86,7 +85,7 @@ class OutputSink:
         self._front_end.fail(self._state.frontend_id, error)
 
     def close(self) -> None:
-        """Let go of the relay, which holds this sink, and of an output that is held back; no more will come.
+        """Let go of the relay, which holds this sink, and of any held output; no more will come.
 
         Otherwise each request would leave a cycle of references, and its prompt and tokens would stay in
         memory until the garbage collector runs.

@@ -1,4 +1,4 @@
-"""A router's state of one request."""
+"""Hold a router's state of one request."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from baton.services.router.recovery import Failure, Suspicion, Toll
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
 
-TOKEN_BYTES = 5  # of a journal: array("I") has 4 a token, and grows by an eighth at a time
-REQUEST_BYTES = 4096  # of a journal: the objects around a request's bytes and tokens
-KEY_BYTES = 40  # of a journal: the name of a block of the prompt
-LOGPROB_BYTES = 400  # of a journal: one log-probability as vLLM's front end keeps it until the request's end
-ROOM_TOKENS = 256  # by which a request's room in the journal grows
-# Attempts, and events, of which the moments are kept: a request that loses its worker again and again, with
-# progress in between, has no bound of its own.
+TOKEN_BYTES = 5  # journal size; array("I") has 4 a token, and grows by an eighth at a time
+REQUEST_BYTES = 4096  # journal size of the objects around a request's bytes and tokens
+KEY_BYTES = 40  # journal size of the name of a block of the prompt
+LOGPROB_BYTES = 400  # journal size of a log-probability in vLLM's front end
+ROOM_TOKENS = 256  # step in which a request's room in the journal grows
+# Attempts, and events, whose moments are kept: a request that loses its worker again and again, with progress
+# in between, has no bound of its own.
 KEPT = 16
 
 
 class Party(NamedTuple):
-    """The sender of a request, among those that take turns when requests wait."""
+    """The sender of a request, for taking turns when requests wait."""
 
     tenant: str = ""
-    client: str = ""  # of the tenant's
-    weight: int = 1  # turns of the tenant, where another of weight 1 gets one
+    client: str = ""  # the tenant's client
+    weight: int = 1  # turns of the tenant for each turn of one with weight 1
 
     @property
     def number(self) -> int:
@@ -47,7 +47,7 @@ NOBODY = Party()
 
 @dataclass(slots=True)
 class RequestState:
-    """One request, over all of its attempts. It holds all that any worker needs to resume it.
+    """One request, over all of its attempts, with everything that any worker needs to resume it.
 
     Invariants: `tokens` only grows, and every token in it was handed to the front end exactly once. `epoch`
     only grows, and no two Starts of one phase carry the same one. `len(tokens) <= budget`. Its memory stays
@@ -55,44 +55,44 @@ class RequestState:
     set.
     """
 
-    request_id: str  # on the wire: what workers and scheduler call it
-    frontend_id: str  # what the front end calls it
+    request_id: str  # its id on the wire, for workers and scheduler
+    frontend_id: str  # its id at the front end
     engine_request: bytes  # the original prompt and sampling parameters, the same in every attempt
     prompt_tokens: int
-    max_tokens: int  # of output, as asked for
+    max_tokens: int  # output tokens asked for
     max_model_len: int
     deadline: float  # time.monotonic, seconds
-    logprobs: int = 0  # kept with each output token
+    logprobs: int = 0  # number kept with each output token
     prompt_logprobs: int = 0  # number kept for the whole prompt
     room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
     party: Party = NOBODY
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
     model: str = ""  # the name under which it is served
-    adapter: Adapter | None = None  # of LoRA
+    adapter: Adapter | None = None  # LoRA's
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements tried
     failures: Toll = field(default_factory=Toll)  # workers that failed it without much progress
     suspicion: Suspicion = field(default_factory=Suspicion)
     excluded: set[str] = field(default_factory=set)  # workers that failed it
-    prefill_workers: list[str] = field(default_factory=list)  # that were given the prompt, each once
-    decode_workers: list[str] = field(default_factory=list)  # that were given the decode, each once
-    model_fingerprint: str = ""  # of the weights of the last ones
-    method: str = ""  # of speculation, on the last of them
+    prefill_workers: list[str] = field(default_factory=list)  # workers that were given the prompt, each once
+    decode_workers: list[str] = field(default_factory=list)  # workers that were given the decode, each once
+    model_fingerprint: str = ""  # weights of the last of these
+    method: str = ""  # speculation on the last of these
     outcome: str = ""  # stop, length, repetition, abort, error or refused once it is over
-    waited_s: float = 0.0  # for room, before the first placement
-    response_id: str = ""  # what its client calls it
+    waited_s: float = 0.0  # time waiting for room before the first placement
+    response_id: str = ""  # its id for the client
     trace: TraceContext = field(default_factory=begin)
     http: HttpTimes = field(default_factory=HttpTimes)
-    taken: float = 0.0  # time.monotonic: from the front end
-    charged: float = 0.0  # time.monotonic: to its tenant; from then on it is in the waiting room
-    timings: Timings = field(default_factory=Timings)  # of the current attempt
-    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # of the last ones before it
+    taken: float = 0.0  # time.monotonic: when it came from the front end
+    charged: float = 0.0  # time.monotonic: charged to its tenant; from then on it is in the waiting room
+    timings: Timings = field(default_factory=Timings)  # the current attempt's
+    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # earlier attempts'
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
-    spent_before: Spent = field(default_factory=Spent)  # on the attempts before it
-    arrived: float = field(default_factory=time.monotonic)  # with its whole body
-    first_token: float = 0.0  # time.monotonic: the first one went to the front end
+    spent_before: Spent = field(default_factory=Spent)  # cost of the attempts before it
+    arrived: float = field(default_factory=time.monotonic)  # when its whole body had arrived
+    first_token: float = 0.0  # time.monotonic: the first token went to the front end
     ended: float = 0.0  # time.monotonic: it has its outcome
 
     @property
@@ -112,7 +112,6 @@ class RequestState:
 
     @property
     def over(self) -> bool:
-        """Whether the request has its outcome."""
         return bool(self.outcome)
 
     @property
@@ -122,7 +121,6 @@ class RequestState:
 
     @property
     def tokens_to_generate(self) -> int:
-        """The rest of the budget."""
         return max(0, self.budget - len(self.tokens))
 
     @property
@@ -140,7 +138,7 @@ class RequestState:
 
     @property
     def attempts_kept(self) -> tuple[Timings, ...]:
-        """The last attempts, in order, as far as their moments are kept; none before the first placement."""
+        """The last attempts in order, as far as their moments are kept; none before the first placement."""
         return (*self.before, self.timings) if self.attempts else ()
 
     @property
@@ -149,7 +147,7 @@ class RequestState:
         return self.spent_before + self.timings.spent()
 
     def placed(self, placement: Placement, asked: float) -> None:
-        """Begin another attempt, of which the placement was `asked` for then."""
+        """Begin another attempt, whose placement was requested at `asked`."""
         if self.attempts:
             self.before.append(self.timings)
         self.attempts += 1
@@ -173,7 +171,6 @@ class RequestState:
         )
 
     def failed(self, failure: Failure) -> None:
-        """Note that the attempt failed, and why."""
         now = self.timings.ended = time.monotonic()
         cause = {"trouble": failure.trouble.value, "worker": failure.worker_id, "message": failure.message}
         self.events.append(Event("failed", now, self.attempts, cause))
@@ -184,7 +181,7 @@ class RequestState:
         self._goes_on("without prefix", time.monotonic(), self.timings.prefiller)
 
     def recomputes(self) -> None:
-        """Note that the attempt goes on: its decode worker prefills, too."""
+        """Note that the attempt goes on: its decode worker prefills too."""
         timings = self.timings
         timings.recomputed = time.monotonic()
         timings.ended = 0.0
@@ -193,7 +190,6 @@ class RequestState:
         self._goes_on("recomputed", timings.recomputed, timings.decoder)
 
     def goes_alone(self, worker: scheduler_pb2.Worker) -> None:
-        """Record that the attempt goes on, alone on a worker."""
         timings = self.timings
         timings.recomputed = time.monotonic()
         timings.ended = 0.0

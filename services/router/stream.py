@@ -1,9 +1,9 @@
-"""The stream to one worker, closed when idle or lost.
+"""Manage the stream to one worker, which is closed when idle or lost.
 
-A stream is lost when it breaks, and when no message arrives for too long: workers send empty messages while
-they have no outputs, so that a worker that hangs, or a network that drops packets, is noticed like a crash.
+A stream is lost if it breaks, or if no message arrives for too long: workers send empty messages while they
+have no outputs, so a worker that hangs, or a network that drops packets, is noticed like a crash.
 
-No code here awaits per token, and no task is woken but the stream's one reader: it hands each output to the
+Nothing here awaits per token, and the only task woken is the stream's one reader: it hands each output to the
 request's listener by a direct call. One writer task per stream, as concurrent writes end a grpc.aio stream.
 """
 
@@ -31,30 +31,30 @@ from baton.tasks import spawn_apart
 
 log = logging.getLogger(__name__)
 
-MAX_UNSENT_STARTS = 1024  # of one worker; above it the worker counts as full
-CLOCK_DRIFT = 1e-4  # seconds a second: more than two hosts' clocks differ by
-_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs forget it
+MAX_UNSENT_STARTS = 1024  # per worker; above it the worker counts as full
+CLOCK_DRIFT = 1e-4  # seconds per second: more than two hosts' clocks differ by
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from its stubs
 IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
-CHECKS = 5  # of a stream, within the silence that makes it lost
-LAG_COUNTS_S = 0.25  # after its message: a stream that is behind has the next one within that time
+CHECKS = 5  # per stream, within the silence that makes it lost
+LAG_COUNTS_S = 0.25  # how long a lag counts: a stream that is behind has its next message sooner
 
 
-_NOTES = ("saved", "admitted", "shared", "failed")  # of a reply; each goes to its listener's on_...
+_NOTES = ("saved", "admitted", "shared", "failed")  # parts of a reply; each goes to its listener's on_...
 
 
 class StreamListener(Protocol):
-    """One request's part on one worker, as its stream sees it. The calls must not block."""
+    """One request's part on one worker, as seen by its stream. The calls must not block."""
 
     request_id: str
     epoch: int
 
     def on_output(self, output: Any, clock_offset_s: float) -> None:
-        """Take one engine step's output. The offset leads from the worker's monotonic clock to ours."""
+        """Take one engine step's output. The offset converts the worker's monotonic clock to ours."""
 
     def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        """Take a sample of the time between two tokens, before the output that ends it came here `received`.
+        """Take a sample of the time between two tokens, before the output that ends it, `received` here then.
 
-        engine_s: in the engine, since the output before; wire_s: on the way, beyond the quickest message's
+        engine_s: in the engine, since the previous output; wire_s: on the way, beyond the quickest message's
         """
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
@@ -87,20 +87,20 @@ class WorkerStream:
         self.address = worker.address
         self._decode_outputs = decode_outputs
         self._on_end = on_end
-        self._listeners: dict[str, StreamListener] = {}  # by attempt_id: no message reaches another attempt
-        self._pulls: dict[str, Callable[[str], None]] = {}  # by request id: told when the saved KV is lost
+        self._listeners: dict[str, StreamListener] = {}  # keyed by attempt_id, so that no other attempt hears
+        self._pulls: dict[str, Callable[[str], None]] = {}  # keyed by request id: called if saved KV is lost
         self._unsent: deque[worker_pb2.RunRequest] = deque()
         self._unsent_starts = 0
         self._work = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
-        # From the worker's clock to ours, by the quickest message: so it includes that one's way.
+        # Offset from the worker's clock to ours by the quickest message, including its travel time.
         self.clock_offset_s = math.inf
-        self.put_out_at = 0.0  # the last outputs, by the worker's engine, on our clock
+        self.put_out_at = 0.0  # when the worker's engine put the last outputs out, on our clock
         self._gap = GapSampler()
         self._last_sent_at = 0.0  # the worker's clock
-        self._heard = True  # since the last check
+        self._heard = True  # a message came since the last check
         self._silent_checks = 0
         self.ended = False
         self.speculative_method = ""  # the worker's drafter; empty without speculation
@@ -150,7 +150,7 @@ class WorkerStream:
         return ""
 
     def begin(self, listener: StreamListener, start: worker_pb2.Start) -> bool:
-        """Send `start`, its outputs to `listener`. Return False when the stream has ended or is clogged."""
+        """Send `start`; outputs go to `listener`. Return False if the stream has ended or is clogged."""
         if self.ended or self._unsent_starts >= MAX_UNSENT_STARTS:
             return False
         if self._idle_timer is not None:
@@ -162,7 +162,7 @@ class WorkerStream:
         return True
 
     def forget(self, listener: StreamListener) -> None:
-        """Drop all later messages for this listener. Harmless when it was removed already."""
+        """Drop all later messages for this listener. Idempotent."""
         key = attempt_id(listener.request_id, listener.epoch)
         if self._listeners.get(key) is listener:
             del self._listeners[key]
@@ -170,7 +170,7 @@ class WorkerStream:
 
     @contextlib.contextmanager
     def watch_pull(self, request_id: str, on_lost: Callable[[str], None]) -> Iterator[None]:
-        """Call `on_lost` if this worker is lost inside the block, while the KV that it saved is pulled."""
+        """Call `on_lost` if this worker is lost inside the block, while its saved KV is pulled."""
         if self.ended:
             on_lost("its stream has ended")
         self._pulls[request_id] = on_lost
@@ -186,11 +186,11 @@ class WorkerStream:
             self._send(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
 
     def lag_s(self, now: float) -> float:
-        """Return how late this stream is read, seconds; 0 when its last message is too old to tell."""
+        """Return how late this stream is read, in seconds; 0 if its last message is too old to tell."""
         return self._lag_s if now < self._read_at + LAG_COUNTS_S else 0.0
 
     def check_silence(self, silence_s: float) -> None:
-        """Give the stream up when it was silent for `silence_s`. To be called CHECKS times within that.
+        """Give the stream up if it was silent for `silence_s`. Call it CHECKS times within that time.
 
         Checks are counted, not seconds: while this process itself is suspended, messages stay unread through
         no fault of the worker's.
@@ -266,7 +266,7 @@ class WorkerStream:
                     getattr(listener, f"on_{kind}")(note)
 
     def _note_lag(self, sent_at: float, offset_s: float) -> None:
-        """Compare with the quickest message so far, and let that fade, as hosts' clocks drift apart."""
+        """Compare with the quickest message so far, which fades, as hosts' clocks drift apart."""
         faded = self.clock_offset_s + CLOCK_DRIFT * max(0.0, sent_at - self._last_sent_at)
         self._last_sent_at = sent_at
         self.clock_offset_s = min(faded, offset_s)

@@ -1,6 +1,6 @@
-"""A router's requests within the limits of their tenants: admitted, charged, counted.
+"""Keep a router's requests within their tenants' limits: admit, charge, count.
 
-`services/tenants` knows the limits and nothing of requests; here its refusals become a client's 429.
+`services/tenants` knows the limits but not requests; here its refusals become a client's 429.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from baton.tasks import stop
 async def open_tenancy(
     settings: Settings, router_id: str, metrics: RouterMetrics, store_password: str
 ) -> AsyncIterator[Tenancy]:
-    """Yield the tenancy that the settings ask for; until the end it follows its keys and shares limits.
+    """Yield the tenancy of these settings; until the end it follows its keys and shares limits.
 
-    store_password: of router.keys_store, where it is not in the URL. Raises ConfigError.
+    store_password: of router.keys_store, if it is not in the URL. Raises ConfigError.
     """
     router, topic = settings.router, settings.scheduler.topic
     shared = SharedStore(router.keys_store, topic, store_password) if router.keys_store else None
@@ -57,7 +57,7 @@ async def open_tenancy(
 
 
 class Tenancy:
-    """Admits the requests of one router. Without a keyring its keys, if it needs any, have no tenants."""
+    """Admit the requests of one router. Without a keyring its keys, if it needs any, have no tenants."""
 
     def __init__(self, quotas: Quotas, metrics: RouterMetrics, keyring: Keyring | None = None) -> None:
         self.keyring = keyring
@@ -74,17 +74,17 @@ class Tenancy:
         return TenantRequest(self, visit)
 
     def refusal(self, caller: Caller, error: OverLimit) -> RateLimited:
-        """Count a refusal, and return it as the client gets it."""
+        """Count a refusal, and return it in the client's form."""
         self._metrics.tenants.refused(caller.tenant, error.limit)
         return RateLimited(str(error), error.limit, error.retry_after_s)
 
     def used(self, caller: Caller, state: RequestState) -> None:
-        """Count the tokens of a sequence that is over."""
+        """Count the tokens of a finished sequence."""
         self._metrics.tenants.used(caller.tenant, state.prompt_tokens, len(state.tokens))
 
 
 class TenantRequest:
-    """One HTTP request that was admitted. To be left when its response is over."""
+    """One admitted HTTP request. Leave it when its response is over."""
 
     def __init__(self, tenancy: Tenancy, visit: Visit) -> None:
         self.caller = visit.caller
@@ -99,12 +99,12 @@ class TenantRequest:
             raise self._tenancy.refusal(self.caller, error) from None
 
     def settle(self, state: RequestState) -> None:
-        """Charge a sequence that is over with what it used: nothing if no worker was given it."""
+        """Charge a finished sequence with what it used: nothing if no worker was given it."""
         used = state.prompt_tokens + len(state.tokens) if state.attempts else 0
         self._visit.settle(state.request_id, used)
         if used:
             self._tenancy.used(self.caller, state)
 
     def leave(self) -> None:
-        """Give back what a request holds while it is under way."""
+        """Give back what a request holds while it runs."""
         self._visit.leave()

@@ -1,4 +1,4 @@
-"""A request's time as stages, derived from its moments. Plain functions, called once or twice a request.
+"""Divide a request's time into stages, derived from its moments, once or twice a request.
 
 The stages to the first token follow one another without a gap, so their sum is the time to first token:
 
@@ -8,19 +8,19 @@ The stages to the first token follow one another without a gap, so their sum is 
     render    vLLM's front end: chat template, tokenizer
     wait      in the waiting room, until the placement that succeeds is asked for
     place     that call; within it `schedule`, the scheduler's own part
-    fetch     at a worker that holds the prompt's beginning, until it has saved that, or not; at most until
+    fetch     at a worker that holds the prompt's beginning, until it has saved it, or not; at most until
               the prefill's engine has the request queued without it
     send      to the worker, until its engine has it queued
     queue     in the engine, until its first step; within it `prefix`, the load of what was fetched
     prefill   from there to the first token
     reply     its way back to the router
-    hold      in the router, where the decode worker could not go on at once
+    hold      in the router, if the decode worker could not go on at once
     deliver   vLLM's front end again, until the first byte of a stream is with the client's socket
     lost      an attempt that failed before it had a token
-    other     between two moments that are known, where one between them is not
+    other     between two known moments, if one between them is unknown
 
-What follows overlaps with `deliver`: `handoff` with its parts, `decode.first` (from the loaded KV cache to
-the first token of the decode worker), `decode`, `end` (from the last token to the response's end).
+Later stages overlap with `deliver`: `handoff` with its parts, `decode.first` (from the loaded KV cache to the
+first token of the decode worker), `decode`, `end` (from the last token to the response's end).
 """
 
 from __future__ import annotations
@@ -57,19 +57,18 @@ class Stage(NamedTuple):
     name: str
     begin: float
     end: float
-    process: Process = ROUTER  # that spent it
+    process: Process = ROUTER  # where it was spent
     attempt: int = 0  # 0: of the request itself
-    within: str = ""  # the stage of the same attempt of which it is a part
+    within: str = ""  # the stage of the same attempt that contains it
     attributes: Mapping[str, Any] = _NONE
 
     @property
     def seconds(self) -> float:
-        """Its duration."""
         return self.end - self.begin
 
 
 class _Way:
-    """Stages that follow one another: each begins where the one before it ended."""
+    """Consecutive stages: each begins where the one before it ended."""
 
     def __init__(self, begin: float) -> None:
         self.at = begin
@@ -84,11 +83,11 @@ class _Way:
         attempt: int = 0,
         attributes: Mapping[str, Any] = _NONE,
     ) -> None:
-        """Add the stage that ended then; where that is not known it is a part of `other`."""
+        """Add the stage that ended at `end`; if that is unknown the time becomes part of `other`."""
         if not end:
             self._skipped = True
             return
-        end = max(end, self.at)  # clocks of two machines are compared: they may be a little apart
+        end = max(end, self.at)  # clocks of two machines are compared, which may be a little apart
         if self._skipped:
             name, process, attributes, self._skipped = "other", ROUTER, _NONE, False
         self.stages.append(Stage(name, self.at, end, process, attempt, "", attributes))
@@ -119,7 +118,7 @@ def to_first_token(state: RequestState) -> list[Stage]:
 
 
 def other_stages(state: RequestState) -> list[Stage]:
-    """Return the stages of a request that is over which `to_first_token` leaves out, by attempt."""
+    """Return the stages of a finished request that `to_first_token` leaves out, by attempt."""
     stages: list[Stage] = []
     attempts = state.attempts_kept
     for index, attempt in enumerate(attempts):
@@ -147,7 +146,7 @@ def seconds_by_stage(stages: Iterable[Stage]) -> dict[str, float]:
 
 
 def _attempt_to_token(way: _Way, attempt: Timings) -> bool:
-    """Go through an attempt as far as its first token. Return whether it had one."""
+    """Add an attempt's stages up to its first token. Return whether it had one."""
     number = attempt.number
     way.to("wait", attempt.asked, attempt=number)
     way.to("place", attempt.placed, attempt=number)
@@ -168,12 +167,12 @@ def _attempt_to_token(way: _Way, attempt: Timings) -> bool:
 
 
 def _fetched(attempt: Timings) -> float:
-    """Return when the prefill worker waited no longer for the prompt's beginning; 0 if that is not known."""
+    """Return when the prefill worker stopped waiting for the prompt's beginning; 0 if unknown."""
     return min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
 
 
 def _within_place(attempt: Timings) -> Iterator[Stage]:
-    """Yield the scheduler's own part of a placement, in its middle: how long each way took is not known."""
+    """Yield the scheduler's own part of a placement, centred, as the time each way is unknown."""
     if attempt.scheduler_s and attempt.asked:
         spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
         begin, end = attempt.asked + spare, attempt.placed - spare
@@ -181,7 +180,7 @@ def _within_place(attempt: Timings) -> Iterator[Stage]:
 
 
 def _within_queue(attempt: Timings) -> Iterator[Stage]:
-    """Yield the load of the prompt's beginning: its end is known when it is told."""
+    """Yield the load of the prompt's beginning: its end is known when it is reported."""
     told = attempt.prefix
     if told is not None and attempt.queued:
         spent = sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
@@ -192,7 +191,7 @@ def _within_queue(attempt: Timings) -> Iterator[Stage]:
 
 
 def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
-    """Yield an attempt's stages from its first token on. `tokens` are those that it brought."""
+    """Yield an attempt's stages from its first token on. `tokens`: how many it brought."""
     number, decoder = attempt.number, attempt.decoder
     if attempt.saved:
         saving = attempt.saved - attempt.save_ms / 1e3
@@ -220,11 +219,11 @@ def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
 
 
 def _handoff(attempt: Timings) -> Iterator[Stage]:
-    """Yield a handoff and its parts: laid end to end, though the worker moves and checks at the same time."""
+    """Yield a handoff and its parts, end to end, though the worker moves and checks at the same time."""
     told = attempt.handoff
     attributes: dict[str, Any] = {"bytes": attempt.handoff_bytes, "transport": attempt.transport or "none"}
     if told is not None and told.early_bytes:
-        attributes["early_bytes"] = told.early_bytes  # before the prompt was complete: in none of these times
+        attributes["early_bytes"] = told.early_bytes  # moved before the prompt was complete
     at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
     begin = min(attempt.first_token, at)  # the decode worker may hear of the prompt's end before the router
     yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)

@@ -1,4 +1,4 @@
-"""The cost of a response in numbers, as clients get them in `usage.baton` and the log has them."""
+"""Describe the cost of a response in numbers, for clients (`usage.baton`) and the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.services.router.timings import Spent
 class Usage(BaseModel):
     """The cost of a response. Over several sequences (n, several prompts): sums of counts, longest durations.
 
-    Where workers failed under it, counts and durations are sums over all attempts, as far as the lost workers
+    If workers failed under it, counts and durations are sums over all attempts, as far as the lost workers
     had reported them.
     """
 
@@ -65,5 +65,5 @@ def usage_of(states: Iterable[RequestState]) -> Usage:
 
 
 def _names(values: Iterable[str]) -> str | None:
-    """Join the distinct values in order: usually one, several where sequences or attempts went apart."""
+    """Join the distinct values in order: usually one, several if sequences or attempts differed."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or None

@@ -1,20 +1,20 @@
-"""The queue of requests for room on the workers: bounded in number and time, fair between clients.
+"""Queue requests that wait for room on the workers: bounded in number and time, fair between clients.
 
-A request is placed at once while none waits before it. When all workers are full it joins its client's
-queue. Tenants take turns, each as often as its weight says, and so do the clients of a tenant, one request
-each: a client that sends a thousand delays its own requests, not another's first. (A request is one sequence
-here: of several prompts, or `n` above 1, each waits for itself.) The one whose turn it is tries a placement
-whenever reservations of this router end, and now and then besides, as other routers' end too. None of its
-class overtakes it, so a long prompt gets its room in the end, but for requests that lost their worker: their
-clients see a stream that stands still, so they go before those that have not begun.
+A request is placed at once while none waits before it. When all workers are full it joins its client's queue.
+Tenants take turns, as often as their weights say, and so do the clients of a tenant, one request each: a
+client that sends a thousand delays its own requests, not another's first. (A request here is one sequence: of
+several prompts, or `n` above 1, each waits for itself.) The request in turn tries a placement whenever
+reservations of this router end, and now and then besides, as other routers' end too. None of its class
+overtakes it, so a long prompt gets its room in the end. The exception is requests that lost their worker:
+their clients see a stalled stream, so they go before those that have not begun.
 
-Each class of requests has a queue, and one with a lower priority goes before the others. These fill a part
-of the workers and of this room only (`ServiceClass.room`). But a class is owed a place where that is within
-its share of all that this router has placed, or where it has waited for `patience_s`: its next request goes
-first, and is placed as one of the first class.
+Each class of requests has a queue, and a class with a lower priority number goes before the others, which
+fill only a part of the workers and of this room (`ServiceClass.room`). But a class is owed a place if that is
+within its share of all that this router has placed, or if it has waited for `patience_s`: its next request
+then goes first, and is placed as one of the first class.
 
-The cost is one placement call each time that room may have become free, for one request; the others sleep.
-To choose the next costs a look at each tenant that waits. For one event loop; not thread-safe.
+The cost is one placement call each time that room may have become free, for one request; the others sleep. To
+choose the next costs a look at each waiting tenant. For one event loop; not thread-safe.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from baton.services.router.state import Party
 RETRY_S = (0.05, 1.0)  # s; the first and the longest pause between two tries without a sign of room
 _PACE_OF = 256  # last departures: requests that began together end together, so fewer would mislead
 _PACE_KNOWN_S = 10.0  # the least age of a queue before a request is refused for its expected wait
-# Seconds for which a turn that is owed goes before others, and then does not: this one may be too large.
+# Seconds for which an owed turn goes before others, and then does not: its request may be too large.
 OWED_S, REST_S = 1.0, 10.0
-LEAST_PATIENCE_S = 1.0  # of a class before another one, until it is owed a place though it has its share
+LEAST_PATIENCE_S = 1.0  # wait after which even a class with its share is owed a place
 
-Place = Callable[[ServiceClass], Awaitable[None]]  # as a request of this class
+Place = Callable[[ServiceClass], Awaitable[None]]  # places a request as one of this class
 
 
 class WaitingRoom:
-    """The queue of one router. Invariant: while requests wait, it is exactly one's turn."""
+    """The queue of one router. Invariant: while requests wait, exactly one of them has the turn."""
 
     def __init__(
         self,
@@ -63,15 +63,15 @@ class WaitingRoom:
         self._resuming: OrderedDict[Turn, None] = OrderedDict()
         classes = classes or Classes()
         metrics.classes.expect(classes)
-        self._queues = {one.name: ClassQueue(one) for one in classes}  # in order of priority
+        self._queues = {one.name: ClassQueue(one) for one in classes}  # sorted by priority
         self._first_class = next(iter(self._queues.values())).service
         self._waiting = 0
         self._turn: Turn | None = None
-        self._turn_of: ClassQueue | None = None  # its queue; None of one that resumes
+        self._turn_of: ClassQueue | None = None  # the turn's queue; None for a request that resumes
         self._room = asyncio.Event()
         self._because = ""  # the last try found no room
-        self._began = 0.0  # the queue, on the clock
-        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # since then, on the clock
+        self._began = 0.0  # when the queue began, on the clock
+        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # clock times since then
         metrics.watch_waiting(self)
 
     def __len__(self) -> int:
@@ -101,10 +101,10 @@ class WaitingRoom:
     ) -> float:
         """Await `place`, at once or in turn; return the seconds waited.
 
-        `place` raises NotAdmitted. With FULL, or while others wait, the request joins the queue (with a limit
-        of 0 it does not); there `place` is tried until it succeeds, or refuses for good. `deadline`
-        (time.monotonic) is the request's own, and is enforced by the caller. Raises NotAdmitted when the
-        queue is full, when the wait would be too long, when it was, and what `place` raises otherwise.
+        `place` raises NotAdmitted. With FULL, or while others wait, the request joins the queue (unless the
+        limit is 0); there `place` is tried until it succeeds, or refuses for good. `deadline`
+        (time.monotonic) is the request's own, and is enforced by the caller. Raises NotAdmitted if the queue
+        is full, or if the wait would be or was too long, and whatever else `place` raises.
         """
         arrived = self._clock()
         queue = self._queue(service)
@@ -137,14 +137,14 @@ class WaitingRoom:
         return waited_s
 
     def left(self, service: ServiceClass) -> None:
-        """Note that a request which was admitted is over."""
+        """Note that an admitted request is over."""
         self._queue(service).placed -= 1
 
     async def resume(self, wait_s: float, place: Place) -> None:
-        """Await `place` for a request that was placed before, in front of all that were not.
+        """Await `place` for a request that was placed before, ahead of all that were not.
 
-        While `place` raises NotAdmitted with FULL it is tried again, for `wait_s` seconds. Raises what it
-        raises otherwise, and the last one when the time is over.
+        While `place` raises NotAdmitted with FULL it is tried again, for `wait_s` seconds. Then the last one
+        is raised, as is anything else that `place` raises.
         """
         turn = Turn()
         if not self._waiting:
@@ -152,7 +152,7 @@ class WaitingRoom:
         self._resuming[turn] = None
         self._waiting += 1
         self._choose()
-        refusal = NotAdmitted(f"others resume before it, and no room within {wait_s:.3g} s", Why.FULL)
+        refusal = NotAdmitted(f"others resume first, and no room came up within {wait_s:.3g} s", Why.FULL)
 
         def is_final(no: NotAdmitted) -> bool:
             nonlocal refusal
@@ -176,9 +176,9 @@ class WaitingRoom:
         is_final: Callable[[NotAdmitted], bool],
         queue: ClassQueue | None = None,
     ) -> None:
-        """Try `place` while it is this one's turn, until it succeeds or its refusal is final.
+        """Try `place` while it is this request's turn, until it succeeds or its refusal is final.
 
-        Without a queue, and where a turn is owed to it, it is placed as one of the first class.
+        Without a queue, or if a turn is owed to it, it is placed as one of the first class.
         """
         pause_s, longest_s = RETRY_S
         while True:
@@ -190,7 +190,7 @@ class WaitingRoom:
                 if is_final(no):
                     raise
                 self._because = no.message
-                self._choose()  # what was owed may be over
+                self._choose()  # an owed turn may be over
             else:
                 return
             with contextlib.suppress(TimeoutError):
@@ -199,31 +199,30 @@ class WaitingRoom:
             pause_s = min(2 * pause_s, longest_s)
 
     def _begin(self) -> None:
-        """Begin a queue."""
         for queue in self._queues.values():
             queue.clear()
         self._departures.clear()
         self._began = self._clock()
 
     def _queue(self, service: ServiceClass) -> ClassQueue:
-        """Return the queue of a class; that of the first one for a class that is not configured."""
+        """Return the queue of a class; that of the first class for one that is not configured."""
         return self._queues.get(service.name) or next(iter(self._queues.values()))
 
     def _before(self, queue: ClassQueue) -> int:
-        """Return how many wait that go before a new one of this queue, or before which it does not go."""
+        """Return how many waiting requests would go before a new one of this queue."""
         own = queue.service.priority
         ahead = sum(one.waiting for one in self._queues.values() if one.service.priority <= own)
         return len(self._resuming) + ahead
 
     def _is_owed(self, queue: ClassQueue) -> bool:
-        """Tell whether a queue's turn goes before others, by its class's share or patience."""
+        """Return whether a queue's turn goes before others, by its class's share or patience."""
         now = self._clock()
         placed = sum(one.placed for one in self._queues.values())
         within = queue.placed + 1 <= queue.service.share * (placed + 1)
         waited = now - queue.since >= max(LEAST_PATIENCE_S, queue.service.patience_s)
         if queue.owed_until and now > queue.owed_until:
-            # The rest begins where its second ended, which was long ago if nobody has waited since. That its
-            # requests left ends no rest: the next one may be as large.
+            # The rest begins where its second ended, which was long ago if nobody has waited since. Leaving
+            # requests do not end a rest: the next one may be as large.
             queue.owed_until, queue.rests_until = 0.0, queue.owed_until + REST_S
         if not (within or waited) or now < queue.rests_until:
             return False
@@ -255,7 +254,7 @@ class WaitingRoom:
         self._metrics.classes.waiting(queue.service, change)
 
     def _choose(self) -> None:
-        """Give the turn to the first that resumes, or else of the class that is owed one, or goes first."""
+        """Give the turn to a request that resumes, else to a class that is owed one, else by priority."""
         turn: Turn | None = None
         queue: ClassQueue | None = None
         if self._resuming:
@@ -286,7 +285,7 @@ class WaitingRoom:
         return before * (self._clock() - since) / len(self._departures)
 
     def _check_wait(self, party: Party, service: ServiceClass, allowed_s: float) -> None:
-        """Refuse a request at once whose wait would be too long. Raises NotAdmitted."""
+        """Refuse a request at once if its wait would be too long. Raises NotAdmitted."""
         wait_s = self._estimate(party, service)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(

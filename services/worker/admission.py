@@ -1,15 +1,15 @@
-"""A worker's own bounds: it takes a request, or refuses it at once.
+"""Keep a worker's own bounds: it takes a request, or refuses it at once.
 
-A scheduler advises by what it has heard, and a router without one by its last snapshot: two of them may give
-away the same room within a few milliseconds. So the worker keeps the bounds. It counts what has arrived, in
-the currency of a booking (scheduler/booking.py).
+A scheduler advises by what it has heard, and a router without one by its last snapshot, so two of them may
+give away the same room within a few milliseconds. The worker itself therefore counts what has arrived, in the
+same units as a booking (scheduler/booking.py).
 
-A request counts here from its Start to its end here, and its prompt until its first output. Whoever booked it
-counts it for longer: from before its Start was sent until its router has heard of the end. So a request that
-found room by a count of all that is placed here finds it here, too, except while the abort of another one is
-still on its way. Classes that leave a part of the room to others do so where they are placed.
+A request counts here from its Start to its end, and its prompt until its first output. Whoever booked it
+counts it for longer: from before the Start was sent until the router has heard of the end. So a booked
+request finds room here too, except while the abort of another is still on its way. Classes that leave room to
+others do so at placement.
 
-What nobody books is bounded in number alone: a SAVE, and a request that is tried alone. Plain state; the
+Requests that nobody books (a SAVE, a request that is tried alone) are bounded in number only. Plain state;
 loop's thread only. A request costs 1.2 us from its Start to its end, a refusal 1.7.
 """
 
@@ -26,7 +26,7 @@ from baton.services.engine.errors import RequestRefused
 
 @dataclass(slots=True)
 class Share:
-    """The room that one attempt holds. It falls as the attempt goes on, and is nothing at its end."""
+    """The room that one attempt holds. It falls as the attempt goes on and is zero at its end."""
 
     prompt_tokens: int = 0  # not prefilled yet
     requests: int = 0
@@ -35,33 +35,33 @@ class Share:
 
 
 class Admission:
-    """The requests of one worker, added up.
+    """The sum of one worker's requests.
 
-    Invariants: each figure is the sum over the shares that were taken and not given back, and so never below
-    zero. None is above its bound, but for a share that came when nothing else was counted there.
+    Invariants: each figure is the sum over the shares taken and not given back, so never below zero. It
+    exceeds its bound only for a share that came when nothing else was counted.
     """
 
     def __init__(self, limits: PlacementLimits) -> None:
-        """Begin with room for nothing."""
+        """Begin without room."""
         self._limits = limits
         self.prompt_tokens = self.requests = self.blocks = self.extras = 0
         self._max_requests = self._max_blocks = self._max_extras = 0
 
     def fit(self, capacity: pb.Capacity) -> None:
-        """Take what such an engine can hold from now on."""
+        """Adopt the capacity of an engine."""
         self._max_requests = max_requests(capacity, self._limits)
         self._max_blocks = usable_blocks(capacity)
         self._max_extras = max(1, capacity.max_num_seqs)
 
     def take(self, start: Start) -> Share:
-        """Count a request; return its share. Raises RequestRefused(FULL), and says how full it is."""
+        """Count a request and return its share. Raises RequestRefused(FULL), which says how full it is."""
         if start.phase == PHASE_SAVE or start.alone_tokens:
             share, problem = Share(extras=1), self._extras_problem()
         elif start.phase == PHASE_PREFILL:
             share = Share(prompt_tokens=max(1, start.prompt_tokens), requests=1)
             problem = self._prompt_problem(share)
         else:
-            # Never more than there is, or what an idle worker takes would shut out all others.
+            # Cap at the worker's total, or a request that an idle worker takes would shut out all others.
             blocks = min(start.blocks, self._max_blocks)
             share = Share(start.prompt_tokens, 1, blocks)
             problem = self._prompt_problem(share) or self._decode_problem(share)
@@ -74,18 +74,18 @@ class Admission:
         return share
 
     def prefilled(self, share: Share) -> None:
-        """Give back what a prompt held. Harmless when it was."""
+        """Give back the room of a prompt. Idempotent."""
         self.prompt_tokens -= share.prompt_tokens
         share.prompt_tokens = 0
 
     def shared(self, share: Share, blocks: int) -> None:
-        """Give back KV blocks that other requests hold as well."""
+        """Give back KV blocks that other requests hold too."""
         less = min(blocks, share.blocks)
         self.blocks -= less
         share.blocks -= less
 
     def give_back(self, share: Share) -> None:
-        """Give back the rest of a share. Harmless when it was."""
+        """Give back the rest of a share. Idempotent."""
         self.prompt_tokens -= share.prompt_tokens
         self.requests -= share.requests
         self.blocks -= share.blocks

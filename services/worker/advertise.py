@@ -1,7 +1,7 @@
-"""The addresses under which others find a worker and the KV that it keeps.
+"""Find the addresses under which others reach a worker and its KV.
 
-A worker that listens on one address advertises that. One that listens on all of them (0.0.0.0, ::) advertises
-the one by which it reaches the scheduler: others on the scheduler's network reach it there, too.
+A worker that listens on one address advertises that one. A worker that listens on all (0.0.0.0, ::)
+advertises the address from which it reaches the scheduler: others on that network can reach it there too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from baton import addresses
 from baton.services.config import Settings
 from baton.services.errors import StartError
 
-TRY_S = 2.0  # for one scheduler of a list to accept a connection
+TRY_S = 2.0  # per scheduler of a list, to accept a connection
 RETRY_S = 0.5
-FAMILY_S = 0.25  # before a name's next address is tried beside the first (RFC 8305)
+FAMILY_S = 0.25  # delay before a name's next address is tried in parallel (RFC 8305)
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Advertised:
     """The addresses that a worker gives to others."""
 
     worker: str  # host:port of the gRPC server
-    kv_host: str  # of the ranks' Handoff services, whose ports are their own
+    kv_host: str  # host of the ranks' Handoff services, which have their own ports
 
 
 async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised:
     """Return the addresses of a worker whose gRPC server listens on `port`.
 
-    Raises StartError when it has to find its own address and reaches no scheduler within `wait_s`.
+    Raises StartError if it has to find its own address and reaches no scheduler within `wait_s`.
     """
     listen, _ = addresses.split(settings.worker.listen)
     given, given_port = addresses.split(settings.worker.advertise) if settings.worker.advertise else ("", 0)
@@ -44,21 +44,21 @@ async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised
 
 
 async def address_towards(schedulers: str, wait_s: float) -> str:
-    """Return this machine's address on the way to the first reachable of `schedulers` (commas between).
+    """Return this machine's address on the way to the first reachable of `schedulers` (comma-separated).
 
-    A connection is made, so that a name with several addresses, or none yet, needs no special care. Tried for
-    `wait_s` seconds; then raises StartError.
+    It makes a real connection, so that a name with several addresses, or none yet, needs no special care.
+    Raises StartError after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
         for scheduler in schedulers.split(","):
             try:
                 return await _own_name(scheduler, min(TRY_S, max(0.1, deadline - time.monotonic())))
-            except (OSError, ValueError) as error:  # a TimeoutError is an OSError, too
+            except (OSError, ValueError) as error:  # a TimeoutError is an OSError too
                 problem = " ".join(str(error).split()) or "no answer"
         if time.monotonic() + RETRY_S > deadline:
             raise StartError(
-                f"no scheduler at {schedulers} to be reached ({problem}), so that this worker does not know "
+                f"no scheduler at {schedulers} can be reached ({problem}), so this worker does not know "
                 "which of its addresses others can dial: is it up, is the address right? "
                 "Or set worker.advertise"
             )

@@ -1,7 +1,7 @@
-"""The attempts that run here, or were seen here. Plain state; the loop's thread only.
+"""Track the attempts that run or were seen here. Plain state; loop's thread only.
 
 Invariants: an attempt is live under exactly one internal id; a request has at most one live attempt; an
-attempt is begun only with an (epoch, phase) above every one seen of its request, so no reply of an older
+attempt begins only with an (epoch, phase) above all those seen of its request, so no reply of an older
 attempt leaves after a newer one came.
 """
 
@@ -20,7 +20,7 @@ from baton.services.engine.errors import RequestRefused
 from baton.services.worker.admission import Share
 from baton.services.worker.incoming import Incoming
 
-_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_DECODE: 2}  # within one epoch
+_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_DECODE: 2}  # the order within one epoch
 ENDED_LIMIT = 65_536  # ended requests whose last epoch is remembered, for EPOCH_KEEP_S at most
 
 
@@ -33,25 +33,25 @@ class RunningAttempt:
     phase: Phase
     session: int  # number of the router's stream; vLLM's client index
     incoming: Incoming[RunningAttempt] | None = (
-        None  # its KV, or its prompt's beginning's, from another worker
+        None  # the KV of the prompt, or of its beginning, from another worker
     )
-    traceparent: str = ""  # of its request, for log lines
+    traceparent: str = ""  # the request's, for log lines
     arrived_s: float = field(default_factory=time.monotonic)
-    prepared: Any = None  # requests.Prepared of services/engine, once it is built
+    prepared: Any = None  # requests.Prepared of services/engine, once built
     grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it
-    inside: bool = False  # a step of the engine can have it
+    inside: bool = False  # the engine's steps may include it
     alone: bool = False  # it must have the engine to itself
     more_alone: bool = False  # its router has another request to try alone
-    share: Share = field(default_factory=Share)  # of this worker's room
+    share: Share = field(default_factory=Share)  # its share of this worker's room
 
     @property
     def mark(self) -> tuple[int, int]:
-        """The epoch and the phase's place; it rises with each Start of the request."""
+        """The epoch and the phase's rank; it rises with each Start of the request."""
         return self.epoch, _ORDER[self.phase]
 
     @property
     def internal_id(self) -> str:
-        """The engine's id of it: another attempt at the same request never meets this one's state."""
+        """The engine's id, unique to the attempt: attempts at one request never share state."""
         return attempt_id(self.request_id, self.epoch)
 
 
@@ -59,18 +59,18 @@ class Attempts:
     """All attempts of this worker."""
 
     def __init__(self) -> None:
-        self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # called when an attempt has ended
-        self._live: dict[str, RunningAttempt] = {}  # by internal id
+        self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # called after an attempt has ended
+        self._live: dict[str, RunningAttempt] = {}  # keyed by internal id
         self._of_request: dict[str, RunningAttempt] = {}
-        self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # until when, mark
+        self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # (kept until, mark)
 
     def __len__(self) -> int:
         return len(self._live)
 
     def begin(self, attempt: RunningAttempt) -> RunningAttempt | None:
-        """Make it live; return the older attempt that it replaces, which is live no more.
+        """Make an attempt live; return the older attempt that it replaces, which is no longer live.
 
-        Raises RequestRefused(STALE) when the same or a later one was seen.
+        Raises RequestRefused(STALE) if the same or a later one was seen.
         """
         older = self._of_request.get(attempt.request_id)
         _, ended = self._ended.get(attempt.request_id, (0.0, (0, 0)))
@@ -91,15 +91,13 @@ class Attempts:
         return self._live.get(engine_id)
 
     def is_live(self, attempt: RunningAttempt) -> bool:
-        """Return whether it runs or waits here."""
+        """Return whether an attempt runs or waits here."""
         return self._live.get(attempt.internal_id) is attempt
 
     def of_request(self, request_id: str) -> RunningAttempt | None:
-        """Return the live attempt at a request."""
         return self._of_request.get(request_id)
 
     def all(self) -> list[RunningAttempt]:
-        """Return all live attempts."""
         return list(self._live.values())
 
     def of_session(self, session: int) -> list[RunningAttempt]:
@@ -107,7 +105,7 @@ class Attempts:
         return [attempt for attempt in self._live.values() if attempt.session == session]
 
     def end(self, attempt: RunningAttempt) -> None:
-        """Forget it here; further outputs of the engine go nowhere."""
+        """Forget an attempt; later outputs of the engine for it are dropped."""
         self._live.pop(attempt.internal_id, None)
         if attempt.grammar is not None:
             attempt.grammar.cancel()  # nobody needs it any more

@@ -1,6 +1,6 @@
-"""The way between the routers' streams and the engine: requests in, outputs and outcomes back.
+"""Connect the routers' streams with the engine: requests in, outputs and outcomes back.
 
-All of it runs in the loop's thread. The engine's thread is reached through `EngineHost` alone.
+Everything runs in the loop's thread; the engine's thread is reached through `EngineHost` alone.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Dispatcher:
     ) -> None:
         """Begin closed.
 
-        limits: of what is placed here; drafting: counts drafts, None where none are made; request_s: the most
-        seconds that a router's request takes
+        limits: bounds on what is placed here; drafting: counts drafts, None if none are made; request_s: the
+        longest that a router's request takes
         """
         self.load = EngineLoad()
-        self.counts = Counts()  # since the engine began
-        self.blocks = BlockLogs()  # of its prefix cache
+        self.counts = Counts()  # totals since the engine started
+        self.blocks = BlockLogs()  # the engine's prefix cache's
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.become(role)
         self._host = host
@@ -86,7 +86,7 @@ class Dispatcher:
         self._attempts.on_end = self._ended
         self._admission = Admission(limits)
         self._sessions: dict[int, RouterSession] = {}
-        self._next_session = 1  # 0 is vLLM's client index for requests of no client
+        self._next_session = 1  # 0 is vLLM's client index for requests without a client
         self._handoffs = HandoffClient()
         self.outgoing = Outgoing(self._release)
         self._request_s = request_s
@@ -100,7 +100,7 @@ class Dispatcher:
     # Called by the lifecycle.
 
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
-        """Take requests from now on, as the engine is loaded with these adapters."""
+        """Take requests from now on: the engine is loaded, with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
         self._entrance.fit(
             EngineLimits(info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps, adapters)
@@ -111,11 +111,11 @@ class Dispatcher:
         self._closed_because = ""
 
     def become(self, role: Role) -> None:
-        """Expect other work from now on; what runs goes on, what was placed before still comes."""
+        """Change the expected work. Running requests go on, and requests placed earlier still arrive."""
         self._role = role
 
     def drain(self) -> None:
-        """Refuse new requests; those that run go on."""
+        """Refuse new requests; running ones go on."""
         self._closed_because = "this worker is draining"
 
     @property
@@ -134,46 +134,41 @@ class Dispatcher:
         return not self.requests and self.flushed
 
     def abort_all(self) -> int:
-        """Fail all requests, to be run elsewhere, at the end of a drain that took too long.
-
-        Return their number.
-        """
-        self._move_on(live := self._attempts.all(), "this worker drained, its time was up")
+        """Fail all requests, so that they run elsewhere, when a drain took too long. Return their number."""
+        self._move_on(live := self._attempts.all(), "this worker's drain ran out of time")
         return len(live)
 
     def _move_on(self, attempts: list[RunningAttempt], why: str = "a request is tried alone here") -> None:
-        """Fail requests, so that they run elsewhere."""
         for attempt in attempts:
             self._end(attempt)
         self._fail_all([(attempt, Failed.CODE_DRAINING, why) for attempt in attempts])
         self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
-        """End every router's stream, and send away whoever follows an attempt."""
+        """End every router's stream, and send away all followers of attempts."""
         for session in self._sessions.values():
             session.end()
         self.outgoing.hang_up()
 
     async def renew_leases(self, every_s: float) -> None:
-        """Keep what was saved for a router for as long as it is connected and wants it; until cancelled."""
+        """Keep saved KV for as long as its router is connected and wants it; until cancelled."""
         await renew_leases(self.outgoing, self._handoffs, every_s, self._request_s)
 
     async def close(self) -> None:
-        """Close connections. Nothing may be called after it."""
+        """Close connections. Call nothing afterwards."""
         await self._entrance.close()
         self._handoffs.close()
 
     # Called by a router's stream.
 
     def connect(self, peer: str) -> RouterSession:
-        """Take a new stream of a router."""
         session = RouterSession(self._next_session, peer)
         self._next_session += 1
         self._sessions[session.number] = session
         return session
 
     def disconnect(self, session: RouterSession) -> None:
-        """End the requests of a stream that is gone, and release its handoffs."""
+        """End the requests of a closed stream, and release its handoffs."""
         self._sessions.pop(session.number, None)
         attempts = self._attempts.of_session(session.number)
         for attempt in attempts:
@@ -219,7 +214,7 @@ class Dispatcher:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
-        older = self._attempts.begin(attempt)  # which gives back what that one held
+        older = self._attempts.begin(attempt)  # this gives back the room of the older attempt
         if older is not None:
             self._host.abort([older.internal_id])
         self.outgoing.supersede(attempt.request_id, attempt.epoch)
@@ -229,7 +224,7 @@ class Dispatcher:
         self._entrance.begin(attempt, start)
 
     def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        """End an attempt wherever it is, and say why."""
+        """End an attempt at whatever stage it is, and report why."""
         self._end(attempt)
         self._host.abort([attempt.internal_id])
         self._fail(attempt, code, message)
@@ -294,8 +289,8 @@ class Dispatcher:
                 self._metrics.on_loaded(loaded)
                 reply_to(replies, attempt.session).admitted.append(outputs.admitted(attempt.prepared, loaded))
         elif attempt.incoming.hear(Event.FAILED):
-            # The engine ends it with an error of its own, which finds the attempt gone; but not where this is
-            # told late of a load that was given up, and the attempt was begun again.
+            # Usually the engine's own error finds the attempt gone. But this may be a late report of an
+            # abandoned load, whose attempt has begun again.
             self._metrics.on_not_loaded(loaded.problem)
             self._attempts.end(attempt)
             self._host.abort([attempt.internal_id])
@@ -303,7 +298,7 @@ class Dispatcher:
             reply_to(replies, attempt.session).failed.append(failed)
 
     def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
-        """Refuse a prompt that was not begun: there is no room for its KV, or it was to be here already."""
+        """Refuse a prompt that was not begun: no room for its KV, or KV that should have been here is not."""
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
@@ -322,7 +317,7 @@ class Dispatcher:
         drafts: Mapping[str, Sequence[int]],
         replies: dict[int, RunReply],
     ) -> bool:
-        """Return whether the output goes to its router. Take from `saves` what goes with it."""
+        """Return whether the output goes to its router. Take the matching saves from `saves`."""
         attempt = self._attempts.live(output.request_id)
         if attempt is None:
             return False
@@ -357,12 +352,12 @@ class Dispatcher:
         return True
 
     def _nothing(self, attempt: RunningAttempt, problem: Problem) -> None:
-        """Tell whoever follows a prompt that its KV is not kept."""
+        """Tell a prompt's follower that its KV is not kept."""
         if attempt.phase != PHASE_DECODE:
             self.outgoing.over(attempt.request_id, attempt.epoch, problem)
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """Tell the router that its request is refused, by vLLM: then no other worker would take it."""
+        """Tell the router that vLLM refuses its request: no other worker would take it either."""
         attempt = self._attempts.live(internal_id)
         if attempt is None:
             return
@@ -397,8 +392,8 @@ class Dispatcher:
     def _fail_all(self, failed: Iterable[tuple[RunningAttempt, Failed.Code, str]]) -> None:
         """Tell each router in one message.
 
-        A router that answers the first of several may never read the others: gRPC drops what a client has not
-        read yet once it writes to a stream that has ended.
+        A router that answers the first of several messages may never read the others: gRPC drops what a
+        client has not read yet once it writes to a stream that has ended.
         """
         replies: dict[int, RunReply] = {}
         for attempt, code, message in failed:
@@ -417,7 +412,7 @@ class Dispatcher:
         if attempt.incoming is not None:
             attempt.incoming.cancel()
         if attempt.phase != PHASE_DECODE:
-            self.outgoing.over(attempt.request_id, attempt.epoch)  # unless its KV is kept
+            self.outgoing.over(attempt.request_id, attempt.epoch)  # has no effect if the KV is kept
 
     def _end(self, attempt: RunningAttempt) -> None:
         """Forget an attempt that ran, and count its drafts."""

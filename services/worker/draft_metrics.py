@@ -1,4 +1,4 @@
-"""A worker's figures of drafts for Prometheus."""
+"""Export a worker's draft figures to Prometheus."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from baton.services.decode.acceptance import DraftCounts
 
 
 class DraftMetrics:
-    """The figures of one method. `position` counts from 0, as vLLM's own does."""
+    """The figures of one method. `position` counts from 0, as in vLLM."""
 
     def __init__(self, registry: CollectorRegistry, method: str, limit: int, model_positions: int) -> None:
         """Make the figures of drafts of up to `limit` tokens.
 
-        Positions below `model_positions` are a draft model's, the others are matched.
-        In a hybrid, which has both, a long match may take the model's place.
+        Positions below `model_positions` are a draft model's, the others are matched. In a hybrid a long
+        match may take the model's place.
         """
         from_model = "model" if model_positions == limit else "either"
 
@@ -55,7 +55,6 @@ class DraftMetrics:
         self.length.set(limit)
 
     def count(self, counts: DraftCounts) -> None:
-        """Count a step with drafts."""
         self._drafts.inc(counts.drafts)
         self._drafted.inc(counts.drafted_tokens)
         self._accepted.inc(counts.accepted_tokens)

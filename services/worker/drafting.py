@@ -1,6 +1,6 @@
-"""The figures of this worker's drafts, the report of them to the scheduler, and the alarm.
+"""Count this worker's drafts, report them to the scheduler, and raise the alarm.
 
-All of it runs in the loop's thread.
+Everything runs in the loop's thread.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from baton.services.worker.draft_metrics import DraftMetrics
 
 logger = logging.getLogger(__name__)
 
-IDLE_STEPS = 500  # that generated tokens and verified no draft: worth a line in the log
-# vLLM's names of methods whose drafts come from the tokens alone.
+IDLE_STEPS = 500  # steps that generated tokens and verified no draft: worth a log line
+# vLLM's names of methods that draft from tokens alone.
 _FROM_TOKENS = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 
 
@@ -29,18 +29,18 @@ _FROM_TOKENS = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 class DraftMethod:
     """The method that drafts here."""
 
-    name: str  # in labels: the method's, with what continues it: mtp, ngram, mtp+suffix
+    name: str  # label: the method, plus what continues it: mtp, ngram, mtp+suffix
     limit: int  # most drafted tokens of a request in a step
-    model_positions: int  # the first so many are a draft model's, the others matched
+    model_positions: int  # this many first positions are a draft model's, the others matched
 
     @property
     def has_state(self) -> bool:
-        """Whether it has a draft model, and KV of it, that could be lost."""
+        """Whether it has a draft model, with KV that could be lost."""
         return self.model_positions > 0
 
 
 def method_of(engine: EngineSettings) -> DraftMethod | None:
-    """Return the method that drafts at a worker that decodes. Raises ConfigError for impossible settings."""
+    """Return the method with which a decoding worker drafts. Raises ConfigError for impossible settings."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None:
         return None
@@ -58,7 +58,7 @@ class Drafting:
     def __init__(self, method: DraftMethod, reference: float | None, registry: CollectorRegistry) -> None:
         """Watch the drafts of `method`.
 
-        reference: the accepted share of the first drafted position that is expected; None: learned.
+        reference: the expected accepted share of the first drafted position; None to learn it
         """
         self.method = method
         self._metrics = DraftMetrics(registry, method.name, method.limit, method.model_positions)
@@ -115,4 +115,4 @@ class Drafting:
         if alarm:
             logger.warning("the %s drafter does too little: %s", self.method.name, self._watch.why)
         else:
-            logger.warning("the %s drafter does its part again", self.method.name)
+            logger.warning("the %s drafter does enough again", self.method.name)

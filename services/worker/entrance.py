@@ -1,6 +1,6 @@
-"""The way of an attempt into the engine: its request is built, its grammar prepared, its KV asked for.
+"""Bring an attempt into the engine: build its request, prepare its grammar, ask for its KV.
 
-What runs in the engine, and what becomes of it, is services/worker/dispatcher.py's.
+services/worker/dispatcher.py handles what runs in the engine and its outcome.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fail = Callable[[RunningAttempt, Failed.Code, str], None]
 
 
 class Entrance:
-    """The entrance of one engine. It is the `Seams` of what comes in."""
+    """The entrance of one engine. It implements `Seams` for incoming KV."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Entrance:
     ) -> None:
         """Begin without limits.
 
-        request_s: the most that a router's request takes; fail: ends an attempt, and tells its router why
+        request_s: the longest that a router's request takes; fail: ends an attempt and tells its router why
         """
         self._host = host
         self._isolation = isolation
@@ -58,11 +58,11 @@ class Entrance:
         self._limits = EngineLimits(0, 0, None)
 
     def fit(self, limits: EngineLimits) -> None:
-        """Build requests for such an engine from now on."""
+        """Build requests for this engine from now on."""
         self._limits = limits
 
     async def close(self) -> None:
-        """End what waits, and connections. Nothing may be called after it."""
+        """End waiting attempts and close connections. Call nothing afterwards."""
         self._compilations.close()
         self._isolation.close()
         await self._following.close()
@@ -87,28 +87,25 @@ class Entrance:
         self._following.follow(attempt.incoming, start.source, start.epoch, within_s)
 
     def let_in(self, attempt: RunningAttempt) -> None:
-        """Give the engine an attempt's request, as soon as that is allowed."""
+        """Give an attempt's request to the engine as soon as that is allowed."""
         self._isolation.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
     # Called by what comes in (incoming.Seams).
 
     def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
-        """Build the request, and let it in. Raises RequestRefused."""
         attempt.prepared = self._prepare(attempt, start, complete)
         if attempt.prepared.request.use_structured_output:
-            # The grammar comes first, so that an engine kept empty for a request does not wait for it.
+            # The grammar comes first: an engine that is kept empty for a request must not wait for it.
             self._compilations.begin(attempt, start.party)
         else:
             self.let_in(attempt)
 
     def begin_load(self, attempt: RunningAttempt, manifest: Manifest) -> None:
-        """Let the engine pull what is there, in the midst of whatever it does."""
         self._isolation.then(
             attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest)
         )
 
     def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
-        """Give the request its token, and all that can be pulled. Raises RequestRefused."""
         give_tokens = requests.resume(attempt.prepared, complete)
         self._isolation.go_on(
             attempt,
@@ -121,7 +118,6 @@ class Entrance:
         self._fail(attempt, code, str(problem))
 
     def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
-        """Take note that a prompt is computed from its beginning."""
         self._metrics.on_not_loaded(problem)
         logger.info("a prompt is computed from its beginning: %s", problem, extra=names_of(attempt))
 
@@ -131,6 +127,6 @@ class Entrance:
         except RequestRefused:
             raise
         except Exception as error:
-            # A request that vLLM cannot build must not take the stream, and all others on it, with it.
+            # A request that vLLM cannot build must not take down the stream, and all other requests on it.
             logger.exception("request %s cannot be built", start.request_id, extra=names_of(attempt))
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None

@@ -1,8 +1,8 @@
-"""Calls to other workers: an attempt here follows the attempt there that computes or holds its KV.
+"""Call other workers: an attempt here follows the attempt there that computes or holds its KV.
 
-One channel for each worker is kept: connecting takes longer than most calls. A call costs 0.25 to
-0.5 ms of CPU at each end, and 15 KB while it is open. If the connection breaks, all calls on it do: each is
-made once more, because the source keeps what it has to say.
+One channel per worker is kept, as connecting takes longer than most calls. A call costs 0.25 to 0.5 ms of CPU
+at each end, and 15 KB while it is open. If the connection breaks, all its calls do; each is retried once,
+because the source keeps its answer.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 # All in seconds.
 CONNECT_S = 5.0
-AGAIN_S = 1.0  # to connect after a connection broke
-PAUSE_S = 0.05  # before that, at most
-IDLE_S = 300.0  # of a channel, before it is closed
-MAX_CHANNELS = 256  # above this, idle ones are closed at once
+AGAIN_S = 1.0  # pause after a connection broke
+PAUSE_S = 0.05  # the longest pause before that
+IDLE_S = 300.0  # idle time before a channel is closed
+MAX_CHANNELS = 256  # beyond this, idle channels are closed at once
 
-# The source answers, but not as was hoped. Any other status is a broken call.
+# The source answers, but refuses. Any other status means a broken call.
 _REFUSALS: Mapping[grpc.StatusCode, type[HandoffError]] = MappingProxyType(
     {
         grpc.StatusCode.NOT_FOUND: UnknownHandoff,
@@ -61,7 +61,7 @@ _NOT_READY = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING
 
 
 class _FailureError(Exception):
-    """The way in which a source failed."""
+    """A source's failure."""
 
     def __init__(self, event: Event, problem: HandoffError, *, broke: bool = False) -> None:
         """broke: the source was connected, and may have more to say."""
@@ -73,10 +73,10 @@ class _FailureError(Exception):
 
 @dataclass(eq=False)
 class _Kept:
-    """A worker's channel. `used` is time.monotonic's."""
+    """A worker's channel. `used` is on the clock of time.monotonic."""
 
     address: str
-    credentials: object  # with which it was made
+    credentials: object  # those it was made with
     channel: grpc.aio.Channel
     stub: WorkerStub
     calls: int = 0
@@ -84,24 +84,23 @@ class _Kept:
 
 
 class Following:
-    """All such calls of this worker."""
+    """All calls of this worker to sources."""
 
     def __init__(self) -> None:
         self._dialler = rpc.Dialler(Role.WORKER)
-        self._channels: dict[str, _Kept] = {}  # by address
+        self._channels: dict[str, _Kept] = {}  # keyed by address
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def follow(self, incoming: Incoming[Any], source: Source, epoch: int, within_s: float) -> None:
-        """Tell `incoming` what the source says, until its end, or until `within_s` are over."""
+        """Pass on to `incoming` what the source says, until its end or for `within_s` seconds."""
         call = incoming.call = asyncio.create_task(self._run(incoming, source, epoch, within_s))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
     @property
     def calls(self) -> int:
-        """The number of calls that are open."""
         return len(self._calls)
 
     async def close(self) -> None:
@@ -128,14 +127,14 @@ class Following:
             )
         except _FailureError as error:
             failure = error
-        except Exception as error:  # whatever it is: an attempt must not wait for ever
+        except Exception as error:  # whatever it is, an attempt must not wait forever
             logger.exception("what %s says of request %s cannot be used", who, source.request_id)
             failure = _FailureError(Event.WRONG, SourceError(f"{who}: {describe(error)}"))
         if failure is not None:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
     async def _hear(self, incoming: Incoming[Any], source: Source, epoch: int) -> None:
-        """Pass on what the source says, until its prompt is complete. Raises _FailureError."""
+        """Pass on what the source says until its prompt is complete. Raises _FailureError."""
         try:
             await self._call(incoming, source, epoch, CONNECT_S)
         except _FailureError as failure:
@@ -175,7 +174,7 @@ class Following:
     def _kept(self, address: str) -> _Kept:
         kept = self._channels.get(address)
         credentials = self._dialler.credentials
-        if kept is not None and kept.credentials is not credentials:  # this process has another certificate
+        if kept is not None and kept.credentials is not credentials:  # this process has a new certificate
             del self._channels[address]
             if not kept.calls:
                 self._close(kept)
@@ -213,7 +212,7 @@ class Following:
 
 
 async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
-    """Let a channel connect, or fail to: gRPC would try for 20 s. Return whether it did.
+    """Let a channel connect or fail; gRPC alone would try for 20 s. Return whether it connected.
 
     Raises _FailureError.
     """
@@ -230,7 +229,7 @@ async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
 
 
 def _pass_on(reply: FollowReply, incoming: Incoming[Any]) -> bool:
-    """Tell `incoming` what was said; return whether that was the end. Raises _FailureError."""
+    """Pass a reply on to `incoming`; return whether it was the last. Raises _FailureError."""
     said = reply.WhichOneof("message")
     if said == "begun":
         incoming.on_begun(reply.begun)

@@ -1,4 +1,4 @@
-"""Prepares the grammars of requests: tries each, then compiles it."""
+"""Prepare the grammars of requests: try each, then compile it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Grammars:
-    """Has each grammar tried, and then compiled in the engine's process."""
+    """Try each grammar, then compile it in the engine's process."""
 
     def __init__(self, host: EngineHost, house: GrammarHouse) -> None:
         self._host = host
@@ -32,14 +32,13 @@ class Grammars:
         await self._house.open(Context.of(self._host.grammars.config))
 
     def close(self) -> None:
-        """End trials and compilations."""
         self._house.close()
 
     async def prepare(self, request: Any, party: int) -> None:
-        """Compile the grammar of vLLM's Request; its engine will not wait for it.
+        """Compile the grammar of vLLM's Request, so that its engine does not wait for it.
 
         party: the client, for taking turns. Raises RequestRefused, and whatever the compiler raises.
-        Cancelling this call leaves at most a running compilation behind.
+        Cancelling this call leaves at most one running compilation behind.
         """
         verdict = await self._house.check(request.sampling_params, party)
         asked = copy.copy(verdict.structured_outputs)
@@ -58,14 +57,14 @@ class Compilations:
         let_in: Callable[[RunningAttempt], None],
         refuse: Callable[[str, Exception], None],
     ) -> None:
-        """Begin without any. let_in: gives an attempt to the engine; refuse: ends it, by its internal id."""
+        """Begin empty. let_in: gives an attempt to the engine; refuse: ends it, by its internal id."""
         self._grammars = grammars
         self._let_in = let_in
         self._refuse = refuse
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, attempt: RunningAttempt, party: int) -> None:
-        """Prepare an attempt's grammar, then let it in. The attempt's end ends this.
+        """Prepare an attempt's grammar, then let it in. Stops when the attempt ends.
 
         party: the client, for taking turns
         """
@@ -74,7 +73,6 @@ class Compilations:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """End all of it."""
         for task in self._tasks:
             task.cancel()
         self._grammars.close()
@@ -85,7 +83,7 @@ class Compilations:
             await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
         except RequestRefused as refused:
             problem = refused
-        except Exception as error:  # whatever a grammar's compiler raises: its request would wait for ever
+        except Exception as error:  # whatever a grammar's compiler raises: its request would wait forever
             if not isinstance(error, ValueError):
                 logger.exception(
                     "the grammar of request %s cannot be compiled",

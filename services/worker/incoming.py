@@ -1,9 +1,9 @@
-"""The KV of an attempt, or of its prompt's beginning, that comes in from another worker.
+"""Follow the KV of an attempt, or of its prompt's beginning, that comes from another worker.
 
-One `Incoming` an attempt. It hears its source (services/worker/following.py), the engine and its own end,
-and says what follows. A DECODE is in the engine from its Start on, with its blocks reserved, and cannot do
-without the KV. What needs its first token to be built (`Prepared.late`), and a prompt that can do without
-its beginning, are held here until the source has said all.
+Each attempt has one `Incoming`. It hears its source (services/worker/following.py), the engine and its own
+end, and decides what follows. A DECODE is in the engine from its Start on, with its blocks reserved, and
+cannot do without the KV. A request that needs its first token to be built (`Prepared.late`), and a prompt
+that can do without the KV of its beginning, are held here until the source has said everything.
 
     ASKED ──begun──► BEGUN ──complete──► COMPLETE ──loaded──► LOADED
       └──────────────────complete───────────▲
@@ -11,10 +11,10 @@ its beginning, are held here until the source has said all.
     all but OVER ──cancelled──► OVER
     a prompt's beginning: ASKED, BEGUN ──refused, lost, late, wrong──► WHOLE ◄──wrong── COMPLETE
 
-TRANSITIONS and OPTIONAL are that picture.
-Plain state; the loop's thread only. Invariants: an attempt is submitted once,
-and gets its token once, by an event that leaves its state for good; after OVER nothing counts, and after
-WHOLE only the attempt's end.
+TRANSITIONS and OPTIONAL encode that picture. Plain state; loop's thread only.
+
+Invariants: an attempt is submitted once, and gets its token once, by an event that leaves its state for good;
+after OVER no event counts, and after WHOLE only the attempt's end.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Attempt_contra = TypeVar("Attempt_contra", contravariant=True)  # RunningAttempt
 
 
 class State(Enum):
-    """The states of such KV."""
+    """The states of incoming KV."""
 
     ASKED = "asked"  # the source has said nothing
     BEGUN = "begun"  # its first records can be pulled; a request in the engine pulls
     COMPLETE = "complete"  # the token is here; the engine has all that it needs
-    LOADED = "loaded"  # the KV is in the engine's cache: a request like others
+    LOADED = "loaded"  # the KV is in the engine's cache: a request like any other
     WHOLE = "whole"  # the prompt is computed from its beginning
     OVER = "over"
 
 
 class Event(Enum):
-    """An event in one of them."""
+    """The events of incoming KV."""
 
     BEGUN = "begun"
     COMPLETE = "complete"
     LOADED = "loaded"
-    REFUSED = "refused"  # the source has nothing, or lets this worker not follow
-    LOST = "lost"  # the call to the source broke, or never came about
+    REFUSED = "refused"  # the source has nothing, or does not let this worker follow
+    LOST = "lost"  # the call to the source broke or was never made
     LATE = "late"  # the source did not end in time
     WRONG = "wrong"  # what the source said does not fit the request
     FAILED = "failed"  # the engine could not load it
@@ -68,13 +68,13 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
         (State.ASKED, Event.COMPLETE): State.COMPLETE,
         (State.BEGUN, Event.COMPLETE): State.COMPLETE,
         (State.COMPLETE, Event.LOADED): State.LOADED,
-        (State.COMPLETE, Event.WRONG): State.OVER,  # found as its token is given
+        (State.COMPLETE, Event.WRONG): State.OVER,  # found when its token is given
         **{(state, event): State.OVER for state in _WAITING for event in _SOURCE_FAILS},
         **{(state, Event.FAILED): State.OVER for state in (*_WAITING, State.COMPLETE)},
         **{(state, Event.CANCELLED): State.OVER for state in State if state is not State.OVER},
     }
 )
-# Where the KV is an extra: what else ends it ends the attempt there, too.
+# Applies if the KV is optional. All other events end the attempt as in TRANSITIONS.
 OPTIONAL: Mapping[tuple[State, Event], State] = MappingProxyType(
     {
         **{(state, event): State.WHOLE for state in _WAITING for event in _SOURCE_FAILS},
@@ -84,9 +84,10 @@ OPTIONAL: Mapping[tuple[State, Event], State] = MappingProxyType(
 
 
 def code_of(problem: Problem) -> Failed.Code:
-    """Return the code with which an attempt fails whose KV has this problem.
+    """Return the code with which an attempt fails when its KV has this problem.
 
-    SOURCE has its router keep the two workers apart for a while; not where the source was only too slow.
+    SOURCE makes the router keep the two workers apart for a while; it is not used if the source was merely
+    too slow.
     """
     cut = isinstance(problem.to_error(), TransportFailed | NoCommonTransport)
     return Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF
@@ -96,19 +97,19 @@ class Seams(Protocol[Attempt_contra]):
     """The way to the engine and to the router: services/worker/entrance.py."""
 
     def enter(self, attempt: Attempt_contra, start: Start, complete: Complete | None) -> None:
-        """Build the request, with what is loaded or without, and submit it. Raises RequestRefused."""
+        """Build the request, with or without loaded KV, and submit it. Raises RequestRefused."""
 
     def begin_load(self, attempt: Attempt_contra, manifest: Manifest) -> None:
-        """Let the submitted request pull what is there."""
+        """Let the submitted request pull the available KV."""
 
     def resume(self, attempt: Attempt_contra, complete: Complete) -> None:
-        """Give the submitted request its token, and all that can be pulled. Raises RequestRefused."""
+        """Give the submitted request its token and all KV. Raises RequestRefused."""
 
     def fail(self, attempt: Attempt_contra, code: Failed.Code, problem: Problem) -> None:
         """End the attempt, and tell its router why."""
 
     def do_without(self, attempt: Attempt_contra, problem: Problem) -> None:
-        """Take note that the prompt is computed from its beginning, and why."""
+        """Note that the prompt is computed from its beginning, and why."""
 
 
 class Incoming(Generic[Attempt_contra]):
@@ -117,9 +118,9 @@ class Incoming(Generic[Attempt_contra]):
     def __init__(
         self, attempt: Attempt_contra, start: Start, seams: Seams[Attempt_contra], *, held: bool
     ) -> None:
-        """Begin as the source is asked. held: the request is not built before the source has said all."""
+        """Begin when the source is asked. held: build the request only once the source has said all."""
         self.state = State.ASKED
-        self.call: asyncio.Task[None] | None = None  # to the source
+        self.call: asyncio.Task[None] | None = None  # the call to the source
         self._attempt = attempt
         self._seams = seams
         self._optional = start.phase == PHASE_PREFILL
@@ -127,16 +128,16 @@ class Incoming(Generic[Attempt_contra]):
 
     @property
     def waits(self) -> bool:
-        """Whether the source has not said all: no step of the engine has the request in it."""
+        """Whether the source has more to say: no step of the engine includes the request yet."""
         return self.state in _WAITING
 
     @property
     def loads(self) -> bool:
-        """Whether the KV is not in the engine's cache yet, but is to be."""
+        """Whether the KV is still on its way to the engine's cache."""
         return self.waits or self.state is State.COMPLETE
 
     def hear(self, event: Event) -> bool:
-        """Go where an event leads; return whether it counts here."""
+        """Apply an event; return whether it counts in this state."""
         after = self._after(event)
         if after is None:
             return False
@@ -144,12 +145,12 @@ class Incoming(Generic[Attempt_contra]):
         return True
 
     def on_begun(self, manifest: Manifest) -> None:
-        """Take what the source offers while the prompt is computed."""
+        """Take the records that the source offers while the prompt is computed."""
         if self.hear(Event.BEGUN) and self._held is None:
             self._seams.begin_load(self._attempt, manifest)
 
     def on_complete(self, complete: Complete) -> None:
-        """Take the source's end."""
+        """Take the source's final answer."""
         if not self.hear(Event.COMPLETE):
             return
         held, self._held = self._held, None
@@ -163,11 +164,11 @@ class Incoming(Generic[Attempt_contra]):
             self._fail(Event.WRONG, Problem.of(ManifestError(str(refused))), refused.code)
 
     def on_failed(self, event: Event, problem: Problem) -> None:
-        """Take it that the source says no more."""
+        """Note that the source says no more."""
         self._fail(event, problem, code_of(problem))
 
     def cancel(self) -> None:
-        """Say nothing more: the attempt is over. Harmless when it was."""
+        """Stop: the attempt is over. Idempotent."""
         self.hear(Event.CANCELLED)
         self._held = None
         if self.call is not None:
@@ -176,7 +177,7 @@ class Incoming(Generic[Attempt_contra]):
 
     def _after(self, event: Event) -> State | None:
         where = self.state, event
-        can_do_without = self._optional and self._held is not None  # it is submitted once
+        can_do_without = self._optional and self._held is not None  # a request is submitted only once
         return (OPTIONAL.get(where) if can_do_without else None) or TRANSITIONS.get(where)
 
     def _fail(self, event: Event, problem: Problem, code: Failed.Code) -> None:

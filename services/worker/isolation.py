@@ -1,13 +1,13 @@
-"""Requests that are tried alone: while one of them runs, no step of the engine has another.
+"""Try requests alone: while one of them runs, no step of the engine includes another.
 
 A router asks for this if an engine failed under a request. Running requests get `GRACE_S` to end, and are
 then moved to other workers, as at the end of a drain. Requests that wait for KV from a source stay: without
-their token no step has them, and their prompts may be half computed. New requests and such tokens are held,
-in order, and go to the engine afterwards.
+their token no step includes them, and their prompts may be half computed. New requests and such tokens are
+held, in order, and go to the engine afterwards.
 
 Requests to be tried alone run one after the other, whichever router sent them. Others are held for at most
-`TURN_S`: a trial that takes longer is sent back to its router, to be tried again later, and before the engine
-is emptied again the others get as much time as they were held.
+`TURN_S`: a longer trial is sent back to its router, to be tried again later, and before the engine is emptied
+again the others get as much time as they were held.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Isolation:
         self._held: OrderedDict[str, list[Begin]] = OrderedDict()
         self._now: RunningAttempt | None = None
         self._holds = False
-        self._since = 0.0  # time.monotonic since when others are held
+        self._since = 0.0  # time.monotonic at which others began to be held
         self._rests_until = 0.0  # time.monotonic
         self._lingers_until = 0.0  # time.monotonic
         self._timer: asyncio.TimerHandle | None = None
@@ -73,7 +73,7 @@ class Isolation:
             step()
 
     def go_on(self, attempt: RunningAttempt, step: Begin) -> None:
-        """Call `step`, after which the engine's steps can have the attempt, now or when that is allowed."""
+        """Call `step`, which exposes the attempt to the engine's steps, now or when that is allowed."""
 
         def let_go() -> None:
             attempt.inside = True
@@ -85,7 +85,6 @@ class Isolation:
             let_go()
 
     def ended(self, attempt: RunningAttempt) -> None:
-        """Record that an attempt has ended."""
         if not (self._holds or self._alone):
             return
         self._held.pop(attempt.internal_id, None)
@@ -96,7 +95,6 @@ class Isolation:
         asyncio.get_running_loop().call_soon(self._look)  # once, even if many end together
 
     def _look(self) -> None:
-        """Do what is due."""
         now = time.monotonic()
         if self._now is not None:
             self._watch(self._now, now)
@@ -141,7 +139,6 @@ class Isolation:
             self._look_at(now + LEAST_REST_S)
 
     def _release(self, now: float) -> None:
-        """Let the held requests in."""
         self._holds, self._lingers_until = False, 0.0
         self._rests_until = now + max(LEAST_REST_S, now - self._since)
         held, self._held = self._held, OrderedDict()

@@ -1,4 +1,4 @@
-"""Keeps KV that is saved here for as long as the router that asked for it is connected and wants it."""
+"""Keep saved KV for as long as the router that asked for it is connected and wants it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from baton.services.worker.outgoing import Outgoing
 
 
 async def renew_leases(outgoing: Outgoing, ranks: HandoffClient, every_s: float, for_s: float) -> None:
-    """Renew what is saved; until cancelled.
+    """Renew the leases of saved KV; until cancelled.
 
-    The request waits in a queue on the other side, which may be longer than any lease. After `for_s`, as
-    long as a router's request may take, a handoff goes: it was pulled, and its release was lost.
-    A renewal begins `every_s` after the last one began: one that fails must leave time for another.
+    The request waits in a queue on the other side, which may be longer than any lease. After `for_s`, as long
+    as a router's request may take, a handoff is dropped: it was pulled, and its release was lost. A renewal
+    begins `every_s` after the last one began: if one fails there must be time for another.
     """
     while True:
         began = time.monotonic()

@@ -1,6 +1,6 @@
-"""The begin and the end of a worker's process.
+"""Start and end a worker's process.
 
-`run_worker` is one process's whole work. It may run in a process forked from one that called `preload`.
+`run_worker` is the whole work of a process. It may run in a process forked from one that called `preload`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from baton.services.printing import complain
 
 logger = logging.getLogger(__name__)
 
-# Seconds. The engine's thread and the loop's share the interpreter: one that wants it waits at most this long
-# for one that computes in Python. On two busy cores a step's outputs reached the loop in 22 us (p50) so, and
-# in 215 to 335 us with Python's own 5 ms; with 0.1 ms the steps themselves took a third longer.
+# Seconds. The engine's thread and the loop's share the interpreter: each waits at most this long for the
+# other while that computes in Python. On two busy cores a step's outputs reached the loop in 22 us (p50),
+# against 215 to 335 us with Python's own 5 ms; with 0.1 ms the steps took a third longer.
 SWITCH_INTERVAL_S = 0.0005
 
 _HEAVY = (
@@ -54,7 +54,7 @@ _HEAVY = (
 
 
 def preload() -> None:
-    """Import all that is slow, so that processes forked from this one start in seconds.
+    """Import everything slow, so that processes forked from this one start in seconds.
 
     Starts no thread and opens no connection: neither survives a fork.
     """
@@ -73,7 +73,7 @@ def run_worker(settings: Settings, role: str) -> None:
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
     names = worker_id, worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
     logs.configure(settings.log_format, worker_id)
-    house = GrammarHouse(fork_helper())  # first: joining a CA may start threads
+    house = GrammarHouse(fork_helper())  # first, because joining a CA may start threads
     the_role = roles.role(role)
     roles.check(the_role, settings)
     check_model(settings.engine)
@@ -91,7 +91,7 @@ def run_worker(settings: Settings, role: str) -> None:
         node = Node(settings, the_role, names, fingerprint, preload, adapters=adapters, house=house)
         status = asyncio.run(node.run())
     except EngineFailed as error:
-        # An exit in order would wait for its threads and its ranks, which may wait for ever.
+        # An orderly exit would wait for threads and ranks, which may wait forever.
         complain(f"baton: error: {error}")
         status = 1 if isinstance(error.__cause__, RankLost) else ENGINE_FAILED
     leave(status)

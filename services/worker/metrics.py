@@ -1,4 +1,4 @@
-"""A worker's figures for Prometheus. Durations in seconds, sizes in bytes, as its conventions want."""
+"""Export a worker's figures to Prometheus. Durations in seconds, sizes in bytes, by its conventions."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class WorkerMetrics:
         )
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Set the KV blocks that requests can have, known once the engine is loaded."""
+        """Set the number of KV blocks for requests, known once the engine is loaded."""
         self._num_blocks = num_blocks
 
     def on_step(self, step: EngineStep) -> None:
@@ -118,7 +118,6 @@ class WorkerMetrics:
         self._prefix_hits.inc(step.counts.prefix_hits)
 
     def on_refused(self, code: Failed.Code) -> None:
-        """Count a request that was refused."""
         self._refused.labels(Failed.Code.Name(code).removeprefix("CODE_").lower()).inc()
 
     def on_saved(self, saved: Saved) -> None:
@@ -130,11 +129,9 @@ class WorkerMetrics:
             self._save.observe(saved.save_ms * _MS)
 
     def on_not_loaded(self, problem: Problem) -> None:
-        """Count a handoff that could not be loaded."""
         self._load_failed.labels(problem.name).inc()
 
     def on_loaded(self, loaded: Loaded) -> None:
-        """Count a handoff that was loaded."""
         transport = loaded.transport or "none"
         self._loaded.labels(transport).inc()
         self._bytes.labels(transport).inc(loaded.bytes)
@@ -142,7 +139,7 @@ class WorkerMetrics:
         self._total.observe(loaded.total_ms * _MS)
 
     def ask_staged(self, ask: Callable[[], Staged | None]) -> None:
-        """Call `ask` once in each scrape, in its thread, for what waits to be pulled; None: not known."""
+        """Call `ask` once per scrape, in its thread, for KV that waits to be pulled; None: not known."""
 
         def look() -> None:
             staged = ask()
@@ -157,15 +154,14 @@ class _BeforeScrape(Collector):
     """Sets other metrics at the beginning of each scrape; has none of its own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Come before all that is registered after this."""
+        """Register before everything that it sets."""
         self.look: Callable[[], None] = lambda: None
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Set the others. Return nothing."""
+        """Set the other metrics. Return nothing."""
         self.look()
         return ()

@@ -1,4 +1,4 @@
-"""One worker's services and their order: register, load, serve, drain, leave."""
+"""Run one worker's services in order: register, load, serve, drain, leave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from baton.services.roles import Role
 from baton.services.worker.advertise import advertised
 from baton.services.worker.metrics import WorkerMetrics
 
-if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused should know before
+if TYPE_CHECKING:  # vLLM takes seconds to import, and a refused worker should know before
     from baton.services.engine.build import EngineInfo
     from baton.services.engine.grammars.house import GrammarHouse
     from baton.services.engine.host import EngineHost
@@ -49,12 +49,13 @@ logger = logging.getLogger(__name__)
 # All in seconds.
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
-POLL_S = 0.02  # of a drain
-FLUSH_S = 1.0  # for the last replies to routers
-# For routers to read why their requests failed, before their streams end: gRPC drops what is read too late.
+POLL_S = 0.02  # while draining
+FLUSH_S = 1.0  # time for the last replies to routers
+# Time for routers to read why their requests failed before their streams end: gRPC drops what is read too
+# late.
 LAST_WORDS_S = 0.2
 SERVER_GRACE_S = 1.0
-QUICK_S = 0.5  # of a heartbeat: half of it is the most that the clocks' difference is wrong by
+QUICK_S = 0.5  # a heartbeat; the clocks' difference is wrong by at most half of it
 
 _HEALTH_NAMES = ("", worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -75,7 +76,7 @@ class Node:
         adapters: tuple[AdapterFiles, ...] = (),
         house: GrammarHouse,
     ) -> None:
-        """Prepare a worker; `names`: its id, and its name, which is the same each time it is started."""
+        """Prepare a worker; `names`: its id, and its name, which stays the same across restarts."""
         self._house = house
         self._adapters = adapters
         self._settings = settings
@@ -92,17 +93,17 @@ class Node:
         )
         self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
-        self._handed_back = 0  # requests, as a drain's time was up
-        self._told_to_stop = False  # by a signal, so that a second one hurries
+        self._handed_back = 0  # requests handed back when the drain's time was up
+        self._told_to_stop = False  # a signal came, so a second one hurries
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
-        self._kv_host = ""  # under which others find saved KV
-        self._staged = Staged()  # as last known
-        self._fence = 0  # of the last autoscaler that changed its role
+        self._kv_host = ""  # where others find saved KV
+        self._staged = Staged()  # last known
+        self._fence = 0  # the fence of the last autoscaler that changed its role
 
     async def run(self) -> int:
-        """Be a worker; return the exit status. The engine's thread may still be there, if it was loading.
+        """Be a worker; return the exit status. The engine's thread may outlive this call if it was loading.
 
         Raises StartError, PeerRefused, ConfigError, EngineFailed.
         """
@@ -188,7 +189,7 @@ class Node:
             metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
             await grammars.open()
             dispatcher.open(info, self._adapters)
-            mine.capacity.CopyFrom(self._capacity(info, host))  # for Hello
+            mine.capacity.CopyFrom(self._capacity(info, host))  # read by Hello
             session.blocks = dispatcher.blocks if host.hashing else None
             await session.ready(mine.capacity)
             await self._set_health(_SERVING)
@@ -243,7 +244,7 @@ class Node:
 
     @staticmethod
     async def _nothing_staged(host: EngineHost) -> bool:
-        """Return whether no handoff waits; False also where that is not known."""
+        """Return whether no handoff waits; False also if that is unknown."""
         staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
         return staged is not None and staged.handoffs == 0
 
@@ -253,7 +254,7 @@ class Node:
             await asyncio.sleep(POLL_S)
 
     async def _watch_pinned(self, host: EngineHost) -> None:
-        """Ask the ranks which handoffs wait to be pulled, once a heartbeat."""
+        """Ask the ranks once per heartbeat which handoffs wait to be pulled."""
         while True:
             staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
             if staged is not None:
@@ -261,7 +262,7 @@ class Node:
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
-        """Take an engine that hangs for one that failed."""
+        """Treat a hanging engine as failed."""
         limit_s = self._settings.worker.engine_stall_s
         while host.step_s < limit_s:  # noqa: ASYNC110 (a thread that hangs sets no event)
             await asyncio.sleep(min(1.0, limit_s / 4))
@@ -270,8 +271,8 @@ class Node:
     # Starting.
 
     async def _preloaded(self) -> bool:
-        """Import what is slow; return False when a signal came first."""
-        # In a thread of its own: the end of the loop would wait for one of the loop's.
+        """Import slow modules; return False if a signal came first."""
+        # Uses its own thread: the end of the loop would wait for one of the loop's.
         thread = ThreadPoolExecutor(1, "preload")
         importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
         stopping = asyncio.create_task(self._stop.wait())
@@ -285,7 +286,7 @@ class Node:
         return True
 
     async def _load_engine(self, host: EngineHost, dispatcher: Dispatcher) -> EngineInfo | None:
-        """Load the engine; return None when a signal came first. Raises StartError and ConfigError."""
+        """Load the engine; return None if a signal came first. Raises StartError and ConfigError."""
         began = time.monotonic()
         logger.info("loading %s", self._settings.engine.model)
         loading = asyncio.create_task(host.load(dispatcher))
@@ -305,7 +306,7 @@ class Node:
         return await loading
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        """Take the port before anything slow. Raises StartError when it is taken, NotSecured."""
+        """Take the port before anything slow. Raises StartError if it is taken, and NotSecured."""
         listen = addresses.join(*addresses.split(self._settings.worker.listen))
         rpc.check_exposure("handoff.host", self._settings.handoff.host or "127.0.0.1")  # it listens later
         port = rpc.listen(server, "worker.listen", listen)
@@ -338,10 +339,10 @@ class Node:
     # Another role.
 
     async def _become(self, session: WorkerSession, wire: scheduler_pb2.Role, fence: int) -> str:
-        """Take another role; return why not, in one line, or an empty text.
+        """Take another role; return in one line why not, or an empty text.
 
         `fence` is that of an autoscaler, 0 for others: one below an earlier one's is late. While no scheduler
-        answers it counts from when one does again.
+        answers, it counts from when one does again.
         """
         name = roles.name_of(wire)
         if not name or self._dispatcher is None:
@@ -363,7 +364,7 @@ class Node:
         return ""
 
     def _unable(self, role: Role) -> str:
-        """Say why this engine cannot be of that role; empty if it can."""
+        """Say why this engine cannot take that role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
         if not role.needs_handoffs or self._identity.capacity.compatibility_hash:

@@ -1,4 +1,4 @@
-"""A worker's answers to operators, who ask through the scheduler: its machine, and trials of the handoff."""
+"""Answer operators, who ask a worker through the scheduler about its machine and for handoff trials."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 from baton import addresses, machine
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
 
-TRIAL_TIMEOUT_S = 15.0  # the ranks have deadlines of their own within it
+TRIAL_TIMEOUT_S = 15.0  # the ranks have shorter deadlines of their own
 
 
 class Ranks(Protocol):
-    """The engine's host, as far as it is asked here."""
+    """The part of the engine's host that is needed here."""
 
     @property
     def kv_addresses(self) -> list[str]:
@@ -34,7 +34,7 @@ class OperatorDesk:
         self._kv_host = kv_host
 
     async def inspect(self) -> scheduler_pb2.Inspection:
-        """Look at this process and its machine."""
+        """Describe this process and its machine."""
         found = await asyncio.to_thread(machine.inspection)
         for address in self._ranks.kv_addresses:
             host, port = addresses.split(address)
@@ -42,7 +42,6 @@ class OperatorDesk:
         return found
 
     async def try_handoff(self, request: worker_pb2.TryHandoffRequest) -> handoff_pb2.TrialReply:
-        """Have this worker's ranks pull test payloads from another's."""
         return await asyncio.to_thread(
             self._ranks.try_handoff,
             list(request.sources),

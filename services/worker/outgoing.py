@@ -1,20 +1,20 @@
-"""The KV of prompts that are computed here, on its way out to the workers that follow them.
+"""Offer the KV of prompts computed here to the workers that follow them.
 
-A router draws a key for a PREFILL or a SAVE. It gives the key to this worker and to the worker that needs
-the KV. That worker calls `Follow` (protos/worker.proto) with the key: it may hear of a beginning, and always
-hears of one end. The call may come before the attempt does, while the prompt is computed, or when its KV
-is kept; the follower hears at once how far the attempt is.
+A router draws a key for a PREFILL or a SAVE, and gives it to this worker and to the worker that needs the KV.
+That worker calls `Follow` (protos/worker.proto) with the key: it may hear of a beginning, and always hears of
+one end. The call may come before the attempt does, while the prompt is computed, or when its KV is kept; the
+follower hears at once how far the attempt is.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
        └──────────────────┴───────────────────┴──over──► NOTHING ──REMEMBER_S──► forgotten
 
-Plain state, but for the calls that wait; the loop's thread only. Invariants:
+Plain state, except for the waiting calls; loop's thread only. Invariants:
 
-- A request has one handoff, of the latest attempt that was seen here.
-- A handoff has at most one follower: a second one takes the place of the first. Each hears exactly one end.
-- KV is released when its handoff is over, however that came. A follower that leaves ends nothing: its router
-  says what is not wanted any more; where that is gone, the end of its stream says so.
+- A request has one handoff, of the latest attempt seen here.
+- A handoff has at most one follower: a second one replaces the first. Each hears exactly one end.
+- KV is released when its handoff is over, whatever the reason. A follower that leaves ends nothing: its
+router says what is no longer wanted, or the end of the router's stream does.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from baton.protos import worker_pb2
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 
-WAIT_S = 10.0  # a follower waits so long for its attempt: the router sends both Starts at once
-MAX_WAITING = 1024  # followers that wait for one: an open call takes 15 KB
-REMEMBER_S = 10.0  # an attempt's end is remembered so long for a late follower: as long as WAIT_S
+WAIT_S = 10.0  # how long a follower waits for its attempt: the router sends both Starts at once
+MAX_WAITING = 1024  # followers waiting for an attempt: an open call takes 15 KB
+REMEMBER_S = 10.0  # how long an attempt's end is remembered for a late follower: as long as WAIT_S
 MAX_REMEMBERED = 4096
 _ENDS = "this worker ends"
 
@@ -48,9 +48,9 @@ class State(IntEnum):
     """The states of an attempt's KV. It never goes back to an earlier one."""
 
     PROMISED = 0  # the attempt is here
-    BEGUN = 1  # some can be pulled
-    KEPT = 2  # all can
-    NOTHING = 3  # none ever (again)
+    BEGUN = 1  # part of it can be pulled
+    KEPT = 2  # all of it can be pulled
+    NOTHING = 3  # none, or none any more
 
 
 class NotFollowedError(BatonError):
@@ -66,7 +66,7 @@ class Follower:
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self.timer: asyncio.TimerHandle | None = None  # while it waits for its attempt
+        self.timer: asyncio.TimerHandle | None = None  # runs while it waits for its attempt
         self._said: list[FollowReply] = []
         self._refusal: NotFollowedError | None = None
         self._news: asyncio.Future[None] | None = None
@@ -77,12 +77,11 @@ class Follower:
         return self._refusal is not None
 
     def say(self, reply: FollowReply) -> None:
-        """Let `next` return this."""
         self._said.append(reply)
         self._wake()
 
     def refuse(self, code: grpc.StatusCode, text: str) -> None:
-        """Let `next` raise NotFollowedError, after what was said before."""
+        """Make `next` raise NotFollowedError, after all queued replies."""
         self._refusal = NotFollowedError(code, text)
         self._wake()
 
@@ -102,28 +101,27 @@ class Follower:
 
 @dataclass(eq=False)
 class _Handoff:
-    """The KV of one attempt. Times are time.monotonic's."""
+    """The KV of one attempt. Times are on the clock of time.monotonic."""
 
     request_id: str
     epoch: int
     session: int  # its router's
     key: bytes
     state: State = State.PROMISED
-    manifest: Manifest | None = None  # of what can be pulled
+    manifest: Manifest | None = None  # manifest of what can be pulled
     end: FollowReply | None = None
     saved_s: float = 0.0
-    until_s: float = 0.0  # its lease's end; where nothing is left, until then that is remembered
+    until_s: float = 0.0  # the end of its lease; in NOTHING, until when that is remembered
     follower: Follower | None = None
 
     def move(self, to: State) -> bool:
-        """Go to a later state; stay where `to` is not later. Return whether it moved."""
+        """Move to a later state and return True; ignore a state that is not later."""
         if to <= self.state:
             return False
         self.state = to
         return True
 
     def tell(self, reply: FollowReply) -> None:
-        """Tell the follower, if there is one."""
         if self.follower is not None:
             self.follower.say(reply)
 
@@ -132,19 +130,19 @@ class Outgoing:
     """All handoffs of this worker, and their followers."""
 
     def __init__(self, release: Callable[[Manifest], object]) -> None:
-        """Begin without any. release: lets go of KV, without waiting."""
+        """Begin empty. release: lets go of KV, without waiting."""
         self._release = release
-        self._handoffs: dict[str, _Handoff] = {}  # by request id
-        self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # those whose KV is under a lease
-        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # those with nothing, the oldest first
-        self._waiting: dict[tuple[str, int], list[Follower]] = {}  # by request id and epoch
+        self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
+        self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # handoffs whose KV is under a lease
+        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # handoffs in NOTHING, oldest first
+        self._waiting: dict[tuple[str, int], list[Follower]] = {}  # keyed by request id and epoch
         self._waiters = 0
-        self._ends = False  # no follower hears more than that
+        self._ends = False  # no follower hears more than the end
 
     # An attempt's way.
 
     def begin(self, request_id: str, epoch: int, key: bytes, session: int) -> None:
-        """Take note of an attempt whose KV is wanted, of a later epoch than all before."""
+        """Note an attempt whose KV is wanted, of a later epoch than all before."""
         if (older := self._handoffs.get(request_id)) is not None and older.epoch >= epoch:
             return
         self.supersede(request_id, epoch)
@@ -160,14 +158,14 @@ class Outgoing:
                 follower.refuse(error.code, str(error))
 
     def begun(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Tell that the first records can be pulled. Their lease may end before the prompt does."""
+        """Report that the first records can be pulled. Their lease may end before the prompt does."""
         handoff = self._of(request_id, epoch)
         if handoff is not None and handoff.move(State.BEGUN):
             self._lease(handoff, manifest)
             handoff.tell(FollowReply(begun=manifest))
 
     def complete(self, request_id: str, epoch: int, complete: Complete) -> None:
-        """Tell that all of it is kept, and keep that answer for as long as the KV."""
+        """Report that all of it is kept, and keep that answer for as long as the KV."""
         handoff = self._of(request_id, epoch)
         if handoff is None or not handoff.move(State.KEPT):
             self._release(complete.manifest)  # nobody is left to say that it is not wanted
@@ -177,9 +175,9 @@ class Outgoing:
         handoff.tell(handoff.end)
 
     def over(self, request_id: str, epoch: int, problem: Problem | None = None) -> None:
-        """Tell that the attempt ended without a save: its first token was its last, or it was aborted.
+        """Report that the attempt ended without a save: its first token was its last, or it was aborted.
 
-        Harmless where its KV is kept, or it was over.
+        Has no effect if its KV is kept or it was already over.
         """
         handoff = self._of(request_id, epoch)
         if handoff is not None and handoff.state is not State.KEPT:
@@ -191,7 +189,7 @@ class Outgoing:
     # Its end.
 
     def release(self, request_id: str) -> None:
-        """Let go of a request's KV, which its router does not want any more."""
+        """Let go of a request's KV, which its router no longer wants."""
         if (handoff := self._handoffs.get(request_id)) is not None:
             self._end(handoff, Problem.of(UnknownHandoff("its router has released it")))
 
@@ -201,13 +199,13 @@ class Outgoing:
             self._end(handoff, Problem.of(UnknownHandoff("the stream of its router has ended")))
 
     def supersede(self, request_id: str, epoch: int) -> None:
-        """Let go of the KV of earlier attempts at a request than this one."""
+        """Let go of the KV of earlier attempts at a request."""
         handoff = self._handoffs.get(request_id)
         if handoff is not None and handoff.epoch < epoch:
             self._end(handoff, Problem.of(StaleEpoch(f"attempt {epoch} has taken its place")))
 
     def hang_up(self) -> None:
-        """Send all followers away, and those that still come: this worker ends."""
+        """Send all followers away, including later ones: this worker ends."""
         self._ends = True
         for handoff in self._handoffs.values():
             if handoff.follower is not None:
@@ -221,7 +219,7 @@ class Outgoing:
     # Leases.
 
     def to_renew(self, for_s: float) -> list[Manifest]:
-        """Return what is held for routers that are connected, and was saved in the last `for_s` seconds."""
+        """Return the KV held for connected routers that was saved in the last `for_s` seconds."""
         self.forget_expired()
         since = time.monotonic() - for_s
         return [
@@ -229,7 +227,7 @@ class Outgoing:
         ]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Begin the leases of the `held` anew, of those `asked` at `at_s`; the others are gone."""
+        """Renew the leases of the `held`, among those `asked` at `at_s`; the others are gone."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest
@@ -241,9 +239,9 @@ class Outgoing:
                 handoff.until_s = at_s + manifest.lease_s
 
     def forget_expired(self) -> None:
-        """Forget what has lost its lease, and what was over long ago."""
+        """Forget KV that has lost its lease, and handoffs that were over long ago."""
         now = time.monotonic()
-        while self._leased:  # in the order of their leases' ends
+        while self._leased:  # ordered by the ends of their leases
             oldest = next(iter(self._leased.values()))
             if oldest.until_s > now:
                 break
@@ -254,7 +252,7 @@ class Outgoing:
 
     @contextmanager
     def follower(self, request: FollowRequest) -> Iterator[Follower]:
-        """Let another worker follow an attempt, as long as the context lasts. Raises NotFollowedError."""
+        """Let another worker follow an attempt while the context lasts. Raises NotFollowedError."""
         if self._ends:
             raise NotFollowedError(grpc.StatusCode.UNAVAILABLE, _ENDS)
         self.forget_expired()
@@ -280,7 +278,7 @@ class Outgoing:
     def _wait(self, name: tuple[str, int], follower: Follower) -> None:
         if self._waiters >= MAX_WAITING:
             raise NotFollowedError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WAITING} others wait here for attempts to come"
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WAITING} others already wait here for attempts"
             )
         self._waiting.setdefault(name, []).append(follower)
         self._waiters += 1
@@ -331,14 +329,14 @@ class Outgoing:
         self._leased.move_to_end(handoff.request_id)
 
     def _lapse(self, handoff: _Handoff, error: HandoffError) -> None:
-        """Note that the ranks hold it no more. Of a prompt that is still computed they may hold it again."""
+        """Note that the ranks no longer hold its KV; during the prompt they may hold some again."""
         del self._leased[handoff.request_id]
         if handoff.state is State.KEPT:
             handoff.manifest = None
             self._end(handoff, Problem.of(error))
 
     def _end(self, handoff: _Handoff, problem: Problem) -> None:
-        """Leave nothing of it but the problem, and that for a while."""
+        """Keep nothing but the problem, and that for a while."""
         told = handoff.state is State.KEPT  # its follower has heard its end
         if not handoff.move(State.NOTHING):
             return

@@ -1,4 +1,4 @@
-"""The messages with which a worker reports on requests to their routers."""
+"""Build the messages with which a worker reports on requests to their routers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ def names_of(attempt: RunningAttempt) -> dict[str, str]:
 
 
 def failure_of(attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
-    """Return the message that an attempt has failed."""
     return Failed(request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message)
 
 
 def failure_in(output: Any, attempt: RunningAttempt) -> tuple[Failed.Code, str] | None:
-    """Return the failure that an engine's output means, code and text; None: it goes to the router."""
+    """Return the failure (code, text) that an engine's output means; None if it goes to the router."""
     if outputs.is_too_large(output):
         return Failed.CODE_INVALID, (
             f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "

@@ -1,6 +1,6 @@
-"""The worker's gRPC service: who it is, its role, one stream a router, and how far its attempts' KV is.
+"""Serve the worker's gRPC service: its identity, its role, one stream per router, progress of KV.
 
-What operators ask is answered by services/worker/operator_desk.py.
+services/worker/operator_desk.py answers operators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.services.worker.session import RouterSession
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """The service for routers and for workers that follow; all of it goes through the dispatcher."""
+    """The service for routers and for workers that follow; everything goes through the dispatcher."""
 
     def __init__(
         self,
@@ -44,19 +44,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._desk = desk
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
-        """Say who this worker is, and refuse a router with another vLLM or another model."""
+        """Identify this worker, and refuse a router with another vLLM or another model."""
         del context
         return worker_pb2.HelloReply(
             refusal=self._refusal(request), identity=self._identity, protocol=wire.PROTOCOL
         )
 
     async def SetRole(self, request: worker_pb2.SetRoleRequest, context: Any) -> worker_pb2.SetRoleReply:
-        """Take another role."""
         del context
         return worker_pb2.SetRoleReply(refusal=await self._become(request.role, request.fence))
 
     async def Inspect(self, request: worker_pb2.InspectRequest, context: Any) -> scheduler_pb2.Inspection:
-        """Tell of this process and its machine."""
         del context
         if request.clock_alone:
             return scheduler_pb2.Inspection(unix_s=time.time())
@@ -68,7 +66,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return await self._desk.try_handoff(request)
 
     async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
-        """Serve a router's stream. However it ends, all that was started on it is aborted."""
+        """Serve a router's stream. However it ends, everything started on it is aborted."""
         session = self._dispatcher.connect(context.peer())
         tasks = [
             asyncio.create_task(self._read(session, requests)),
@@ -83,14 +81,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             for task in tasks:
                 task.cancel()
             for task in tasks:
-                # gRPC raises these in a stream that is gone: the router left, and nothing is wrong.
+                # gRPC raises these on a closed stream: the router left, and nothing is wrong.
                 with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
                     await task
         if session.is_cut:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its replies")
 
     async def Follow(self, request: worker_pb2.FollowRequest, context: Any) -> None:
-        """Tell another worker how far an attempt's KV is, until its end."""
+        """Report to another worker how far an attempt's KV is, until its end."""
         try:
             with self._dispatcher.outgoing.follower(request) as follower:
                 more = True

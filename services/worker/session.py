@@ -1,7 +1,7 @@
-"""One router's stream: a bounded queue of replies, and one task that sends them.
+"""Serve one router's stream: a bounded queue of replies, and one task that sends them.
 
-A router takes a silent stream for a dead worker's, so one without replies sends an empty one now and then,
-from the loop that serves all requests: where that hangs, silence is right.
+A router takes a silent stream to mean a dead worker, so a stream without replies sends an empty one now and
+then, from the loop that serves all requests: if that loop hangs, silence is right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.protos.worker_pb2 import RunReply
 
 logger = logging.getLogger(__name__)
 
-# Replies that wait for a router that does not receive: one a step, so some ten seconds of a busy engine.
+# Replies that wait for a router that does not receive: one per step, so some ten seconds of a busy engine.
 QUEUE_LIMIT = 1024
 QUEUE_BYTES = 256 << 20  # limit of queued outputs; only log-probabilities by the thousand come near it
 
@@ -34,11 +34,11 @@ class RouterSession:
 
     @property
     def flushed(self) -> bool:
-        """Whether all that was queued is with gRPC."""
+        """Whether all queued replies are with gRPC."""
         return self.is_cut or (self._queue.empty() and not self._sending)
 
     def send(self, reply: RunReply) -> None:
-        """Queue a reply; a full queue cuts the router off. From the loop's thread, never waits."""
+        """Queue a reply; a full queue cuts the router off. Never waits. Loop's thread only."""
         if self.is_cut:
             return
         size = len(reply.engine_outputs)
@@ -57,11 +57,10 @@ class RouterSession:
         self._queue.put_nowait(reply)
 
     def end(self) -> None:
-        """End the stream from this side."""
         self._over.set()
 
     async def write(self, context: Any) -> None:
-        """Send until cancelled. Raises what gRPC raises when the stream is gone."""
+        """Send until cancelled. Raises what gRPC raises on a closed stream."""
         while True:
             reply = await self._queue.get()
             self._bytes -= len(reply.engine_outputs)
@@ -71,7 +70,7 @@ class RouterSession:
             self._sending = False
 
     async def stay_alive(self, every_s: float) -> None:
-        """Send a sign of life whenever nothing else was sent for `every_s`. Until cancelled."""
+        """Send a sign of life whenever nothing else was sent for `every_s`; until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             if not self._spoke and self.flushed:

@@ -75,7 +75,7 @@ def test_from_a_folder_that_others_keep(ca: Authority, tmp_path: Path) -> None:
     identity.write(given, ca.issue(WORKER))
     identities.take_on(settings(folder=str(given)), Role.WORKER, "w1")
     assert rpc.identity_folder() == given
-    with pytest.raises(IdentityError, match=r"is of spiffe://baton/baton/worker/w1; this is .*worker/w2"):
+    with pytest.raises(IdentityError, match=r"is for spiffe://baton/baton/worker/w1; this is .*worker/w2"):
         identities.take_on(settings(folder=str(given)), Role.WORKER, "w2")
     other = ca.issue(WORKER)
     (given / identity.KEY).write_bytes(other.key)

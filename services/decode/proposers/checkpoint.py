@@ -1,4 +1,4 @@
-"""The config.json of a target or of a draft model, read without vLLM."""
+"""Read the config.json of a target or a draft model, without vLLM."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from baton.services.speculation import SpeculativeSettings
 
 
 def config_of(model: str) -> dict[str, Any]:
-    """Return the config.json of a model's folder; {} where it is a name whose files lie elsewhere.
+    """Return the config.json of a model's folder; {} for a name whose files are elsewhere.
 
-    Raises ConfigError when it is no JSON object.
+    Raises ConfigError if it is not a JSON object.
     """
     file = expanded(model, "engine.speculative_config.model") / "config.json"
     if not file.is_file():
@@ -29,9 +29,9 @@ def config_of(model: str) -> dict[str, Any]:
 
 
 def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
-    """Return the config.json of the draft model, which must be named; {} where it lies elsewhere.
+    """Return the config.json of the draft model, which must be named; {} if it is elsewhere.
 
-    `what` says, for the error, which model the method needs. Raises ConfigError when none is named, or its
+    `what` says in the error which model the method needs. Raises ConfigError if none is named, or if its
     folder holds no model.
     """
     if not spec.model:
@@ -45,12 +45,12 @@ def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
     return config_of(spec.model)
 
 
-# vLLM 0.32 guesses by these words in a draft model's path, whatever the method says (config/speculative.py).
+# vLLM 0.32 goes by these words in a draft model's path, whatever the method says (config/speculative.py).
 _MISLEADING = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 def check_path(spec: SpeculativeSettings, path: str) -> None:
-    """Raise ConfigError when vLLM would take the draft model for one of another method."""
+    """Raise ConfigError if vLLM would take the draft model for one of another method."""
     for word in _MISLEADING:
         if word in path.lower():
             raise refuse(

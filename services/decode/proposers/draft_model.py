@@ -1,4 +1,4 @@
-"""A small model of the same vocabulary drafts (Leviathan et al., 2023)."""
+"""Draft with a small model of the same vocabulary (Leviathan et al., 2023)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EAGLE (Li et al., 2024): one layer that drafts from the target's last hidden states."""
+"""Draft with EAGLE (Li et al., 2024): one layer on the target's last hidden states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 (Li et al., 2025): drafts from the hidden states of three layers of the target."""
+"""Draft with EAGLE-3 (Li et al., 2025), from the hidden states of three layers of the target."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""N-gram matches: the tokens that followed the last ones when these were last seen in the same request.
+"""Match n-grams: propose the tokens that followed the last ones at their previous occurrence in the request.
 
 After prompt lookup decoding (Saxena, 2023). Among the longest matches the most recent is taken: text drifts,
-and recent text is the better guess. A continuation that reaches the end of the text goes on with what it has
-drafted, as LZ77 copies do, so that text which repeats itself is drafted in full.
+and recent text is the better guess. A continuation that reaches the end of the text goes on with its own
+draft, as LZ77 copies do, so that repetitive text is drafted in full.
 
-Tokens on the host are matched here, by the CPU's path of `baton.kernels.ngram_match`; those on a GPU there,
-by its kernel (services/engine/patches/drafts_v2.py).
+Tokens on the host are matched here, by the CPU path of `baton.kernels.ngram_match`; those on a GPU there, by
+its kernel (services/engine/patches/drafts_v2.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposal
 
 
 class NgramMatcher:
-    """A Proposer that keeps nothing of a request."""
+    """A Proposer that keeps no state of requests."""
 
     def __init__(self, min_n: int, max_n: int, most: int, rows: int) -> None:
         """Match n-grams of min_n to max_n tokens; draft at most `most` for each of up to `rows` requests."""
@@ -29,7 +29,7 @@ class NgramMatcher:
         self._counts: Ints = np.zeros(rows, dtype=np.int32)
 
     def propose(self, batch: DraftBatch) -> Proposal:
-        """Draft; linear in the tokens of a row, less where a match of max_n tokens lies near the end."""
+        """Draft; linear in the tokens of a row, less if a match of max_n tokens lies near the end."""
         rows = len(batch.lengths)
         tokens, counts = self._tokens[:rows], self._counts[:rows]
         match(batch.tokens, batch.lengths, batch.limits, self._min_n, self._max_n, tokens, counts)

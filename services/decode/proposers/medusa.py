@@ -1,4 +1,4 @@
-"""Medusa (Cai et al., 2024): a head for each of the next tokens, on the target's last hidden state."""
+"""Draft with Medusa (Cai et al., 2024): a head per next token, on the target's last hidden state."""
 
 from __future__ import annotations
 

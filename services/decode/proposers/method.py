@@ -1,4 +1,4 @@
-"""The interface of a speculative decoding method: its settings, its checks, vLLM's settings, the proposer."""
+"""Define the interface of a speculative method: its settings, checks, vLLM configuration and proposer."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Method(ABC):
     """One method. Stateless; made when a configuration names it.
 
     A method either leaves drafting to vLLM (`engine_config` names a method of vLLM's), or drafts from tokens
-    alone (`proposer` gives a proposer); the hybrid does both, one after the other.
+    alone (`proposer` returns a proposer); the hybrid does both, one after the other.
     """
 
     name: ClassVar[str]
-    # Its drafter has a KV cache: a prefill worker fills it, and it travels with a handoff. A method that
-    # drafts from tokens or from the last hidden state needs no help of a prefill worker.
+    # Whether its drafter has a KV cache: a prefill worker fills it, and it travels with a handoff. A method
+    # that drafts from tokens or from the last hidden state needs no help of a prefill worker.
     keeps_kv: ClassVar[bool] = False
-    # It drafts the same number of tokens each step: num_speculative_tokens may not be "auto".
+    # Whether it drafts the same number of tokens each step: num_speculative_tokens may not be "auto".
     fixed_length: ClassVar[bool] = False
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
         """Return the settings that this method uses, beside the numbers of tokens and verification.
 
-        Others are refused where they are set, so that none is silently without effect.
+        Others are refused if set, so that no setting is silently ignored.
         """
         del spec
         return frozenset()
@@ -47,8 +47,8 @@ class Method(ABC):
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
         """Refuse settings that cannot work, before anything is loaded.
 
-        `model` is the target's config.json ({} where it is not on this machine's disk). Raises ConfigError
-        with the reason and what would work. The keys are checked already.
+        `model` is the target's config.json ({} if it is not on this machine's disk). Raises ConfigError with
+        the reason and what would work. The keys are checked already.
         """
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Method(ABC):
         """Return vLLM's own speculative_config. Its num_speculative_tokens is `spec.limit`."""
 
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer | None:
-        """Return what drafts from tokens, alone or after the draft model; None: vLLM does it all."""
+        """Return what drafts from tokens, alone or after the draft model; None if vLLM does everything."""
         del spec, vllm_config
         return None
 

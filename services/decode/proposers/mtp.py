@@ -1,4 +1,4 @@
-"""Multi-token prediction: layers that were trained with the target and lie in its checkpoint."""
+"""Draft with multi-token prediction: layers trained with the target, usually in its checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.services.decode.proposers.wrapped import Continued
 from baton.services.speculation import SpeculativeSettings
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-# Their config.json may leave the count out; vLLM 0.32 takes 1 (hf_config_override and the models' files).
+# Their config.json may omit the count; vLLM 0.32 then takes 1 (hf_config_override and the models' files).
 _UNCOUNTED = frozenset(
     {
         *("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "longcat_flash"),

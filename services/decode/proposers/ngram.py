@@ -1,7 +1,7 @@
-"""Prompt lookup (Saxena, 2023): what followed the last tokens when they occurred before.
+"""Draft by prompt lookup (Saxena, 2023): what followed the last tokens when they occurred before.
 
-On the CPU vLLM's own proposer drafts. On model runner V2 its place is taken by matches on the GPU
-(services/engine/patches/drafts_v2.py): the most recent of the longest, as the hybrid's.
+On the CPU vLLM's own proposer drafts. Model runner V2 matches on the GPU instead
+(services/engine/patches/drafts_v2.py): the most recent of the longest matches, as in the hybrid.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Speculative methods by name.
+"""Find speculative methods by name.
 
-A method of another package announces itself by an entry point of the group `baton.speculative_methods`,
-`name = "module:Class"`; see docs/extending.md.
+Another package announces its method by an entry point of the group `baton.speculative_methods`, `name =
+"module:Class"`; see docs/extending.md.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ METHODS: Registry[type[Method]] = Registry(
 
 
 def method(name: str) -> Method:
-    """Return the method of that name or alias.
+    """Return the method with this name or alias.
 
-    Raises ConfigError for a name that is not known, that two packages claim, or behind which there is no
-    method; what another package's import raises is in the error's text.
+    Raises ConfigError for a name that is unknown, that two packages claim, or that leads to no method; the
+    error's text includes whatever another package's import raises.
     """
     return METHODS.load(name)()

@@ -1,8 +1,8 @@
-"""Suffix decoding: the continuation that followed most often, in this request and in past outputs.
+"""Decode with suffixes: propose the most frequent continuation, in this request and in past outputs.
 
 After SuffixDecoding (Oliaro et al., 2024, arXiv 2411.04975), with the parameters of vLLM's method of that
 name. The end of a request's text is looked up in its own prompt and output, and in past outputs of this
-engine; the longer the match, the longer the draft, and it ends where its tokens' frequencies say that it is
+engine; the longer the match, the longer the draft, which ends where its tokens' frequencies say that it is
 probably wrong. docs/decisions/0004-own-suffix-proposer.md says why this is not Arctic Inference's.
 """
 
@@ -21,15 +21,15 @@ from baton.services.decode.proposers.hosted import TokenMethod
 from baton.services.decode.proposers.method import SUFFIXES
 from baton.services.speculation import SpeculativeSettings
 
-# Of past outputs in all, whatever max_cached_requests: 12 bytes a token, 50 MB when they are full.
+# All past outputs together, whatever max_cached_requests: 12 bytes a token, 50 MB when full.
 MOST_PAST_TOKENS = 1 << 22
-_TOKENS_AN_OUTPUT = 1024  # for the size of the ring where few outputs are kept
+_TOKENS_AN_OUTPUT = 1024  # sizes the ring if few outputs are kept
 _FEWEST_BUCKETS, _MOST_BUCKETS = 1 << 8, 1 << 16
-_LAST_POSITION = 1 << 30  # of the ring, where 32 bits still hold it
+_LAST_POSITION = 1 << 30  # the last position of the ring; 32 bits still hold it
 
 
 class Suffix(TokenMethod):
-    """Suffix decoding on its own; `mtp_strategy: with_suffix` has it after a draft model."""
+    """Suffix decoding on its own; `mtp_strategy: with_suffix` puts it after a draft model."""
 
     name: ClassVar[str] = "suffix"
 
@@ -59,13 +59,12 @@ def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixPropos
 class Tree:
     """The bounds on the length of drafts."""
 
-    depth: int  # of a suffix and its draft together, in tokens
-    factor: float  # drafted tokens for each of the suffix
+    depth: int  # a suffix and its draft together, in tokens
+    factor: float  # drafted tokens per token of the suffix
     floor: float  # least probability of a draft up to a token, by frequencies
 
     @classmethod
     def of(cls, spec: SpeculativeSettings) -> Tree:
-        """Take the bounds from the settings."""
         return cls(
             depth=spec.suffix_decoding_max_tree_depth,
             factor=spec.suffix_decoding_max_spec_factor,
@@ -74,10 +73,10 @@ class Tree:
 
 
 class SuffixProposer:
-    """Keeps an index of each request (12 bytes for a token of it) and of past outputs.
+    """Keep an index of each request (12 bytes per token of it) and of past outputs.
 
-    It keeps as many requests as an engine runs at once; when others take their place, those not drafted for
-    the longest time are indexed anew when they come back.
+    It keeps as many requests as an engine runs at once. Others replace those not drafted for the longest
+    time, which are indexed anew if they come back.
     """
 
     def __init__(self, tree: Tree, *, rows: int, width: int, most: int, past: int) -> None:
@@ -87,7 +86,7 @@ class SuffixProposer:
         self._loops = suffix_index
         self._tree = tree
         buckets = _power_of_two(width // 2, _FEWEST_BUCKETS, _MOST_BUCKETS)
-        # Not written to until used: memory is taken as requests need it.
+        # Untouched until used, so memory grows as requests need it.
         self._heads: Ints = np.empty((rows, 2, buckets), dtype=np.int32)
         self._before: Ints = np.empty((rows, 2, width), dtype=np.int32)
         self._outputs: Ints = np.empty((rows, width), dtype=np.int32)
@@ -124,7 +123,7 @@ class SuffixProposer:
 
 
 class Slots:
-    """A slot for each request that is known; the one not seen for the longest time makes room."""
+    """A slot for each known request; the one not seen for the longest time makes room."""
 
     def __init__(self, count: int) -> None:
         self._slots: dict[str, int] = {}
@@ -133,7 +132,7 @@ class Slots:
         self._step = 0
 
     def of(self, names: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """Return the slot of each of at most `count` names, and those slots that are newly taken."""
+        """Return the slot of each of at most `count` names, and the newly taken slots."""
         self._step += 1
         known = [self._slots.get(name, -1) for name in names]
         slots = np.array(known, dtype=np.int64)
@@ -176,7 +175,7 @@ class PastOutputs:
         self._heads: Ints = np.zeros((2, _power_of_two(size // 2, 1, 1 << 20)), dtype=np.int32)
         self._before: Ints = np.zeros((2, size), dtype=np.int32)
         self._begins: deque[int] = deque()
-        self._end = 1  # positions begin at 1: a 0 in the chains lies before all outputs
+        self._end = 1  # positions begin at 1: a 0 in the chains means before all outputs
 
     @property
     def index(self) -> tuple[Ints, int, int, Ints, Ints]:

@@ -1,16 +1,16 @@
-"""The loops of the suffix proposer, compiled: earlier occurrences of tokens, and what usually followed.
+"""Compile the loops of the suffix proposer: find earlier occurrences of tokens, and what usually followed.
 
 A suffix tree answers two questions: where does the end of this text occur in that one, and how often did
-which token follow there. Here both are answered from the text itself. A text has two chains of positions,
-as LZ77 compressors do: each position points to the previous one that ends in the same token, and to the
-previous one that ends in the same GRAM tokens. To add a token costs two writes, however long the text. To
-look up walks both chains, the newest positions first, and compares backwards: it finds the
-occurrences below some node of the tree, and their next tokens are counted on the way down.
+which token follow there? Here both are answered from the text itself. A text has two chains of positions, as
+in LZ77 compressors: each position points to the previous one that ends in the same token, and to the previous
+one that ends in the same GRAM tokens. Adding a token costs two writes, however long the text. A lookup walks
+both chains, newest positions first, and compares backwards: it finds the occurrences below some node of the
+tree, and counts their next tokens on the way down.
 
-A walk is bounded by WALK positions and FOUND occurrences a chain: frequencies are those of the most recent
-occurrences, where there are many.
+A walk is bounded by WALK positions and FOUND occurrences per chain, so frequencies are those of the most
+recent occurrences.
 
-Positions of a text that only grows are its indexes. Past outputs lie in a ring: positions grow for ever,
+In a text that only grows, positions are indexes. Past outputs lie in a ring: positions grow forever,
 `position & mask` is the index, and positions before `start` are gone without being unlinked.
 """
 
@@ -27,7 +27,7 @@ from baton.kernels.compiled import compiled
 GRAM = 4  # tokens; the short chain finds shorter matches, the long one older ones
 WALK = 256
 FOUND = 64
-END = -1  # of an output, in the ring
+END = -1  # marks the end of an output in the ring
 
 
 @compiled()
@@ -81,7 +81,7 @@ def _occurrences(
 ) -> int:
     """Add the occurrences of the context's end in text[start:end], by one chain; return the new `found`.
 
-    places [2 * FOUND], and the lengths of the matches. The long chain gives those of GRAM tokens and more,
+    places [2 * FOUND], and the lengths of the matches. The long chain gives matches of GRAM tokens and more,
     the short one the rest, so that none is counted twice.
     """
     gram = GRAM if chain else 1
@@ -109,8 +109,8 @@ def _follow(
 ) -> tuple[int, float]:
     """Follow the most frequent tokens from `count` places, into path [budget]; return its length and score.
 
-    Goes on while the product of the tokens' frequencies is at least `floor`; the score is the sum of these
-    products: the expected number of tokens that are right.
+    Goes on while the product of the tokens' frequencies is at least `floor`. The score is the sum of these
+    products: the expected number of correct tokens.
     """
     tokens = np.empty(2 * FOUND, dtype=np.int32)
     counts = np.empty(2 * FOUND, dtype=np.int32)
@@ -228,8 +228,8 @@ def learn(
 ) -> None:
     """Add the settled tokens of each row of tokens [rows, width] that its slot has not seen yet.
 
-    slots [rows]: a row's slot, in which its request has its state: seen [slots] tokens, of which
-    generated [slots] are outputs [slots, width]; heads [slots, 2, buckets]; before [slots, 2, width].
+    slots [rows]: the slot that holds the state of a row's request: seen [slots] tokens, of which generated
+    [slots] are outputs [slots, width]; heads [slots, 2, buckets]; before [slots, 2, width].
     """
     for row in range(slots.shape[0]):
         slot = slots[row]
@@ -272,7 +272,7 @@ def draft(
 ) -> None:
     """Continue each row of tokens [rows, width] from its own text, or from ring[start:end] if that is better.
 
-    lengths [rows]: tokens that count; limits [rows]: most drafts. Fills drafts [rows, k] and counts [rows].
+    lengths [rows]: valid tokens; limits [rows]: most drafts. Fills drafts [rows, k] and counts [rows].
     """
     other = np.empty(drafts.shape[1], dtype=np.int32)
     for row in range(slots.shape[0]):

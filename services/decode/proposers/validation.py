@@ -1,4 +1,4 @@
-"""The check of a deployment's speculative settings, before anything is loaded."""
+"""Check a deployment's speculative settings, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BELONGS = {
 
 
 def check(engine: EngineSettings) -> Method | None:
-    """Return the method that this deployment speculates with, if it does, once its settings are checked.
+    """Check the settings and return the method that this deployment speculates with, if any.
 
     Raises ConfigError, one line: what, why, what would work.
     """

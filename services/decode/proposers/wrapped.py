@@ -1,4 +1,4 @@
-"""The common part of the methods in which a draft model of vLLM's drafts."""
+"""Share what is common to the methods in which a draft model of vLLM's drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars of answers, with bounded costs: no client's grammar holds up another client's request.
+"""Bound the cost of grammars of answers: no client's grammar holds up another client's request.
 
 Before the engine sees a grammar, it is tried in a process that can be ended.
 

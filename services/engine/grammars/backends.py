@@ -1,6 +1,6 @@
-"""vLLM's grammar backends, one for each name, each compiling in one thread.
+"""Make vLLM's grammar backends, one for each name, each compiling in one thread.
 
-vLLM's manager has one backend for all requests, which the first request chooses; in it, later grammars change
+vLLM's manager has one backend for all requests, which the first request chooses; there, later grammars change
 their meaning or are refused. And xgrammar's eight threads hinder each other: on two cores 10,000 choices took
 13.4 s with eight threads, 0.5 s with one.
 
@@ -29,7 +29,7 @@ _KINDS = {
     "guidance": ("backend_guidance", "GuidanceBackend"),
     "outlines": ("backend_outlines", "OutlinesBackend"),
 }
-# Compiled regexes to keep: vLLM keeps 128, whatever their size, or all of them on disk.
+# vLLM keeps 128 compiled regexes, whatever their size, or all of them on disk.
 _OUTLINES_KEPT = 4
 _making = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Compiles, in the worker's process, the grammars that passed their trial.
+"""Compile, in the worker's process, the grammars that passed their trial.
 
 Compilers release the GIL while they work. Their threads have a lower priority than the engine's.
 
@@ -20,7 +20,7 @@ from baton.services.engine.grammars.metered import Metered
 
 _NICE = 5
 _SLOW_NICE = 10
-# CPU seconds that the compilation took in its trial. A shorter one never waits behind a longer one.
+# CPU seconds of the compilation in its trial. Shorter compilations never wait behind longer ones.
 SLOW_S = 0.2
 
 
@@ -30,7 +30,7 @@ class EngineGrammars:
     def __init__(self, manager: Any) -> None:
         os.environ[REGEX_TIMEOUT] = "0"  # the trial has bounded it already
         self._manager = manager
-        self._managers: dict[str, Any] = {}  # by backend name
+        self._managers: dict[str, Any] = {}  # keyed by backend name
         self._lock = threading.Lock()
         self._width = 0
         self._quick = ThreadPoolExecutor(1, "grammar", initializer=_be_nice, initargs=(_NICE,))
@@ -38,7 +38,6 @@ class EngineGrammars:
 
     @property
     def config(self) -> Any:
-        """The engine's VllmConfig."""
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:
@@ -50,7 +49,6 @@ class EngineGrammars:
         return lane.submit(self._compile, request)
 
     def close(self) -> None:
-        """Drop waiting compilations."""
         for lane in (self._quick, self._slow):
             lane.shutdown(wait=False, cancel_futures=True)
 

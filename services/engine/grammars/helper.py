@@ -1,8 +1,7 @@
-"""The process beside a worker that tries its grammars: it forks and ends a process for each trial.
+"""Run the process beside a worker that tries its grammars: it forks and ends a process for each trial.
 
-The worker forks it before it starts any thread, so the worker's imports are here as well. If it dies, the
-worker starts another one from scratch. It has one thread, because it forks at any time. It ends with the
-worker.
+The worker forks it before it starts any thread, so the worker's imports are here too. If it dies, the worker
+starts another one from scratch. It has one thread, because it forks at any time. It ends with the worker.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class Helper:
     connection: socket.socket
 
     def reap(self) -> None:
-        """Reap the process if it has ended."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
 
@@ -117,7 +115,7 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._bench: Any = None
-        self._trials: dict[int, _Trial] = {}  # by number
+        self._trials: dict[int, _Trial] = {}  # keyed by number
 
     def serve(self) -> NoReturn:
         """Serve until the worker is gone."""
@@ -192,7 +190,6 @@ class _Server:
 
 
 def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
-    """Run a trial, in its own process."""
     try:
         _die_with(os.getppid())
         os.setpriority(os.PRIO_PROCESS, 0, limits.nice)

@@ -1,4 +1,4 @@
-"""The worker's door for grammars: each is first tried beside the worker, and clients take turns.
+"""Admit a worker's grammars: each is first tried beside the worker, and clients take turns.
 
 There are two lanes. A grammar gets 0.5 s of CPU in the quick lane; if it needs more, it starts over in the
 slow lane, with 5 s. Clients take turns in both, one trial each at a time, so one client's grammars delay
@@ -38,7 +38,7 @@ from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
 QUICK = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
-# For a client with a grammar in the slow lane: its next one may be as costly.
+# Limits for a client with a grammar in the slow lane: its next one may be as costly.
 DOUBTFUL = replace(QUICK, nice=10)
 SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
 _SLOTS = 2  # per lane: one client leaves a slot to the others
@@ -68,7 +68,7 @@ class _Trial:
 
 @dataclass
 class _Lane:
-    """The waiting and running trials of one kind; the waiting ones by client."""
+    """The waiting and running trials of one kind; waiting ones are sorted by client."""
 
     slots: int
     waiting: OrderedDict[Party, deque[_Trial]] = field(default_factory=OrderedDict)
@@ -79,7 +79,6 @@ class _Lane:
         self.waiting.setdefault(trial.party, deque()).append(trial)
 
     def drop(self, trial: _Trial) -> None:
-        """Forget a trial."""
         if self.running.get(trial.party) is trial:
             del self.running[trial.party]
         queue = self.waiting.get(trial.party)

@@ -1,4 +1,4 @@
-"""Messages between a worker and the process that tries its grammars: pickles, each after its length.
+"""Exchange messages between a worker and the process that tries its grammars: pickles, each after its length.
 
 Both ends are our own processes, and nobody else holds the socket.
 """
@@ -21,7 +21,7 @@ class Limits:
 
     cpu_s: float
     wall_s: float
-    memory_bytes: int  # on top of the helper's own
+    memory_bytes: int  # added to the helper's own
     nice: int
 
 
@@ -73,7 +73,7 @@ def encode(message: Any) -> bytes:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Wait for the next message. Raises EOFError when the connection ends."""
+    """Wait for the next message. Raises EOFError at the end of the connection."""
     (length,) = LENGTH.unpack(_read(connection, LENGTH.size))
     return loads(_read(connection, length))
 

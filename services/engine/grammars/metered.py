@@ -1,4 +1,4 @@
-"""A request's grammar in the engine, with a budget, because its steps hold up the whole batch.
+"""Give a request's grammar in the engine a budget, because its steps hold up the whole batch.
 
 The walk in the trial (`walk`) sees few of a grammar's states. A grammar that becomes costly later ends its
 request here: the engine gives a request up when its grammar accepts no token, and `problem` says why.
@@ -23,14 +23,14 @@ class Metered(StructuredOutputGrammar):
     """A grammar that counts its CPU time, for 0.5 us per call."""
 
     def __init__(self, grammar: StructuredOutputGrammar, fed: int = 0) -> None:
-        """Start to count. fed: the tokens that the grammar has accepted already."""
+        """Start to count. fed: the tokens that the grammar has already accepted."""
         self._grammar = grammar
         self._fed = fed
         self._spent = 0.0
         self._tokens = 0  # tokens of the answer since then
         self._masks = 0  # one per token and per draft
         self._costly = ""  # the final reason to give the request up
-        self._rejected = ""  # the last token that was not allowed, which may be a mere draft
+        self._rejected = ""  # the last token that was not allowed, possibly only a draft
 
     @property
     def problem(self) -> str:
@@ -63,7 +63,6 @@ class Metered(StructuredOutputGrammar):
         return valid
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by this many tokens."""
         began = time.thread_time()
         self._grammar.rollback(num_tokens)
         self._spent += time.thread_time() - began
@@ -80,11 +79,9 @@ class Metered(StructuredOutputGrammar):
         self._spent += time.thread_time() - began
 
     def is_terminated(self) -> bool:
-        """Return whether the answer is complete."""
         return not self._costly and bool(self._grammar.is_terminated())
 
     def reset(self) -> None:
-        """Start over."""
         self._grammar.reset()
 
     def _is_over(self) -> bool:

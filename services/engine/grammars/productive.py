@@ -1,4 +1,4 @@
-"""Tells whether a grammar has an answer that ends: a rule that always refers to itself has none.
+"""Tell whether a grammar has an answer that ends: a rule that always refers to itself has none.
 
 It works on the serialized parsed grammar, not on the source, so schemas, regexes and grammars are all alike.
 

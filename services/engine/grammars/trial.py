@@ -1,4 +1,4 @@
-"""One trial of a grammar, in a separate process that is ended if it takes too long.
+"""Try a grammar, in a separate process that is ended if it takes too long.
 
 vLLM's own checks choose the backend, which compiles the grammar; then the trial walks through it. Whatever
 goes wrong, even a segmentation fault, ends only this process.
@@ -53,7 +53,6 @@ class Context:
 
     @classmethod
     def of(cls, config: Any) -> Context:
-        """Return the context of an engine's VllmConfig."""
         from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 
         maybe_register_config_serialize_by_value()
@@ -98,7 +97,6 @@ class Bench:
         return self._backends[name]
 
     def try_out(self, params: Any) -> Verdict:
-        """Return the verdict on the grammar of these SamplingParams."""
         asked = params.structured_outputs
         asked._backend, asked._backend_was_auto = None, False
         try:

@@ -1,4 +1,4 @@
-"""A walk through a compiled grammar: the cost of its steps, and whether a request can follow it at all.
+"""Walk through a compiled grammar: what its steps cost, and whether a request can follow it at all.
 
 Leans on: vllm.v1.structured_output.backend_types.StructuredOutputGrammar (fill_bitmask, accept_tokens,
 is_terminated, reset), StructuredOutputBackend.allocate_token_bitmask (int32, one bit a token, lowest first),
@@ -18,7 +18,7 @@ import numpy as np
 MOST_CALL_S = 0.06
 MOST_TOKEN_S = 0.01
 STEPS = 64
-# Most states to visit to show that a request's other fields leave nothing of its grammar.
+# Most states to visit to show that a request's other fields leave no answer of its grammar.
 STATES = 200
 
 

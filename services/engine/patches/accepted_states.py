@@ -1,8 +1,8 @@
-"""Keeps which state a request goes on from, while a step leaves it out that verifies drafts.
+"""Keep the state from which a request continues while a step that verifies drafts leaves it out.
 
-A model that keeps states has one for each token of a step, and a request goes on from that of its last
-accepted token. Their number is kept by the batch's rows: a request that is not in a step loses its row, and
-comes back with the state of its first token.
+A model that keeps states has one for each token of a step, and a request continues from that of its last
+accepted token. The count of accepted tokens is kept by the batch's rows: a request that is not in a step
+loses its row, and would come back with the state of its first token.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (_update_states, requests, input_batch, model_config,
 speculative_config, num_accepted_tokens_event), vllm.v1.worker.gpu_input_batch.InputBatch (add_request, which
@@ -18,11 +18,10 @@ from typing import Any
 
 from baton.services.engine.patches.replace import replace
 
-_KEY = "_baton_accepted"  # on a CachedRequestState that is in no row
+_KEY = "_baton_accepted"  # attribute of a CachedRequestState that is in no row
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -31,7 +30,7 @@ def install() -> None:
 
 
 def keeps(config: Any) -> bool:
-    """Return whether a request may miss a step, as this engine's runner keeps what it goes on from."""
+    """Return whether a request may miss a step: whether this engine's runner keeps its state."""
     if config.speculative_config is None or not config.model_config.is_hybrid:
         return True
     # Model runner V2 keeps the number by request, and an asynchronous one computes it on the device from the

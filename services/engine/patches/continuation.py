@@ -1,12 +1,12 @@
-"""Continues a request that began elsewhere: the boundary between prompt and output, moved inside the engine.
+"""Continue a request that began elsewhere, by moving the boundary between prompt and output in the engine.
 
 A request with n generated tokens must go on as if it had never moved: penalties, min_tokens, max_tokens,
 seeds and grammars count output, so the n tokens are output here too and not a longer prompt. The host builds
-vLLM's Request with them as output (services/engine/requests.py). vLLM's model runner V2 takes that as it is.
-The rest is done here:
+vLLM's Request with them as output (services/engine/requests.py), which model runner V2 takes unchanged. The
+rest is done here:
 
-- V1's model runner gets a new request as prompt alone: it is sent prompt + output with n beside it
-  (in `SamplingParams.extra_args`, under a key that only the host sets) and splits them again.
+- V1's model runner sees a new request as prompt alone, so it gets prompt + output with n beside it (in
+`SamplingParams.extra_args`, under a key that only the host sets) and splits them again.
 - A seeded generator there is n draws behind: it is advanced.
 - A grammar starts at its beginning: it is fed the n tokens.
 
@@ -24,14 +24,13 @@ from typing import Any
 
 from baton.services.engine.patches.replace import replace, wrappers
 
-# In SamplingParams.extra_args: how many of the tokens sent to V1's model runner are output, and the
-# width of its logits (a seeded draw on a GPU is that wide). Removed from whatever a client sends.
+# In SamplingParams.extra_args: how many of the tokens sent to V1's model runner are output, and the width of
+# its logits (a seeded draw on a GPU is that wide). Removed from whatever a client sends.
 GENERATED_KEY = "baton_generated"
 VOCABULARY_KEY = "baton_vocabulary"
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.core.sched.output import NewRequestData
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
@@ -43,7 +42,7 @@ def install() -> None:
 
 
 def installed() -> bool:
-    """Return whether this process's vLLM continues requests; false when vLLM did not load our plug-in."""
+    """Return whether this process's vLLM continues requests; False if vLLM did not load our plug-in."""
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
     return _split_again in wrappers(CachedRequestState, "__post_init__")
@@ -98,7 +97,7 @@ def _feed_grammar(original: Callable[..., Any]) -> Callable[..., Any]:
         tokens = list(request.output_token_ids)
         if not tokens:
             return grammar
-        # As the manager's accept_tokens, which needs the grammar to be in the request already.
+        # Like the manager's accept_tokens, which needs the grammar to be in the request already.
         start, _ = self._get_constraint_bounds(request, tokens, spec_tokens_committed=True)
         if start > len(tokens):
             return grammar  # still reasoning

@@ -1,11 +1,11 @@
-"""Chooses how many tokens vLLM's scheduler has drafted in each step, and observes how the drafts fare.
+"""Choose how many tokens vLLM's scheduler has drafted in each step, and observe how the drafts fare.
 
 A step in which no request goes on decoding drafts nothing, whatever else was chosen: that is every step of a
-worker that only prefills, but for those that end a prompt (first_drafts.py). The drafter still runs over the
+worker that only prefills, except those that end a prompt (first_drafts.py). The drafter still runs over the
 prompts, as its KV is handed over too.
 
 vLLM looks the number up by the number of requests in the step, in a list that it builds from
-num_speculative_tokens_per_batch_size: our objects take the list's place.
+num_speculative_tokens_per_batch_size: our objects replace the list.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (dynamic_sd_lookup, update_from_output, running,
 scheduler_config.async_scheduling), its
@@ -28,14 +28,14 @@ from baton.services.engine.patches.signatures import UPDATE_FROM_OUTPUT
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
-MOST_CAPTURED = 6  # draft lengths with CUDA graphs: all up to 5, some of more; each takes memory and seconds
+MOST_CAPTURED = 6  # draft lengths with CUDA graphs: all up to 5, some above; each takes memory and seconds
 
 
 class WhileDecoding:
     """A lookup that counts only while a running request may generate more than its next token."""
 
     def __init__(self, scheduler: Any, lookup: Any, least: int) -> None:
-        """Take the place of `lookup`; `least`: tokens drafted while no request goes on decoding.
+        """Replace `lookup`; `least`: tokens drafted while no request goes on decoding.
 
         Raises StartError unless vLLM's scheduler looks the number up.
         """
@@ -55,21 +55,21 @@ class DraftLengthSeam:
     """The connection, in the engine's thread, between the scheduler and the chooser of draft lengths."""
 
     def __init__(self, scheduler: Any, chooser: DraftLength) -> None:
-        """Take the place of the scheduler's lookup. Raises StartError unless it looks the number up."""
+        """Replace the scheduler's lookup. Raises StartError unless the scheduler looks the number up."""
         if scheduler.dynamic_sd_lookup is None:
             raise StartError(
                 "vLLM drafts a fixed number of tokens here: num_speculative_tokens cannot be 'auto'"
             )
         self._none = (0,) * chooser.limit
-        self._stats: Any = None  # SpecDecodingStats of the step whose results were taken last
+        self._stats: Any = None  # SpecDecodingStats of the last step with results
         self._chooser = chooser
         self._output: Any = None  # SchedulerOutput of that step
-        self._handed: list[tuple[int, int]] = []  # of that step: tokens drafted elsewhere, and accepted
+        self._handed: list[tuple[int, int]] = []  # that step's tokens drafted elsewhere, and those accepted
         self._before: Set[str] = frozenset()  # requests of the step before it
-        self._asked = 0  # tokens to draft in the step before it
-        # With asynchronous scheduling the next step has been scheduled when a step's results come.
+        self._asked = 0  # tokens that the step before it was to draft
+        # With asynchronous scheduling the next step is already scheduled when a step's results come.
         self._ahead = bool(scheduler.scheduler_config.async_scheduling)
-        self._chosen = 0  # the same in the step that is scheduled; 0 where no choice is asked for
+        self._chosen = 0  # tokens that the scheduled step is to draft; 0 if no choice is asked for
         scheduler.dynamic_sd_lookup = self
         replace(scheduler, "update_from_output", self._noting, UPDATE_FROM_OUTPUT)
 
@@ -79,11 +79,10 @@ class DraftLengthSeam:
 
     @property
     def choice(self) -> DraftChoice:
-        """The last choice, and its reason."""
         return self._chooser.choice
 
     def observe(self, seconds: float) -> None:
-        """Take note of a step's time. Called after every step."""
+        """Learn a step's time. Called after every step."""
         output, self._output = self._output, None
         if output is None or not output.num_scheduled_tokens:
             return
@@ -103,12 +102,12 @@ class DraftLengthSeam:
                 accepted=self._none if stats is None else self._own(stats.num_accepted_tokens_per_pos, 1),
             )
         )
-        # What a step drafts for handoffs alone is not verified here. Asynchronous steps do not do so.
+        # Drafts made only for handoffs are not verified here. Asynchronous steps make none.
         asked = output.num_spec_tokens_to_schedule if self._ahead else self._chosen
         self._before, self._asked, self._chosen = requests, asked, 0
 
     def _own(self, by_position: Sequence[int], which: int) -> Sequence[int]:
-        """Leave out what came with handoffs: it was not drafted here, nor for as many tokens."""
+        """Leave out drafts that came with handoffs: they were not made here, nor for as many tokens."""
         if not self._handed:
             return by_position
         return [count - sum(one[which] > at for one in self._handed) for at, count in enumerate(by_position)]
@@ -118,7 +117,7 @@ class DraftLengthSeam:
             self._handed = _handed(scheduler_output, model_runner_output)
             outputs = update(scheduler_output, model_runner_output)
             self._output, self._stats = scheduler_output, None
-            for one in outputs.values():  # of the clients; the statistics hang on one of them
+            for one in outputs.values():  # keyed by client; the statistics are attached to one of them
                 if one.scheduler_stats is not None and one.scheduler_stats.spec_decoding_stats is not None:
                     self._stats = one.scheduler_stats.spec_decoding_stats
             return outputs
@@ -140,10 +139,10 @@ def _handed(scheduler_output: Any, model_runner_output: Any) -> list[tuple[int, 
 def lengths_by_batch(limit: int, max_num_seqs: int, *, adaptive: bool) -> list[tuple[int, int, int]]:
     """Return vLLM's list of how many tokens are drafted at which batch sizes: (from, to, tokens).
 
-    Model runner V2 captures full CUDA graphs for the numbers in the list alone, so those that may be chosen
-    are there, `MOST_CAPTURED` at most. The scheduler does not draft by it (DraftLengthSeam). By vLLM's sizes,
-    64 requests with up to 5 tokens have 187 graphs instead of 41, and 69 % of all pairs of batch size and
-    length have one instead of 17 %; in batches of up to 4 all lengths have one.
+    Model runner V2 captures full CUDA graphs only for the numbers in the list, so it has all that may be
+    chosen, `MOST_CAPTURED` at most. The scheduler does not draft by it (DraftLengthSeam). By vLLM's sizes, 64
+    requests with up to 5 tokens have 187 graphs instead of 41, and 69 % of all pairs of batch size and length
+    have one instead of 17 %; in batches of up to 4 all lengths have one.
     """
     most = min(limit, MOST_CAPTURED - 1)
     lengths = [limit * step // most for step in range(most)] if adaptive else []
@@ -153,7 +152,7 @@ def lengths_by_batch(limit: int, max_num_seqs: int, *, adaptive: bool) -> list[t
 
 
 def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | None:
-    """Steer the drafts of a loaded engine from now on. Return a DraftLengthSeam where `spec` says "auto"."""
+    """Steer the drafts of a loaded engine from now on. Return a DraftLengthSeam if `spec` says "auto"."""
     if spec is None:
         return None
     seam = _adaptive(engine, spec) if spec.adaptive else None
@@ -165,8 +164,8 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
 def least_drafts(config: Any) -> int:
     """Return the number of tokens that are drafted during a prefill, for the KV's sake.
 
-    Where several MTP layers draft one after the other, each has KV that the one before leads up to, and
-    vLLM's model runner V2 runs as many of them over a prompt as tokens are drafted.
+    If several MTP layers draft one after the other, each has KV that depends on the layer before, and vLLM's
+    model runner V2 runs as many of them over a prompt as tokens are drafted.
     """
     speculative = config.speculative_config
     if speculative.method != "mtp":

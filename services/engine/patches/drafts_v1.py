@@ -1,14 +1,14 @@
-"""Our proposers inside vLLM's model runner: drafts from tokens alone, and the hybrid's continuations.
+"""Run our proposers inside vLLM's model runner V1: drafts from tokens alone, and the hybrid's continuations.
 
-A method that drafts from tokens alone runs as vLLM's `custom_class`; the `Seat` stands where the drafter
-would. In a hybrid long matches are looked for first; then vLLM's own drafter runs, for `num_model_steps`
-tokens or one, and a proposer continues its drafts. Both give vLLM a list of as many drafts a request as are
-worth verifying, none included.
+A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. In a hybrid
+long matches are looked for first; then vLLM's own drafter runs, for `num_model_steps` tokens or one, and a
+proposer continues its drafts. Both give vLLM a list per request of as many drafts as are worth verifying,
+possibly none.
 
 Drafts are put where vLLM itself puts a request's scheduled drafts: behind its tokens in `token_ids_cpu`, so
-that no sequence is copied. The next step puts its own there before it uses any.
+that no sequence is copied. The next step writes its own there before it uses any.
 
-Only model runner V1 without asynchronous scheduling takes lists, which is all there is on CPU, and what vLLM
+Only model runner V1 without asynchronous scheduling takes lists. That is all there is on CPU, and what vLLM
 chooses for a `custom_class`. V2, the GPU's default, drafts before the host knows a token: there drafts_v2.py
 matches on the device.
 
@@ -42,7 +42,6 @@ _DESK = "_baton_desk"  # where a model runner keeps its Desk
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     replace(GPUModelRunner, "__init__", _with_desk, INIT)
@@ -98,7 +97,7 @@ def _v1_only(spec: SpeculativeSettings) -> str:
 
 
 def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
-    """Make the desk of a rank that drafts and whose settings name a proposer of ours; None for others."""
+    """Make the desk of a rank that drafts and whose settings name a proposer of ours, or return None."""
     spec = settings_of(vllm_config)
     if spec is None or not hasattr(runner, "drafter"):
         return None
@@ -111,7 +110,7 @@ def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
 
 
 class Desk:
-    """One rank's proposer, and the arrays between it and the model runner, reused from step to step."""
+    """One rank's proposer, and the arrays between it and the model runner, reused in each step."""
 
     def __init__(self, proposer: Proposer, rows: int) -> None:
         self.proposer = proposer
@@ -122,15 +121,15 @@ class Desk:
     def draft(self, runner: Any, sampled: Any, model: Callable[[int], Any], wanted: int) -> list[list[int]]:
         """Return the drafts of each row, at most `wanted`.
 
-        sampled: this step's tokens, a tensor [rows, 1 + drafts] with -1 where rejected, not yet in the batch;
-        or lists, when they are. model: runs the draft model for so many tokens [rows, so many]; only a hybrid
-        has one.
+        sampled: this step's tokens, a tensor [rows, 1 + drafts] with -1 for rejected ones, not yet in the
+        batch; or lists, once they are. model: runs the draft model for n tokens, [rows, n]; only a hybrid has
+        one.
         """
         batch = self._batch(runner, sampled, wanted)
         if isinstance(self.proposer, Hybrid):
             return _beside_the_model(self.proposer, batch, model, wanted)
         found = self.proposer.propose(batch)
-        # Whatever another package's proposer believes of its limits.
+        # Another package's proposer may ignore its limits.
         return _lists(found.tokens, np.minimum(found.counts, batch.limits))
 
     def _batch(self, runner: Any, sampled: Any, wanted: int) -> DraftBatch:
@@ -142,7 +141,7 @@ class Desk:
         prefilling = runner.discard_request_mask.np[:rows]  # rows whose prompt goes on in the next step
         if not isinstance(sampled, list):
             _append(tokens, settled, _sampled(sampled, prefilling, batch.vocab_size))
-        # The last position is the target's own token's.
+        # The last position is for the target's own token.
         np.clip(runner.max_model_len - 1 - settled, 0, wanted, out=limits)
         limits[prefilling] = 0
         lengths[:] = settled
@@ -152,9 +151,9 @@ class Desk:
 def _beside_the_model(
     hybrid: Hybrid, batch: DraftBatch, model: Callable[[int], Any], wanted: int
 ) -> list[list[int]]:
-    """Return long matches where there are some, elsewhere the draft model's tokens, continued by matches."""
+    """Return long matches if there are any, else the draft model's tokens, continued by matches."""
     if not wanted:
-        model(0)  # it runs all the same, or its KV would have holes
+        model(0)  # run it anyway, or its KV would have holes
         hybrid.propose(batch)
         return [[] for _ in batch.request_ids]
     long = hybrid.long_matches(batch)
@@ -164,7 +163,7 @@ def _beside_the_model(
     batch.limits[matched] = 0
     kept = np.arange(made.shape[1], dtype=np.int32) < batch.limits[:, None]
     _append(batch.tokens, batch.lengths, np.where(kept, made, -1))
-    count = batch.lengths - batch.settled  # of the model's
+    count = batch.lengths - batch.settled  # number of the model's drafts
     np.subtract(batch.limits, count, out=batch.limits)
     found = hybrid.propose(batch)
     more = np.minimum(found.counts, batch.limits)
@@ -188,5 +187,4 @@ def _append(tokens: Ints, lengths: Ints, more: npt.NDArray[Any]) -> None:
 
 
 def _lists(tokens: npt.NDArray[Any], counts: Ints) -> list[list[int]]:
-    """Return the first `counts` tokens of each row."""
     return [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]

@@ -1,33 +1,32 @@
-"""Matches on the GPU: the hybrid with n-grams, and `ngram`, on vLLM's model runner V2.
+"""Match n-grams on the GPU, for `ngram` and the hybrid, on vLLM's model runner V2.
 
 V2 drafts before the host knows a step's tokens. Its speculator's `propose` is called when a step's tokens are
-in the requests' states, all on the device, and gives a tensor [requests, num_speculative_tokens]. We take
-that method's place (`Matching`). In a hybrid vLLM's own runs first, for `num_model_steps` tokens; then
+in the requests' states, all on the device, and returns a tensor [requests, num_speculative_tokens].
+`Matching` replaces that method. In a hybrid vLLM's own runs first, for `num_model_steps` tokens; then
 `baton.kernels.ngram_match` puts matches into the same tensor: long ones instead of the model's tokens, others
-behind these. The host is not waited for; so, other than on V1, no pass of the draft model is left out. To
-verification a matched token is a draft of probability 1, as the model's are.
+behind them. The host is not waited for; so, unlike on V1, no pass of the draft model is left out. To
+verification a matched token is a draft of probability 1, like the model's.
 
-**Rows with fewer drafts.** The host decides how many drafts of a request are verified, as it does all shapes:
-by the lengths of scheduled_spec_decode_tokens. V2's kernels take any number a row (cu_num_logits). A mark
+**Rows with fewer drafts.** The host decides how many drafts of a request are verified, as it does all shapes,
+by the lengths of scheduled_spec_decode_tokens. V2's kernels take any number per row (cu_num_logits). A mark
 among the drafts shortens no row: they are the model's input, and its embedding has no -1.
 
 - Without asynchronous scheduling the scheduler takes lists from `take_draft_token_ids` after each step, when
-  the host has waited for the step's tokens anyway. We copy each row's number of drafts beside them, and cut
-  the lists: where nothing matches, nothing is verified. With `ngram` that is always so: vLLM then turns
-  asynchronous scheduling off.
+the host has waited for the step's tokens anyway. We copy each row's number of drafts beside them and cut the
+lists: if nothing matches, nothing is verified. With `ngram` that is always so: vLLM then turns asynchronous
+scheduling off.
 - With it, the default of mtp, eagle and eagle3, the next step is scheduled before this one has drafted, with
-  as many drafts a row as this one was to make. Where no match fills them, the row's last draft is repeated
-  and verified; `num_speculative_tokens: auto` sees it rejected, and drafts fewer.
-  engine.extra.async_scheduling false gives each row its own length. (vLLM's adaptive verification drops
-  drafts on the device, within a total that the host chooses; it judges them by the draft model's logits, of
-  which a match has none.)
+as many drafts per row as this one was to make. If no match fills them, the row's last draft is repeated and
+verified; `num_speculative_tokens: auto` sees it rejected, and drafts fewer. engine.extra.async_scheduling
+false gives each row its own length. (vLLM's adaptive verification drops drafts on the device, within a total
+that the host chooses; it judges them by the draft model's logits, which a match does not have.)
 
 The sequences are matched where V2 keeps them: a tensor [max_num_seqs, max_model_len], in the host's memory
 except for `ngram`. Here it moves to the device: 4 bytes a token.
 
 On a GPU, `ngram` and MTP with n-grams have run (docs/gpu.md). Tests run `Matching` on CPU tensors, in V2's
-own RequestState and InputBatch, and the kernel in Triton's interpreter, and check that the symbols below
-are the expected ones.
+own RequestState and InputBatch, and the kernel in Triton's interpreter, and check that the symbols below are
+the expected ones.
 
 Leans on: vllm.v1.worker.gpu.model_runner.init_speculator (called in a runner's constructor, on the last
 pipeline rank, before others keep req_states.all_token_ids) and GPUModelRunner.take_draft_token_ids (after a
@@ -69,7 +68,6 @@ Sizes = tuple[int, int]  # the shortest and the longest n-gram
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
@@ -131,7 +129,7 @@ def _hybrid(
 
 
 def _move_sequences(req_states: Any) -> None:
-    """Move them to the device, as V2 does for ngram: 256 sequences of 32 k tokens take 0.6 ms over PCIe."""
+    """Move the sequences to the device, as V2 does for ngram: 256 of 32 k tokens take 0.6 ms over PCIe."""
     from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 
     shape = (req_states.max_num_reqs, req_states.max_model_len)
@@ -139,7 +137,7 @@ def _move_sequences(req_states: Any) -> None:
 
 
 def _capture_for(speculator: Any, vllm_config: Any, steps: int, *, adaptive: bool) -> None:
-    """Let a graph of all the draft model's passes be captured for its own tokens, not for all drafts."""
+    """Capture the graph of all the draft model's passes for its own tokens, not for all drafts."""
     narrow = copy.copy(vllm_config)
     narrow.speculative_config = copy.copy(vllm_config.speculative_config)
     narrow.speculative_config.num_speculative_tokens = steps
@@ -152,7 +150,7 @@ def _capture_for(speculator: Any, vllm_config: Any, steps: int, *, adaptive: boo
 
     def init_cudagraph_manager(cudagraph_mode: Any) -> None:
         original(cudagraph_mode)
-        manager = getattr(speculator, "decode_cudagraph_manager", None)  # not of several MTP modules
+        manager = getattr(speculator, "decode_cudagraph_manager", None)  # absent with several MTP modules
         if manager is not None:
             manager.vllm_config = narrow
 
@@ -173,7 +171,7 @@ def _cutting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Matching:
-    """The draft model, if there is one, and matches: it takes the place of a speculator's `propose`."""
+    """The draft model, if there is one, and matches: replaces a speculator's `propose`."""
 
     def __init__(
         self,
@@ -205,7 +203,7 @@ class Matching:
         on_gpu = device.type == "cuda"
         self._host = torch.zeros(rows, dtype=torch.int32, pin_memory=on_gpu) if cut else None
         self._copied = torch.cuda.Event() if cut and on_gpu else None
-        self._requests = 0  # whose numbers are in self._host
+        self._requests = 0  # the requests whose numbers are in self._host
         if on_gpu:
             nothing = torch.zeros(1, dtype=torch.int32, device=device)
             self._match(nothing.long(), nothing, steps, drafts.shape[1])
@@ -225,7 +223,7 @@ class Matching:
         num_speculative_tokens: int | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Draft as BaseSpeculator.propose: [requests, most], of which num_speculative_tokens count."""
+        """Draft as BaseSpeculator.propose does: [requests, most], of which num_speculative_tokens count."""
         most = self._drafts.shape[1]
         wanted = most if num_speculative_tokens is None else num_speculative_tokens
         made = min(wanted, self._steps)
@@ -243,7 +241,7 @@ class Matching:
             return drafts
         rows = input_batch.idx_mapping
         limits = self._limits(rows, num_sampled, wanted)
-        if wanted > made:  # a token that the model knows, for what no match fills
+        if wanted > made:  # fill with a token that the model knows if no match does
             drafts[:, made:] = drafts[:, made - 1 : made] if made else last_sampled.view(-1)[rows, None]
         if wanted:
             self._match(rows, limits, made, wanted)
@@ -257,7 +255,7 @@ class Matching:
         return free.clamp_(0, wanted).mul_(num_sampled > 0)
 
     def _match(self, rows: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Put matches over drafts [requests, wanted], whose first `made` the model made."""
+        """Put matches over drafts [requests, wanted], whose first `made` are the model's."""
         requests = limits.shape[0]
         drafts, long, more = self._drafts[:requests], self._long[:requests], self._more[:requests]
         sequences = (self._states.all_token_ids.gpu, self._states.total_len.gpu)

@@ -1,13 +1,13 @@
-"""Reservations for prompts that are still computed elsewhere leave blocks to the answers that grow.
+"""Make reservations for prompts computed elsewhere leave free blocks for growing answers.
 
 A DECODE reserves the blocks of its whole prompt before its source has said anything, and vLLM cannot take
-them back: answers that need another block would be preempted, and computed again, while these blocks wait for
+them back: answers that need another block would be preempted and computed again while these blocks wait for
 the source's queue. So, while requests run, such a reservation waits unless `GROWTH_TOKENS` for each of them
-stay free beside it: at 30 ms a token that is two seconds, in which most prompts are computed. It waits no
-longer once its source has said that something can be pulled.
+stay free beside it: at 30 ms a token that is two seconds, in which most prompts are computed. It stops
+waiting once its source has said that something can be pulled.
 
-A request that waits so costs each step 4 us. The connector would be asked too late: vLLM looks a prompt up in
-the prefix cache before, for 7 ms where 100,000 tokens are found.
+A waiting request costs each step 4 us. Asking the connector instead would be too late: vLLM first looks a
+prompt up in the prefix cache, for 7 ms if 100,000 tokens are found.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; _handle_blocked_waiting_request, which is asked of
 each request before anything else, and for False looks at the next one; _request_remaining_blocks, running,
@@ -22,7 +22,7 @@ from typing import Any
 
 from baton.services.engine.patches.replace import replace
 
-GROWTH_TOKENS = 64  # of each running request
+GROWTH_TOKENS = 64  # per running request
 
 
 class EarlyLoads:
@@ -60,7 +60,7 @@ class EarlyLoads:
         return holding
 
     def _release(self) -> None:
-        """Let those whose source has spoken wait for room alone: vLLM may count them as deferred."""
+        """Let requests whose source has spoken wait only for room: vLLM may count them as deferred."""
         heard = {one for one in self._held if not self._connector.is_unheard(one.request_id)}
         self._held -= heard
         waiting = {one for one in heard if one.status == self._waiting}
@@ -74,9 +74,10 @@ class EarlyLoads:
 
 
 def install(engine: Any) -> None:
-    """Hold a loaded engine's reservations back from now on, where it takes KV over.
+    """Hold a loaded engine's reservations back from now on, if it takes KV over.
 
-    To be called once, after giving_way.install: what that leaves out of a step grows in the next ones.
+    Call it once, after giving_way.install: requests that giving way leaves out of a step grow in the next
+    ones.
     """
     connector = engine.scheduler.get_kv_connector()
     if connector is not None:

@@ -1,4 +1,4 @@
-"""Keeps the engine going after a step that raised: the step's requests fail, and the others are served.
+"""Keep the engine going after a step that raised: the step's requests fail, and the others are served.
 
 vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
 not expect, a grammar's matcher. With one rank, this module clears what the step left behind: every request
@@ -40,7 +40,7 @@ from baton.services.engine.shapes import shape_of
 
 logger = logging.getLogger(__name__)
 
-# The steps and seconds in which an engine must answer its own request of two tokens.
+# The steps and seconds within which an engine must answer its own request of two tokens.
 PROBE_STEPS, PROBE_S = 64, 30.0
 SHAPES = 16  # most requests of a failed step that the log describes
 _STICKY = (
@@ -178,7 +178,7 @@ class FailedStep:
             except Exception as error:
                 if is_fatal(error):
                     raise
-                logger.info("a step behind the one that failed: %s", error)
+                logger.info("a step after the failed one: %s", error)
 
     def _end(self, names: Sequence[str]) -> None:
         from vllm.v1.request import RequestStatus
@@ -200,7 +200,7 @@ class FailedStep:
                 if time.monotonic() > deadline:
                     break
         if request.num_output_tokens < 2:
-            raise EngineFailed("it does not answer after a step that failed")
+            raise EngineFailed("it does not answer after a failed step")
 
     def _own_request(self) -> Any:
         from vllm.sampling_params import SamplingParams

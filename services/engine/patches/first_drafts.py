@@ -1,17 +1,16 @@
-"""Hands the drafts for a decode worker's first step over with its prompt.
+"""Hand over the drafts for a decode worker's first step with the prompt.
 
-The step that ends a prompt gives its first token, and the drafter has run over that step: it can say at once
-what may follow. vLLM throws such drafts away when the request ends there, as each prompt does that is handed
-over, and its scheduler takes drafts of requests that run already: a decode worker's first step would verify
-nothing.
+The step that ends a prompt gives its first token, and the drafter has run over that step, so it can already
+say what may follow. vLLM drops such drafts if the request ends there, as every handed-over prompt does, and
+its scheduler takes drafts only of running requests: a decode worker's first step would verify nothing.
 
-Here the step that ends such a prompt drafts, if nothing decodes beside it, and what was drafted is kept until
-the worker's host takes it. At the decode worker the drafts hang on the request. They are scheduled with its
-first step there if that computes the one token that they follow; used or not, they are dropped then. They
-take what the step's budget leaves, and as many as the draft length in force allows. Verification is exact
-for any draft, so it does not matter which drafter they are from, or that its probabilities are not known.
+Here the step that ends such a prompt drafts, if nothing decodes beside it, and the drafts are kept until the
+worker's host takes them. At the decode worker they are attached to the request, and scheduled with its first
+step if that computes the one token they follow; used or not, they are dropped then. They take what the step's
+budget leaves, up to the draft length in force. Verification is exact for any draft, so it does not matter
+which drafter made them, or that its probabilities are unknown.
 
-Not with asynchronous scheduling or model runner V2: there drafts stay on the device.
+This does not apply to asynchronous scheduling or model runner V2, where drafts stay on the device.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (_update_after_schedule, which it calls last in schedule, and
 which reads num_scheduled_tokens; requests, num_spec_tokens, max_num_scheduled_tokens, scheduler_config.
@@ -35,7 +34,8 @@ from baton.services.decode.proposers import registry
 from baton.services.engine.patches.replace import replace
 from baton.services.speculation import SpeculativeSettings
 
-# Drafted for a handoff by a draft model: each one after the first delays the first token by another pass.
+# Most tokens that a draft model drafts for a handoff: each after the first delays the first token by another
+# pass.
 MOST = 2
 
 ALLOCATE_SLOTS = (
@@ -46,7 +46,7 @@ ALLOCATE_SLOTS = (
 
 
 def want(request: Any) -> None:
-    """Have drafts made for another worker in the step that ends this request's prompt."""
+    """Request drafts for another worker in the step that ends this request's prompt."""
     request.drafts_wanted = True
 
 
@@ -59,10 +59,10 @@ class FirstDrafts:
     """The seam in a loaded engine's scheduler. For the engine's thread."""
 
     def __init__(self, scheduler: Any, most: int) -> None:
-        """Use drafts that requests come with from now on; draft `most` tokens for those that go elsewhere."""
+        """Use drafts that come with requests from now on; draft `most` tokens for those that go elsewhere."""
         self._scheduler = scheduler
         self._most = most
-        self._prompts: set[str] = set()  # requests that are to go elsewhere, while their prompt is computed
+        self._prompts: set[str] = set()  # requests that will go elsewhere, while their prompt is computed
         self._ended: set[str] = set()  # those whose prompt ends in this step
         self._made: dict[str, list[int]] = {}
         replace(scheduler.kv_cache_manager, "allocate_slots", self._with_slots, ALLOCATE_SLOTS)
@@ -79,13 +79,13 @@ class FirstDrafts:
         def allocate_slots(request: Any, num_new_tokens: int, *args: Any, **others: Any) -> Any:
             _, drafts = getattr(request, "first_drafts", (0, ()))
             if drafts and num_new_tokens == 1:
-                # The drafter writes behind what is verified: its own room comes on top.
+                # The drafter writes behind the verified tokens: its own room comes on top.
                 room = min(len(drafts), self._scheduler.num_spec_tokens)
                 more = others | {"num_lookahead_tokens": others.get("num_lookahead_tokens", 0) + room}
                 blocks = allocate(request, num_new_tokens, *args, **more)
                 if blocks is not None:
                     return blocks
-                del request.first_drafts  # rather than wait for a block that it could do without
+                del request.first_drafts  # do without drafts instead of waiting for a block
             return allocate(request, num_new_tokens, *args, **others)
 
         return allocate_slots
@@ -113,7 +113,9 @@ class FirstDrafts:
         most = min(
             output.num_spec_tokens_to_schedule,  # the length in force
             self._budget(output),
-            scheduler.max_model_len - 1 - request.num_tokens,  # the last position is the model's own token's
+            scheduler.max_model_len
+            - 1
+            - request.num_tokens,  # the last position is for the model's own token
             request.max_tokens - request.num_output_tokens - 1,
         )
         if most <= 0:
@@ -125,7 +127,6 @@ class FirstDrafts:
             output.total_num_scheduled_tokens += len(valid)
 
     def _budget(self, output: Any) -> int:
-        """Return how many tokens more the step may compute."""
         scheduler = self._scheduler
         spec = scheduler.vllm_config.speculative_config
         slots = spec.max_num_new_slots_for_drafting * len(output.num_scheduled_tokens)
@@ -135,7 +136,7 @@ class FirstDrafts:
         return int(most - output.total_num_scheduled_tokens)
 
     def _draft_at_the_end(self, output: Any) -> None:
-        """Note whose prompt ends in this step and is handed over; have it drafted for if nothing decodes."""
+        """Note handed-over requests whose prompts end in this step; have them drafted if nothing decodes."""
         self._prompts -= output.finished_req_ids
         step = {name: self._scheduler.requests[name] for name in output.num_scheduled_tokens}
         for name in self._prompts & step.keys():
@@ -158,7 +159,7 @@ class FirstDrafts:
 
 
 def install(engine: Any, spec: SpeculativeSettings | None) -> FirstDrafts | None:
-    """Hand first drafts on from now on; None where the engine drafts nothing, or on its device alone."""
+    """Hand first drafts on from now on; None if the engine does not draft, or only on its device."""
     scheduler = engine.scheduler
     if spec is None or scheduler.use_v2_model_runner or scheduler.scheduler_config.async_scheduling:
         return None

@@ -1,15 +1,15 @@
-"""Requests of one class give way to those of another within an engine: in its steps, its slots, its KV.
+"""Make requests of one class give way to another within an engine: in its steps, its slots, its KV.
 
-vLLM schedules what runs before what waits, in the order in which it came, and takes all that fits. Here, in a
-step that several classes want, requests of those that give way are left out as `StepShare` says: they keep
-their KV, and go on in a later step, in turns. Where a request that goes first finds no slot, or KV runs
-short, preemptible ones are preempted as vLLM does it: they are computed again, or what is left of them in the
-prefix cache is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be
-next in the queue: there its time has come (services/prefill/fair_share.py). None is preempted for a request
-whose prompt is still computed elsewhere: that reserves blocks where there are some. Steps without one that
-goes first are short, while such requests come (services/prefill/step_length.py).
+vLLM schedules running requests before waiting ones, in order of arrival, and takes all that fits. Here, in a
+step that several classes want, requests that give way are left out as `StepShare` says: they keep their KV,
+and go on in a later step, in turns. If a first-class request finds no slot, or KV runs short, preemptible
+requests are preempted as vLLM does it: they are computed again, or what is left of them in the prefix cache
+is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be next in the
+queue: its time has come (services/prefill/fair_share.py). None is preempted for a request whose prompt is
+still computed elsewhere: that one reserves only free blocks. While first-class requests keep arriving, steps
+without one are short (services/prefill/step_length.py).
 
-A request's class hangs on it as `standing`. Where all are of one class, a step costs a look at each.
+A request's class is attached to it as `standing`. If all are of one class, a step costs a look at each.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; running, of which a step may leave out any;
 waiting, deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs,
@@ -41,13 +41,12 @@ from baton.services.prefill.step_length import LATELY_S, StepLength
 
 logger = logging.getLogger(__name__)
 
-MOST_PREEMPTIONS = 3  # of one request, for others; each costs it its slot, and at worst its computation
+MOST_PREEMPTIONS = 3  # per request, for others; each costs it its slot, and at worst its computation
 
-MOST_SHARE = 0.9  # of all that give way together
+MOST_SHARE = 0.9  # the most that all which give way get together
 
 
 def standing_of(request: Any) -> Standing:
-    """Return how a request and others give way to each other."""
     found: Standing = getattr(request, "standing", STANDARD)
     return found
 
@@ -59,19 +58,19 @@ def _only_reserves(request: Any) -> bool:
 
 @dataclass(slots=True)
 class _Step:
-    """A step in which somebody gives way."""
+    """A step in which some requests give way."""
 
-    first: int  # priority of those that go first
-    contest: Contest | None  # None: none of them wants this step, but they come
-    rows: set[str]  # ids of those that give way and decode
-    held: list[Any]  # of those that give way: who is left out
-    prefills: bool = False  # one more prompt of those that give way may be computed
-    new: bool = True  # what waits may begin; else only what holds KV
-    most_new: int | None = None  # of what waits; None: as many as find a slot
+    first: int  # priority of the first class
+    contest: Contest | None  # None: the first class does not want this step, but keeps arriving
+    rows: set[str]  # ids of decoding requests that give way
+    held: list[Any]  # requests that give way and are left out
+    prefills: bool = False  # one more prompt that gives way may be computed
+    new: bool = True  # waiting requests may begin; else only those that hold KV
+    most_new: int | None = None  # waiting requests that may begin; None: as many as find a slot
     most_tokens: int | None = None  # None: as many as the engine takes
     output: Any = None
-    others: int = 0  # tokens in it of those that give way
-    prompts: int = 0  # of them: in prompts
+    others: int = 0  # tokens in it of requests that give way
+    prompts: int = 0  # those of them in prompts
 
 
 @dataclass(slots=True)
@@ -88,7 +87,7 @@ class _Scheduled:
 class Yielded:
     """Counts since the last look."""
 
-    held: int = 0  # requests that a step left out
+    held: int = 0  # requests left out of a step
     preempted: int = 0
 
 
@@ -96,7 +95,7 @@ class GivingWay:
     """The seam in a loaded engine's scheduler. For the engine's thread."""
 
     def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, ahead: int = 0) -> None:
-        """Decide from now on who takes part in a step; who decodes only with `rows_may_miss`.
+        """Decide from now on who takes part in a step; without `rows_may_miss` all decoding requests do.
 
         ahead: steps that are scheduled before a step's results come
         """
@@ -107,19 +106,19 @@ class GivingWay:
         self._paused = PauseState.PAUSED_NEW
         self._share = StepShare()
         self._length = StepLength(scheduler.max_num_scheduled_tokens)
-        self._first, self._first_at = STANDARD, -LATELY_S  # who went first of late; time.monotonic
+        self._first, self._first_at = STANDARD, -LATELY_S  # the last first class; time.monotonic
         self._counts = Yielded()
-        self._step: _Step | None = None  # the step that is scheduled, where somebody gives way in it
+        self._step: _Step | None = None  # the scheduled step, if somebody gives way in it
         self._ahead = ahead
         self._flying: deque[_Scheduled] = deque(maxlen=1 + ahead)
-        self._scheduled = False  # a step, since the last look
+        self._scheduled = False  # whether a step was scheduled since the last look
         self._leaving: list[Any] = []  # left out of a step, to be preempted in the next one
         self._prompt_share: PromptShare | None = None
-        self._idle = False  # nothing was scheduled beside those that were left out: leave out none
+        self._idle = False  # nothing was scheduled beside the requests left out: leave out none
         replace(scheduler, "schedule", self._wrap, ("throttle_prefills",))
 
     def observe(self, seconds: float) -> None:
-        """Take note of a step's time. Called after every step."""
+        """Learn a step's time. Called after every step."""
         scheduled, self._scheduled = self._scheduled, False
         if scheduled and self._flying:
             self._flying[-1].launched_s = seconds
@@ -150,16 +149,16 @@ class GivingWay:
         )
 
     def step_failed(self) -> None:
-        """Forget the last steps, of which one raised."""
+        """Forget the last steps, one of which raised."""
         self._flying.clear()
         self._scheduled = False
 
     def measure_share(self, share: PromptShare) -> None:
-        """Give a prompt, beside others, the share of a step that the steps' times call for."""
+        """Let the measured times of steps decide the share of a prompt that is not alone."""
         self._prompt_share = share
 
     def take_counts(self) -> Yielded:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         counts, self._counts = self._counts, Yielded()
         return counts
 
@@ -207,23 +206,22 @@ class GivingWay:
         return step.output
 
     def _put_back(self, step: _Step) -> None:
-        """Put back what was left out, before those that took part: so it has the next turn."""
+        """Put back the requests that were left out, before those that took part: they get the next turn."""
         running = self._scheduler.running
         first = [one for one in running if standing_of(one).priority <= step.first]
         took_part = [one for one in running if standing_of(one).priority > step.first]
         running[:] = first + step.held + took_part
 
     def _count(self, step: _Step) -> None:
-        """Count the tokens of those that give way."""
         row = 1 + self._scheduler.num_spec_tokens
         for name, count in step.output.num_scheduled_tokens.items():
             if standing_of(self._scheduler.requests[name]).priority > step.first:
                 step.others += count
-                # Who began in this step may also decode: its KV was loaded.
+                # A request that began in this step may also decode, if its KV was loaded.
                 step.prompts += count if count > row and name not in step.rows else 0
 
     def _contested(self) -> _Step | None:
-        """Return how to share a step in which somebody gives way; None where all may take part."""
+        """Return how to share a step in which somebody gives way; None if all may take part."""
         scheduler, idle = self._scheduler, self._idle
         self._idle, self._leaving = False, []
         waits = self._next()
@@ -258,7 +256,7 @@ class GivingWay:
             goal_s=min((one.itl_s for one in decoding if one.itl_s), default=0.0),
             share=min(MOST_SHARE, sum(share for priority, share in giving.items() if priority > best)),
         )
-        # A chunk of a prompt would take the tokens of one that waits with its KV.
+        # A chunk of a prompt would take the tokens of a request that waits with its KV.
         prefills = self._share.may_prefill and not decodes
         step = self._choose(best, contest, lower, waits if newcomer is None else None, prefills)
         step.held += [one for one in self._leaving if one not in step.held]
@@ -270,20 +268,20 @@ class GivingWay:
         return step
 
     def _note(self, goes_first: Standing) -> None:
-        """Take note of who goes first, as steps are to be short for it a while longer."""
+        """Note which class goes first: steps stay short for it a while longer."""
         now = time.monotonic()
         if goes_first.priority <= self._first.priority or now - self._first_at > LATELY_S:
             self._first, self._first_at = goes_first, now
 
     def _alone(self) -> _Step:
-        """Return a step for which none of those is there that came lately and go first."""
+        """Return a step for the time shortly after the first class was there."""
         rows = {one.request_id for one in self._scheduler.running if not one.is_prefill_chunk}
         return _Step(self._first.priority, None, rows, [], most_tokens=self._most_tokens([]))
 
     def _most_tokens(self, held: Sequence[Any]) -> int | None:
-        """Return how many tokens a step may have for which a prompt that goes first may have to wait.
+        """Return how many tokens a step may have if a first-class prompt may have to wait for it.
 
-        Those that decode take part in any case. Where prompts cannot be cut there is no limit.
+        Decoding requests take part in any case. If prompts cannot be cut there is no limit.
         """
         scheduler, left_out = self._scheduler, {id(one) for one in held}
         if not self._first.ttft_s or not scheduler.scheduler_config.enable_chunked_prefill:
@@ -296,7 +294,7 @@ class GivingWay:
         return self._length.tokens + rows
 
     def _next(self) -> Any:
-        """Return who would begin next: of what can, the first of the class that goes first; None for none."""
+        """Return the startable request of the highest class, or None."""
         scheduler = self._scheduler
         found = sorted(scheduler.requests[name] for name in scheduler.finished_recving_kv_req_ids)
         for one in scheduler.waiting:
@@ -306,7 +304,7 @@ class GivingWay:
         return min(found, key=lambda one: standing_of(one).priority, default=None)
 
     def _finds_no_room(self, one: Any) -> bool:
-        """Return whether one cannot begin, and has no claim to what others hold.
+        """Return whether a request cannot begin and has no claim to what others hold.
 
         It would only reserve blocks, for a prompt that is still computed elsewhere. vLLM lets it while a slot
         is free.
@@ -318,17 +316,16 @@ class GivingWay:
         )
 
     def _blocks(self, tokens: int) -> int:
-        """Return how many KV blocks so many tokens may take."""
         groups, block = len(self._scheduler.kv_cache_config.kv_cache_groups), self._scheduler.block_size
         return int(groups * -(-tokens // block))
 
     def _is_loaded(self, waits: Any) -> bool:
-        """Return whether one that waits has all its KV from another worker, and decodes at once."""
+        """Return whether a waiting request has all its KV from another worker, and decodes at once."""
         loaded = waits.request_id in self._scheduler.finished_recving_kv_req_ids
         return loaded and waits.num_output_tokens > 0 and waits.num_tokens - waits.num_computed_tokens <= 1
 
     def _behind(self, best: int) -> list[Any]:
-        """Return the first of those that wait and give way, which vLLM would let begin in the same step."""
+        """Return the first waiting requests that give way, which vLLM would let begin in the same step."""
         scheduler = self._scheduler
         for one in scheduler.waiting:
             if standing_of(one).priority > best and one not in scheduler.deferred_waiting:
@@ -336,7 +333,7 @@ class GivingWay:
         return []
 
     def _first_in_line(self, best: int) -> int:
-        """Return how many could begin before the first that gives way would."""
+        """Return how many could begin before the first request that gives way."""
         scheduler = self._scheduler
         count = len(scheduler.finished_recving_kv_req_ids)
         for one in scheduler.waiting:
@@ -347,9 +344,9 @@ class GivingWay:
         return count
 
     def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any, prefills: bool) -> _Step:
-        """Decide who of those that give way is left out.
+        """Decide which requests that give way are left out.
 
-        waits: the next of them that would begin; prefills: a prompt of theirs may be computed
+        waits: the next of them that would begin; prefills: one of their prompts may be computed
         """
         step = _Step(best, contest, set(), [])
         rows = self._share.rows(contest)
@@ -368,10 +365,10 @@ class GivingWay:
         return step
 
     def _make_room(self, best: int, newcomer: Any) -> int | None:
-        """Preempt as many as those that go first need slots and KV. Return their number.
+        """Preempt as many requests as the first class needs slots and KV. Return their number.
 
-        None where that does not suffice: then vLLM has to choose among all. `_leaving` is who can only be
-        preempted after the next step.
+        Return None if that does not suffice: then vLLM has to choose among all. `_leaving` holds requests
+        that can only be preempted after the next step.
         """
         scheduler = self._scheduler
         pool, block, most = (
@@ -417,9 +414,9 @@ class GivingWay:
 
 
 def install(engine: Any, *, measured_share: bool = False) -> GivingWay | None:
-    """Have requests of a loaded engine give way from now on; None where vLLM does not order by priority.
+    """Have requests of a loaded engine give way from now on; None if vLLM does not order by priority.
 
-    measured_share: a prompt's share of a step follows the steps' times.
+    measured_share: a prompt's share of a step follows the measured times of steps.
     """
     from vllm.v1.core.sched.request_queue import SchedulingPolicy
 

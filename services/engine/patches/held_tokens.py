@@ -1,4 +1,4 @@
-"""Streams a token's id together with its text while a stop string may still be found in that text.
+"""Stream a token's id together with its text while a stop string may still be found in that text.
 
 vLLM holds back as many characters as the longest stop string has, but sends their tokens' ids at once: a
 reasoning parser that sees the id of a thought's end looks for its mark in text that has not arrived yet. Here
@@ -22,7 +22,6 @@ _HELD = "_baton_held"
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
     from vllm.v1.engine.output_processor import RequestState
 
@@ -51,9 +50,8 @@ class HeldTokens:
         return bisect_right(self._ends, len(detokenizer.output_text) - detokenizer.stop_buffer_length)
 
     def ids(self, ripe: int) -> list[int]:
-        """Return the unsent token ids up to `ripe`."""
         tokens: list[int] = self._detokenizer.token_ids
-        prompt = len(tokens) - self._detokenizer.num_output_tokens()  # 0 but with a slow tokenizer
+        prompt = len(tokens) - self._detokenizer.num_output_tokens()  # 0 except with a slow tokenizer
         return tokens[prompt + self.sent : prompt + ripe]
 
     def _noting(self, token_id: int) -> str:

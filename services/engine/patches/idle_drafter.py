@@ -1,10 +1,10 @@
-"""Makes a step that drafts nothing as cheap as one without speculation, on a CPU.
+"""Make a step that drafts nothing as cheap as one without speculation, on a CPU.
 
-Where drafting does not pay, "auto" drafts 0 tokens. vLLM then still runs the drafter over the step's tokens,
+When drafting does not pay, "auto" drafts 0 tokens. vLLM then still runs the drafter over the step's tokens,
 as its KV cache must not have holes when drafting begins again, and sends the step through the rejection
 sampler. With the demo model on one core a step took 40 % more time than without speculation (16 streams).
 
-Here the drafter's pass is deferred. In a step of one token a request that drafts nothing, the drafter's
+Here the drafter's pass is deferred. In a step of one token per request that drafts nothing, the drafter's
 inputs (tokens, positions, the target's hidden states, slots) are kept. When drafts are wanted again, when
 prompts come, or after `_STEPS` steps, one pass runs over all of them and the new tokens. Drafts are verified
 in any case: a pass that comes late, or is lost with a request that left, changes no output.
@@ -27,11 +27,10 @@ from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS
 
 _STEPS = 16
-_BACKLOG = "_baton_backlog"  # on a model runner
+_BACKLOG = "_baton_backlog"  # attribute of a model runner
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     prepare = ("self", "scheduler_output", "num_scheduled_tokens")
@@ -55,7 +54,7 @@ def _plainly(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _can_wait(runner: Any) -> bool:
-    # A hybrid target counts a step without drafts as a speculative one: its state lies elsewhere.
+    # A hybrid target counts a step without drafts as a speculative one: its state is elsewhere.
     return not runner.use_async_scheduling and not runner.model_config.is_hybrid
 
 
@@ -98,7 +97,7 @@ def _deferring(propose_draft_token_ids: Callable[..., Any]) -> Callable[..., Any
 
 
 def _drafts_nothing(runner: Any, scheduler_output: Any) -> bool:
-    """Return whether the step made one token a request, and the next one is to verify none."""
+    """Return whether the step made one token per request, and the next one verifies none."""
     batch = runner.input_batch
     rows = batch.num_reqs
     if scheduler_output.num_spec_tokens_to_schedule or scheduler_output.total_num_scheduled_tokens != rows:
@@ -115,7 +114,7 @@ def _backlog_of(runner: Any) -> Backlog | None:
 
 
 def _new_backlog(runner: Any) -> Backlog | None:
-    """Make one; None where the drafter does not take the target's hidden states token by token."""
+    """Return a new backlog; None if the drafter does not take the target's hidden states token by token."""
     from vllm.v1.spec_decode.eagle import EagleProposer
 
     drafter = runner.drafter
@@ -134,7 +133,7 @@ class Backlog:
     """Inputs over which one rank's drafter has yet to run. All tensors are on the CPU."""
 
     def __init__(self, drafter: Any) -> None:
-        self._most = drafter.max_num_tokens  # of a pass
+        self._most = drafter.max_num_tokens  # tokens of a pass
         self._propose = drafter.propose
         drafter.propose = self._catch_up
         self._steps: list[tuple[Any, Any, Any, Any]] = []  # tokens, positions, states, slots; a row each
@@ -212,7 +211,7 @@ class Backlog:
         bounds = starts.tolist()
         for request, first, end in zip(self._batch, bounds, bounds[1:], strict=False):
             late = self._rows.get(request, [])
-            # A request that was preempted is recomputed, or goes on elsewhere.
+            # A preempted request is recomputed, or goes on elsewhere.
             if late and old[late[-1]] + 1 == old[self._count + first]:
                 order += late
             order += range(self._count + first, self._count + end)

@@ -1,9 +1,9 @@
-"""Gives each request of a batch the log-probabilities that it asked for: of the best or of named tokens.
+"""Give each request of a batch the log-probabilities that it asked for: of the best or of named tokens.
 
-vLLM's V1 gives the whole batch the columns that requests with `logprob_token_ids` need: their neighbours
-get fewer than they asked for, and some invented ones. With drafts it raises, which ends the engine, or
-returns none. Here the number of best tokens, which reaches every place that gathers columns, also carries the
-named tokens of each request, and the rows of a request that names tokens are filled with those.
+vLLM's V1 gives the whole batch the columns that requests with `logprob_token_ids` need: their neighbours get
+fewer than they asked for, and some invented ones. With drafts it raises, which ends the engine, or returns
+none. Here the number of best tokens, which reaches every place that gathers columns, also carries the named
+tokens of each request, and the rows of a request that names tokens are filled with those.
 
 Leans on: vllm.v1.worker.gpu_input_batch.InputBatch._make_sampling_metadata (num_reqs; its result's
 max_num_logprobs and logprob_token_ids, by row), vllm.v1.sample.sampler.Sampler.gather_logprobs (static; gets
@@ -20,7 +20,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -32,7 +31,7 @@ class Wanted(int):
     """A number of best tokens, and the named tokens of each row in the batch."""
 
     named: Mapping[int, Sequence[int]]
-    requests: int  # in the batch
+    requests: int  # number in the batch
 
     def __new__(cls, best: int, named: Mapping[int, Sequence[int]], requests: int) -> Wanted:
         made = super().__new__(cls, best)

@@ -1,4 +1,4 @@
-"""Replaces a function of vLLM's by one of ours that wraps it: the only way in which a patch does so."""
+"""Wrap functions of vLLM's in ours; patches replace functions in no other way."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from baton.services.errors import StartError
 Function = Callable[..., Any]
 Wrapper = Callable[[Function], Function]
 
-_WRAPPERS = "_baton_wrappers"  # on a function of ours that stands in the place of vLLM's
+_WRAPPERS = "_baton_wrappers"  # attribute of our function in the place of vLLM's
 
 
 def replace(owner: Any, name: str, wrapper: Wrapper, expects: Sequence[str]) -> None:
     """Put `wrapper(original)` in the place of `owner.name`; a second call with this wrapper does nothing.
 
     owner: a module, a class or an object of vLLM's. expects: the names of the original's parameters in order,
-    `self` and `cls` of a class's included. The original stays at `__wrapped__` of what replaces it; the last
-    wrapper is outermost. Raises StartError, which names the symbol, when vLLM has no such function, or one
-    with other parameters.
+    including `self` and `cls` of a class's. The original stays at `__wrapped__` of its replacement; the last
+    wrapper is outermost. Raises StartError, which names the symbol, if vLLM has no such function, or one with
+    other parameters.
     """
     original = check(owner, name, expects)
     present = wrappers(owner, name)
@@ -58,7 +58,7 @@ def wrappers(owner: Any, name: str) -> tuple[Wrapper, ...]:
 def _parameters_of(function: Function) -> tuple[str, ...]:
     try:
         return tuple(inspect.signature(function).parameters)
-    except ValueError:  # one of C++: its docstring, which pybind11 makes, begins with the first overload
+    except ValueError:  # a C++ function: its docstring, made by pybind11, begins with the first overload
         first = re.search(r"^1\. \w+\((.*)\) ->", function.__doc__ or "", re.MULTILINE)
         return tuple(re.findall(r"(\w+): ", first[1])) if first else ()
 

@@ -1,7 +1,7 @@
-"""Keeps a seeded request alive whose prompt takes several steps.
+"""Keep a seeded request alive whose prompt takes several steps.
 
-Its generator stays out of the steps whose sample is thrown away: that is what vLLM rewinds it for, and a
-generator of the CPU has no offset to rewind.
+Its generator stays out of the steps whose sample is dropped: vLLM would rewind it for them, and a CPU
+generator has no offset to rewind.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (sample_tokens, input_batch.{generators, num_reqs},
 discard_request_mask).
@@ -16,7 +16,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     replace(GPUModelRunner, "sample_tokens", _holding_back_generators, ("self", "grammar_output"))

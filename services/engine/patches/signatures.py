@@ -1,4 +1,4 @@
-"""Parameters of those methods of vLLM's that more than one patch wraps."""
+"""List the parameters of vLLM's methods that more than one patch wraps."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ PROPOSE_DRAFT_TOKEN_IDS = (
     *("common_attn_metadata", "slot_mappings"),
 )
 # vllm.v1.core.sched.scheduler.Scheduler
-UPDATE_FROM_OUTPUT = ("scheduler_output", "model_runner_output")  # beside self
+UPDATE_FROM_OUTPUT = ("scheduler_output", "model_runner_output")  # besides self

@@ -1,4 +1,4 @@
-"""Times the parts of an engine step: drafting, the model's forward pass with sampling, the rest.
+"""Time the parts of an engine step: drafting, the model's forward pass with sampling, the rest.
 
 They are measured in each rank, and carried to the scheduler's process on the step's output: a rank may be
 another process. The time is that of the calls. On CPU that is the work itself. On a GPU a call returns when
@@ -20,7 +20,7 @@ from typing import Any
 from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS, UPDATE_FROM_OUTPUT
 
-_KEY = "_baton_times"  # on a step's output and on a rank's worker
+_KEY = "_baton_times"  # attribute of a step's output and of a rank's worker
 
 
 @dataclass(slots=True)
@@ -31,19 +31,18 @@ class StepPhases:
     verify_s: float = 0.0
 
 
-_steps = StepPhases()  # of the scheduler's process, since `take`
-_drafting = StepPhases()  # of this rank, in the step under way
+_steps = StepPhases()  # the scheduler process's times since `take`
+_drafting = StepPhases()  # this rank's times in the current step
 
 
 def take() -> StepPhases:
-    """Return the times of the steps since the last call. For the thread of the scheduler that steps."""
+    """Return the times of the steps since the last call. For the scheduler's stepping thread."""
     taken = StepPhases(_steps.draft_s, _steps.verify_s)
     _steps.draft_s = _steps.verify_s = 0.0
     return taken
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker
@@ -82,7 +81,7 @@ def _timed_sample(sample_tokens: Any) -> Any:
 
 
 def _time_speculator(runner: Any) -> None:
-    """Time model runner V2's speculator. At its first use, as other patches take its place before that."""
+    """Time model runner V2's speculator, at its first use, as other patches replace it before that."""
     if hasattr(runner, _KEY):
         return
     setattr(runner, _KEY, True)
@@ -104,7 +103,7 @@ def _timed_draft(propose: Any) -> Any:
 
 
 def _marked(output: Any, times: StepPhases) -> Any:
-    """Put the times on an output; on one that is still being computed, when it is there. Return it."""
+    """Put the times on an output, for an unfinished one as soon as it is there. Return the output."""
     if hasattr(output, "get_output"):
         get_output = output.get_output
 

@@ -21,7 +21,7 @@ CORE, RANKS, ROUTER, EVERYWHERE = "core", "ranks", "router", "everywhere"
 class Patch:
     """One patch of vLLM."""
 
-    name: str  # of its module in this package
+    name: str  # its module in this package
     why: str
     symbols: tuple[str, ...]  # MODULE:ATTRIBUTE, or a module of vLLM's that it makes importable
     until: str  # what would make it unnecessary

@@ -1,4 +1,4 @@
-"""Keeps a thinking budget to its own request's row of the batch.
+"""Keep a thinking budget to its own request's row of the batch.
 
 vLLM's V1 keeps budgets by row of the batch. When a request with a budget ends and another moves into its row,
 the budget stays, and forces the other's answer to end a thought that it never began. And when an engine that
@@ -19,7 +19,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
     replace(ThinkingBudgetStateHolder, "sync_batch", _emptying_rows, ("self", "batch_update"))

@@ -1,10 +1,10 @@
-"""A stand-in for `torchvision`, so that text models whose files import it run without it.
+"""Stand in for `torchvision`, so that text models whose files import it run without it.
 
 vLLM's Qwen3.5 imports Qwen3-VL's image and video processors even for a model without vision, and those import
-torchvision. Its CPU build is not to be had beside this torch: the one that pip brings needs CUDA and takes
-transformers down with it. So, in processes of vLLM alone and only where there is no torchvision, its modules
-can be imported, with nothing in them. transformers is left knowing that there is none: its image processors
-go on without. (A stand-in package in site-packages would have it choose processors that fail.)
+torchvision. No CPU build of it fits this torch: the one that pip installs needs CUDA and takes transformers
+down with it. So, only in vLLM's processes and only without a real torchvision, its modules can be imported
+and are empty. transformers still finds that there is none, and its image processors do without. (A stand-in
+package in site-packages would make it choose processors that fail.)
 
 Leans on: transformers.utils.is_torchvision_available, which remembers its first answer. It can go when vLLM's
 Qwen3.5 (vllm.model_executor.models.qwen3_5) is importable without torchvision.
@@ -38,12 +38,12 @@ def install() -> None:
         return
     from transformers.utils import is_torchvision_available
 
-    is_torchvision_available()  # no, and it stays no
+    is_torchvision_available()  # no, and the answer is cached
     sys.meta_path.append(_Finder())
 
 
 class _Finder(MetaPathFinder, Loader):
-    """A finder and loader of empty modules, for these names that no other finder knows."""
+    """A finder and loader of empty modules, for names that no other finder knows."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,14 +1,14 @@
-"""Decodes some requests without drafts, beside others with drafts, so that they get what they ask for.
+"""Decode some requests without drafts, beside others with drafts, so that they get what they ask for.
 
 - A seed: verification draws random numbers for each draft, and how many drafts there are depends on the other
-  requests of the batch. vLLM's seeds reproduce nothing under speculation. Without drafts a seed gives the
-  same output as without speculation: that is what it is sent for.
+requests of the batch, so vLLM's seeds reproduce nothing under speculation. Without drafts a seed gives the
+same output as without speculation, which is its purpose.
 - min_p and logit_bias: vLLM applies them to the token that follows the drafts, not to those that verify them,
-  and so refuses them under speculation. Without drafts there is only that token.
+and so refuses them under speculation. Without drafts there is only that token.
 
-Greedy requests with a seed keep their drafts: they draw nothing. Only on CPU, where model runner V1 without
-asynchronous scheduling takes a list of drafts a request. Elsewhere seeds stay as vLLM has them. Model runner
-V2 applies the two others to all logits that verify drafts; V1 on a GPU refuses them (step_checks.py).
+Greedy requests with a seed keep their drafts: they draw nothing. This is only for CPU, where model runner V1
+without asynchronous scheduling takes a list of drafts per request. Elsewhere seeds behave as in vLLM. Model
+runner V2 applies the two others to all logits that verify drafts; V1 on a GPU refuses them (step_checks.py).
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner.propose_draft_token_ids (gives a list, or a tensor
 [requests, drafts], which its caller also takes as lists), build_logitsprocs as imported there,
@@ -37,7 +37,6 @@ def supported() -> bool:
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker import gpu_model_runner
 
     replace(gpu_model_runner.GPUModelRunner, "propose_draft_token_ids", _sparing, PROPOSE_DRAFT_TOKEN_IDS)
@@ -60,7 +59,6 @@ def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rows(sampling_metadata: Any) -> set[int]:
-    """Return the batch's rows that go without drafts."""
     from vllm.v1.sample.logits_processor import LogitBiasLogitsProcessor, MinPLogitsProcessor
 
     rows = set(sampling_metadata.generators)

@@ -1,9 +1,9 @@
-"""Verifies drafts by baton.kernels.verify in place of vLLM's rejection samplers, with `verifier: baton`.
+"""Verify drafts by baton.kernels.verify instead of vLLM's rejection samplers, with `verifier: baton`.
 
 This is for model runner V1, the only one on CPU; verify_v2.py is for V2. vLLM applies what changes single
-logits (penalties, bad words, allowed tokens, biases, thinking budgets); where nothing does, the logits go
-into the kernel as the model made them. Temperature, min-p, top-k and top-p are the kernel's. All rows are
-sampled by it, the one behind the drafts too, which vLLM sampled separately.
+logits (penalties, bad words, allowed tokens, biases, thinking budgets); if nothing does, the kernel gets the
+model's logits unchanged. Temperature, min-p, top-k and top-p are the kernel's. It samples all rows, including
+the one behind the drafts, which vLLM samples separately.
 
 Some steps stay with vLLM's standard method, whose outputs have the same distribution: steps with seeded
 requests (vLLM's generators must keep giving the same tokens whether or not other requests are speculated),
@@ -42,8 +42,8 @@ _SEEDS = 1 << 62
 def install() -> None:
     """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM.
 
-    An engine whose settings say so then verifies with our kernel; it raises StartError when it is made where
-    a symbol is not what we lean on.
+    An engine with this setting then verifies with our kernel. Making one raises StartError if a symbol
+    differs from what we lean on.
     """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -51,7 +51,7 @@ def install() -> None:
 
 
 def method_of(vllm_config: Any) -> Method | None:
-    """Return our kernel's method of verification; None where vLLM verifies."""
+    """Return our kernel's method of verification; None if vLLM verifies."""
     spec = settings_of(vllm_config)
     return None if spec is None or spec.verifier != "baton" else spec.rejection_sample_method
 
@@ -68,7 +68,7 @@ def _seating(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_symbols() -> None:
-    """Check vLLM's symbols that this module leans on. Raises StartError when they differ."""
+    """Raise StartError if a symbol of vLLM's differs from what this module leans on."""
     from vllm.v1.sample.logits_processor import builtin
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.rejection_sampler import RejectionSampler
@@ -119,7 +119,7 @@ def other_vllm(what: str) -> StartError:
 
 
 class Verifier:
-    """Our verifier in the place of a V1 model runner's RejectionSampler, which it keeps for some steps."""
+    """Our verifier in place of a V1 model runner's RejectionSampler, which it keeps for some steps."""
 
     def __init__(self, shipped: Any, method: Method) -> None:
         self.shipped = shipped
@@ -164,7 +164,7 @@ class Verifier:
         )
 
     def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
-        """Return the logits after all that vLLM does to single ones: themselves where that is nothing."""
+        """Return the logits after everything that vLLM does to single ones; unchanged if that is nothing."""
         if not _changes_logits(sampling_metadata):
             return logits
         processed = logits.to(torch.float32, copy=True)
@@ -179,7 +179,7 @@ class Verifier:
         return processed
 
 
-# Of vLLM's own logits processors: whether one changes any logit now. min-p leaves those of what it keeps.
+# Whether each of vLLM's own logits processors changes any logit now. min-p does not change those it keeps.
 _ACTIVE: dict[str, Callable[[Any], bool]] = {
     "MinPLogitsProcessor": lambda _: False,
     "LogitBiasLogitsProcessor": lambda one: bool(one.biases),
@@ -199,7 +199,7 @@ def _changes_logits(sampling_metadata: Any) -> bool:
 
 
 def _sampling(sampling_metadata: Any, requests: int, device: torch.device) -> Sampling:
-    """Return vLLM's settings of a batch, with new seeds: V1 has generators, whose steps are left to it."""
+    """Return vLLM's settings of a batch, with new seeds: steps with V1's generators are left to vLLM."""
     temperature = sampling_metadata.temperature
     if temperature is None:  # all are greedy
         temperature = torch.zeros(requests, device=device)

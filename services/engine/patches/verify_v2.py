@@ -1,12 +1,12 @@
-"""Verifies drafts by our kernel on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
+"""Verify drafts by our kernel on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
 
-V2's sampler keeps settings in arrays by slot, which the kernel reads as they are, and its seeds and positions
-are the kernel's. Its drafters keep logits, which the kernel takes: of a draft that was drawn no probabilities
-are needed. V2 copies all logits to float32 as soon as one request has a temperature other than 1; here only
-where something changes single logits.
+V2's sampler keeps settings in arrays by slot, which the kernel reads directly, along with its seeds and
+positions. Its drafters keep logits, which the kernel takes: a drawn draft needs no probabilities. V2 copies
+all logits to float32 as soon as one request has a temperature other than 1; here they are copied only if
+something changes single logits.
 
-Left to vLLM: watermarks, synthetic acceptance, log-probabilities of processed logits and sampling masks,
-which need what is never computed here. The kernels are compiled when the model has been loaded.
+Watermarks, synthetic acceptance, log-probabilities of processed logits and sampling masks are left to vLLM,
+as they need values that are never computed here. The kernels are compiled once the model has been loaded.
 
 Leans on: vllm.v1.worker.gpu.model_runner.GPUModelRunner (`load_model` makes `sampler` and
 `rejection_sampler`; device, dtype, vocab_size, speculator.draft_logits);
@@ -46,7 +46,6 @@ _CONTEXT = {
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     load = ("self", "load_dummy_weights", "args", "model", "kwargs")
@@ -54,7 +53,7 @@ def install() -> None:
 
 
 def check_symbols() -> None:
-    """Check vLLM's symbols that this module leans on. Raises StartError when they differ."""
+    """Raise StartError if a symbol of vLLM's differs from what this module leans on."""
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -75,12 +74,12 @@ def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def seat(shipped: Any, method: Method) -> bool:
-    """Have this RejectionSampler verify with our kernel. Return False if it needs more than that does."""
+    """Have this RejectionSampler verify with our kernel. Return False if the kernel cannot do all it does."""
     from vllm.config.model import PROCESSED_LOGPROBS_MODES
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
     if type(shipped) is not RejectionSampler:
-        return False  # a model's own
+        return False  # a model's own sampler
     check_symbols()
     sampler = shipped.sampler
     if (
@@ -144,7 +143,7 @@ def _run(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     sampling: Sampling,
 ) -> Verified:
-    """Verify by a RejectionSampler's method: the target's and the drafter's logits, and the rows fed in."""
+    """Run our kernel for a RejectionSampler: the target's and the drafter's logits, and the rows fed in."""
     (shipped, method), (target, drafter), (tokens, ends, positions) = by, logits, rows
     if drafter is not None:  # a target's vocabulary may be padded further than its drafter's
         width = min(target.shape[1], drafter.shape[2])
@@ -156,7 +155,7 @@ def _run(
 def compile_kernels(runner: Any, method: Method) -> None:
     """Run every variant of the kernels once on made-up drafts, so that no request waits for a compiler.
 
-    vLLM's own warm-up does so where it compiles anything, but not in all of these ways.
+    vLLM's own warm-up, if it compiles anything, does not cover all of these variants.
     """
     shipped, device = runner.rejection_sampler, runner.device
     count = shipped.num_speculative_steps + 1
@@ -165,7 +164,7 @@ def compile_kernels(runner: Any, method: Method) -> None:
     positions = torch.arange(count, device=device)
     slots = torch.zeros(1, dtype=torch.int64, device=device)
     drafter = getattr(runner.speculator, "draft_logits", None)
-    for dtype in dict.fromkeys((runner.dtype, torch.float32)):  # as the model makes them, and processed
+    for dtype in dict.fromkeys((runner.dtype, torch.float32)):  # from the model, and after processing
         target = torch.zeros(count, runner.vocab_size, dtype=dtype, device=device)
         for filtered in (False, True):
             sampling = _sampling(shipped.sampler.sampling_states, slots, filtered=filtered)
@@ -173,7 +172,7 @@ def compile_kernels(runner: Any, method: Method) -> None:
 
 
 def _filters(states: Any) -> tuple[tuple[Any, float], ...]:
-    """Return the filters, and the value with which each keeps all tokens."""
+    """Return the filters, each with the value at which it keeps all tokens."""
     return (states.top_k, states.vocab_size), (states.top_p, 1.0), (states.min_p, 0.0)
 
 
@@ -188,7 +187,7 @@ def _sampling(states: Any, slots: torch.Tensor, *, filtered: bool) -> Sampling:
     )
 
 
-# Of V2's logits processors: whether one changes any logit of these slots.
+# Whether each of V2's logits processors changes any logit of these slots.
 _ACTIVE: dict[str, Callable[[Any, Any], bool]] = {
     "PenaltiesState": lambda one, slots: bool(np.any(one.use_penalty[slots])),
     "LogitBiasState": lambda one, slots: bool(np.any(one.use_logit_bias[slots])),

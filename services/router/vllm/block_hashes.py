@@ -1,12 +1,11 @@
-"""The names of a prompt's KV blocks, made as the engines of the workers make them.
+"""Name a prompt's KV blocks as the workers' engines name them.
 
-They are vLLM's own hashes, of the algorithm and the root that a worker tells, so what a worker says it holds
-is what is asked for here. Each is made from the one before; a chat whose prompt grows from turn to turn
-would pay for all of it each time (`python -m bench prefixes` tells how much). So pieces of prompts are kept
-with their hashes, the last `PIECES` that were used, and known again by a quick hash over all that comes
-before and the piece itself.
+The names are vLLM's own hashes, with the algorithm and the root that a worker reports, so they match what a
+worker says it holds. Each is made from the one before; a chat whose prompt grows from turn to turn would pay
+for all of it each time (`python -m bench prefixes` tells how much). So the last `PIECES` pieces of prompts
+are kept with their hashes, and recognised by a quick hash over everything before and the piece itself.
 
-Only text is served (`_check` in engine_client.py): beside tokens, the first block's hash has the salt, and
+Only text is served (`_check` in engine_client.py): besides tokens, the first block's hash has the salt, and
 every block's the request's adapter, with the fingerprint of its files where vLLM expects a path.
 
 Leans on: vllm.utils.hashing.get_hash_fn_by_name, vllm.v1.core.kv_cache_utils.{hash_block_tokens,
@@ -28,18 +27,18 @@ from baton.prefix_keys import PromptKeys, prompt_keys
 from baton.protos import scheduler_pb2
 
 PIECE_BLOCKS = 64
-PIECES = 8_192  # kept: 8 MB, for half a million blocks
+PIECES = 8_192  # 8 MB, for half a million blocks
 
 _TOKEN_BYTES = array("I").itemsize
 
 
 class _Piece(NamedTuple):
     hashes: array[int]  # the lowest 64 bits of each
-    last: bytes  # the last one, whole
+    last: bytes  # the last one in full
 
 
 class PromptHasher:
-    """Names the blocks of prompts as a worker does that tells `hashing`. For one event loop."""
+    """Name the blocks of prompts like a worker that reports `hashing`. For one event loop."""
 
     def __init__(self, hashing: scheduler_pb2.BlockHashing) -> None:
         self._function = get_hash_fn_by_name(hashing.algorithm)

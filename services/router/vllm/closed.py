@@ -1,7 +1,8 @@
-"""vLLM routes that are not offered: they answer 404.
+"""Close vLLM routes that are not offered: they answer 404.
 
 They are for administrators of a single engine, for other kinds of models, or for developers
-(VLLM_SERVER_DEV_MODE). The latter end other clients' requests, empty all caches and show the configuration.
+(VLLM_SERVER_DEV_MODE). Those of the last kind end other clients' requests, empty all caches and show the
+configuration.
 
 Leans on: the Starlette app that vllm.entrypoints.launchers.app.build_app returns (routes: path, endpoint),
 and the modules of vLLM's routes, which are named here.

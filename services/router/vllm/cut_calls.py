@@ -1,4 +1,4 @@
-"""Reports that `max_tokens` cut a whole chat answer, even if it called tools: the last call may be missing.
+"""Report that `max_tokens` cut a whole chat answer, even if it called tools: the last call may be missing.
 
 Streams report it; for a whole answer vLLM says `tool_calls`.
 

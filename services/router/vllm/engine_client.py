@@ -1,4 +1,4 @@
-"""The engine client under vLLM's front end. Its engines are the workers on which requests are placed.
+"""Be the engine client under vLLM's front end, with workers as its engines.
 
 Leans on: vllm.v1.engine.core_client.EngineCoreClient (the members that AsyncLLM calls), vllm.v1.engine.
 EngineCoreRequest (its fields), vllm.lora.request.LoRARequest (name, number, path), vllm.exceptions.
@@ -61,7 +61,7 @@ def refusal(error: RequestFailed) -> RefusedByRouter:
 
 @dataclass
 class Resources:
-    """The flag by which AsyncLLM knows whether its engine is alive. Ours always is: workers come and go."""
+    """The flag by which AsyncLLM knows whether its engine is alive. Always on: workers come and go."""
 
     engine_dead: bool = False
 
@@ -73,23 +73,23 @@ class RelayLimits:
     request_timeout_s: float
     max_model_len: int  # tokens
     model: str = ""  # the name under which it is served
-    flush_s: float = 0.0  # outputs wait so long for more tokens of their streams
-    hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
-    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # of LoRA, by name
+    flush_s: float = 0.0  # how long outputs wait for more tokens of their streams
+    hasher: PromptHasher | None = None  # names the blocks of prompts; None until a worker has said how
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # LoRA adapters, by name
     steps: StepLimits = LOOSEST  # limits of the engines' steps
 
 
 class RelayClient(EngineCoreClient):
-    """Takes requests from AsyncLLM and returns outputs. For one event loop; not thread-safe."""
+    """Take requests from AsyncLLM and return outputs. For one event loop; not thread-safe."""
 
     def __init__(self, parts: RelayParts, limits: RelayLimits) -> None:
         self.resources = Resources()
         self.engine_ranks_managed = [0]
         self._parts = parts
-        self.limits = limits  # of requests to come; may be replaced
+        self.limits = limits  # new requests' limits; may be replaced
         self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
-        self._relays: dict[str, Relay] = {}  # by the front end's request id
+        self._relays: dict[str, Relay] = {}  # keyed by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends its request with an error.
         self.on_failure: Callable[[str, Exception], None] = lambda *_: None
@@ -97,11 +97,10 @@ class RelayClient(EngineCoreClient):
     # -- for AsyncLLM
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """Return the tasks that the engines serve."""
         return ("generate",)
 
     async def get_output_async(self) -> Any:
-        """Wait for outputs; return all there are as one EngineCoreOutputs."""
+        """Wait for outputs; return all available ones as one EngineCoreOutputs."""
         return await self._queue.take()
 
     async def add_request_async(self, request: Any) -> None:
@@ -155,18 +154,16 @@ class RelayClient(EngineCoreClient):
         self.abort(list(self._relays))
 
     def end_all(self) -> None:
-        """End the requests that still run: their clients get the error that the router is shutting down."""
+        """End the remaining requests: their clients get the error that the router is shutting down."""
         for relay in list(self._relays.values()):
             relay.end()
 
     def dp_engines_running(self) -> bool:
-        """Tell whether any request runs."""
         return bool(self._relays)
 
     # -- for relays (FrontEnd)
 
     def deliver(self, output: Any) -> None:
-        """Queue an output for AsyncLLM."""
         if not self.prompt_logprobs.takes(output):
             self._queue.put(output)
 
@@ -176,25 +173,22 @@ class RelayClient(EngineCoreClient):
             self._put_first(output)
 
     def finish(self, request_id: str, reason: str) -> None:
-        """End a request without another token."""
         self.deliver(outputs.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error; outputs that still wait are dropped."""
+        """End a request with an error; waiting outputs are dropped."""
         if admission := self._admissions.get(request_id):
             admission.refuse(error)
         self._drop(request_id)
         self.on_failure(request_id, RefusedByRouter(error))
 
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Put a first output's times onto our clock; return when it was queued and scheduled, or zeros."""
         if output.events is None:
             return 0.0, 0.0
         outputs.rebase(output.events, clock_offset_s)
         return outputs.began_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Do the same, and remove from another engine's output what the front end has from the first one."""
         began = self.first_output(output, clock_offset_s)
         if output.events is not None:
             output.events = outputs.only_preemptions(output.events)
@@ -202,7 +196,6 @@ class RelayClient(EngineCoreClient):
         return began
 
     def watch(self, request_id: str, received: float) -> None:
-        """Measure the way of the next piece of a request's response, of an output that came `received`."""
         if admission := self._admissions.get(request_id):
             admission.watch(received)
 
@@ -214,7 +207,7 @@ class RelayClient(EngineCoreClient):
         return len(self._relays)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Drop requests now, also on their workers. Unknown ids are of requests that are over."""
+        """Drop requests now, also on their workers. Unknown ids belong to finished requests."""
         for request_id in request_ids:
             self._drop(request_id)
             if relay := self._relays.get(request_id):
@@ -224,12 +217,11 @@ class RelayClient(EngineCoreClient):
         self._queue.put(output, at_once=True)
 
     def _give_up(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error that its relay does not know."""
+        """End a request with an error that its relay does not know of."""
         self.fail(request_id, error)
         self.abort([request_id])
 
     def _drop(self, request_id: str) -> None:
-        """Drop the outputs of a request that is over."""
         self._queue.drop(request_id)
         self.prompt_logprobs.drop(request_id)
 
@@ -286,7 +278,7 @@ class RelayClient(EngineCoreClient):
         return Relay(state, self._parts, self, on_over=self._over)
 
     def _adapter(self, request: Any) -> Adapter | None:
-        """Return the request's adapter, and have it named by its files instead of by a path of this machine.
+        """Return the request's adapter, and name it by its files instead of a path of this machine.
 
         Workers number adapters themselves. Raises Unsupported.
         """
@@ -348,7 +340,7 @@ def _encode(request: Any, wire_id: str) -> bytes:
     sent.trace_headers = None
     sent.data_parallel_rank = None
     sent.kv_hints = None
-    sent.priority = 0  # it chose the class, which is told with each start
+    sent.priority = 0  # it chose the class, which is sent with each start
     sent.sampling_params = copy(request.sampling_params)
     sent.sampling_params.extra_args = without_reserved(sent.sampling_params.extra_args)
     return wire.encode_request(sent)

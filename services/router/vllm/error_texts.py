@@ -1,4 +1,4 @@
-"""Bounds on error texts, so that a client's own megabytes are neither searched nor sent back.
+"""Bound error texts, so that a client's own megabytes are neither searched nor sent back.
 
 vLLM's errors quote values of the request, and its search for paths in the text takes quadratic time: a model
 name of 32 KB held the router for minutes.

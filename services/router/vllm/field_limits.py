@@ -1,9 +1,9 @@
-"""Limits on fields of a request that cost the router's loop more than their size suggests.
+"""Limit fields of a request that cost the router's loop more than their size suggests.
 
 vLLM bounds the number of bad words and stop strings, not their length. Bad words are tokenized twice each: 10
 of 60 KB took 0.4 s, 100 of them 2.5 s. Stop strings are looked for at each token, and travel to each worker.
-The texts of /generative_scoring are tokenized in the loop, too: 2.6 MB took 2.5 s. Each tool of /v1/responses
-is dumped by itself, which takes 0.2 ms.
+The texts of /generative_scoring are tokenized in the loop too: 2.6 MB took 2.5 s. Each tool of /v1/responses
+is dumped separately, which takes 0.2 ms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI front end over the router's engine client: app, handlers, tokenizer; no engine.
+"""Run vLLM's own OpenAI front end over the router's engine client: app, handlers, tokenizer; no engine.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
 create_logging_config, _set_default_reasoning_config_args, enable_lora, max_lora_rank, max_loras,
@@ -122,7 +122,7 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
 
 
 class RelayLLM(async_llm.AsyncLLM):
-    """AsyncLLM over a RelayClient. To be made inside the event loop.
+    """AsyncLLM over a RelayClient. Make it inside the event loop.
 
     Raises StartError for a model or arguments that vLLM refuses.
     """
@@ -139,7 +139,8 @@ class RelayLLM(async_llm.AsyncLLM):
         log_stats = not engine.extra.get("disable_log_stats")
         ours: list[Any] = [metrics.front_end.logger()] if log_stats else []
         with _refusals(engine), _engine_client(client):
-            # log_stats adds vLLM's default loggers: one would log every ten seconds that no engine runs.
+            # log_stats adds vLLM's default loggers, one of which would log every ten seconds that no engine
+            # runs.
             super().__init__(
                 config, executor_class=Executor, log_stats=False, log_requests=False, stat_loggers=ours
             )
@@ -201,7 +202,7 @@ class RelayLLM(async_llm.AsyncLLM):
             state.logprobs_processor._update_prompt_logprobs(rows)
 
     def _request_failed(self, request_id: str, error: Exception) -> None:
-        """End a request, and its siblings where n > 1: they share one stream."""
+        """End a request and, if n > 1, its siblings: they share one stream."""
         processor = self.output_processor
         state = processor.request_states.get(request_id)
         if state is None:
@@ -223,7 +224,7 @@ class ModelApp:
 async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) -> Any:
     """Return vLLM's app for one model with our limits and /health; everything else is vLLM's own.
 
-    Clients reach it through `opened_to_clients` alone.
+    Clients reach it only through `opened_to_clients`.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     leave_to_workers()
@@ -288,10 +289,10 @@ def opened_to_clients(
 def _choose_among(models: Sequence[ModelApp]) -> None:
     """Let the first model's app hand each request to the app of the model that it names."""
     first = models[0].app
-    # The first one's own handlers take what it chooses for itself: its middleware would go around for ever.
+    # The first model's own handlers take its requests: its middleware would loop forever.
     apps = {name: one.app if one.app is not first else None for one in models for name in one.names}
     for one in models[1:]:
-        one.app.user_middleware.clear()  # the first one's is around all
+        one.app.user_middleware.clear()  # the first app's is around all
         one.app.middleware_stack = one.app.build_middleware_stack()
     first.user_middleware.append(Middleware(ModelMiddleware, apps=apps, paths=model_paths(first)))
     first.router.routes[:0] = routes_of_all({one.names[0]: one.app for one in models})

@@ -1,4 +1,4 @@
-"""The setting `router.frontend`: vLLM's front-end arguments by their own names, checked by its own parser.
+"""Read `router.frontend`: vLLM's front-end arguments by their own names, checked by its own parser.
 
 Leans on: vllm.entrypoints.launchers.cli_args (FrontendArgs and its add_cli_args, make_arg_parser,
 validate_parsed_serve_args), vllm.utils.argparse_utils.FlexibleArgumentParser, vllm.tool_parsers.
@@ -79,14 +79,14 @@ REFUSED: Mapping[str, str] = {
 
 
 def check_names(router: RouterSettings) -> dict[str, Any]:
-    """Return the arguments by vLLM's names, with underscores. Import no vLLM, to fail before anything slow.
+    """Return the arguments by vLLM's names, with underscores. Imports no vLLM, to fail before anything slow.
 
     Raises ConfigError for one that cannot be honoured here, or is given twice.
     """
     found: dict[str, Any] = {}
     for key, value in router.frontend.items():
         name = key.replace("-", "_")
-        if name in REFUSED:  # the value may be an API key: it is not shown
+        if name in REFUSED:  # not shown, as the value may be an API key
             raise ConfigError(f"{_KEY}.{key} is not for you to set: {REFUSED[name]}")
         if name in found:
             raise ConfigError(f"{_KEY}.{key} is given twice, with - and with _")
@@ -185,14 +185,14 @@ def _parser() -> Any:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
-            """Raise the message alone: no usage, no end of the process."""
+            """Raise only the message: no usage, no end of the process."""
             raise _Refused(message.partition(": ")[2] or message)
 
     return Parser()
 
 
 def _check_template(template: str) -> None:
-    """Check that vLLM can load a template, a file's name or its text. Raises ConfigError."""
+    """Check that vLLM can load a template, given as a file name or text. Raises ConfigError."""
     if not template:
         return
     from jinja2 import TemplateError

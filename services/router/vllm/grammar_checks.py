@@ -1,4 +1,4 @@
-"""A router's checks of grammars: of size and form, without parsing or compiling them.
+"""Check a grammar's size and form in the router, without parsing or compiling it.
 
 vLLM's front end parses each grammar on its event loop, in C++ and Rust: a schema with a chain of 2,000
 references and a `multipleOf` ends the process with a segmentation fault, and `minItems` of 10^9 takes 11 GiB.

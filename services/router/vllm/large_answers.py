@@ -1,4 +1,4 @@
-"""Whole answers with many log-probabilities, built a slice at a time.
+"""Build whole answers with many log-probabilities a slice at a time.
 
 vLLM's handlers build and encode an answer in one go: 42,000 log-probabilities (1,000 tokens of prompt and
 1,000 of answer, 21 each) blocked the loop, and so all other streams, for 0.9 s. Here the long lists are left
@@ -37,7 +37,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
     GenerateTokensResponse,
 )
 
-LONG = 64  # entries from which on a list is left out
+LONG = 64  # entries above which a list is left out
 TURN = 8  # entries built in one turn of the loop; one with 20 alternatives takes half a millisecond
 
 _ANSWERS = (ChatCompletionResponse, CompletionResponse, GenerateTextResponse, GenerateTokensResponse)
@@ -146,7 +146,6 @@ def _not_streamed(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _long_lists(answer: Any) -> dict[_Path, list[Any]]:
-    """Return the long lists of an answer, by their place in it."""
     found: dict[_Path, Any] = {("prompt_logprobs",): getattr(answer, "prompt_logprobs", None)}
     for number, choice in enumerate(answer.choices):
         found["choices", number, "prompt_logprobs"] = getattr(choice, "prompt_logprobs", None)

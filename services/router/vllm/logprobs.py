@@ -1,4 +1,4 @@
-"""Log-probabilities: how many a request may ask for, and how those of a prompt reach vLLM's front end.
+"""Limit how many log-probabilities a request may ask for, and pass a prompt's to vLLM's front end in slices.
 
 vLLM's front end turns each into an object and then into a part of the answer, 20 to 50 us in all, on the loop
 that also carries all other streams. So their number at one position and in one prompt is bounded, and those
@@ -21,7 +21,7 @@ from vllm.v1.outputs import LogprobsTensors
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.tasks import spawn_apart
 
-MOST_AT_A_TOKEN = 1024  # for one generated token; they take the loop some 40 ms
+MOST_AT_A_TOKEN = 1024  # limit per generated token; they take the loop some 40 ms
 MOST_OF_A_PROMPT = 1 << 18  # two for each token of a prompt of 128k
 SLICE = 256  # processed in one turn of the loop, some 5 ms
 
@@ -62,7 +62,7 @@ def _width(asked: int | None, vocabulary: int) -> int:
 
 
 class PromptLogprobs:
-    """Holds back a request's outputs while its prompt's log-probabilities are processed."""
+    """Hold back a request's outputs while its prompt's log-probabilities are processed."""
 
     def __init__(self, put: Callable[[Any], None], fail: Callable[[str, RequestFailed], None]) -> None:
         """Pass outputs on to `put`; end a request with `fail` if vLLM refuses its log-probabilities."""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages over vLLM's handler: refusals, errors in streams, tool calls that were cut.
+"""Adapt Anthropic's Messages in vLLM's handler: refusals, errors in streams, cut tool calls.
 
 vLLM's handler logs each exception with a traceback, even refusals, takes an error in the chat's stream for a
 chunk that it cannot read, and parses the arguments of calls that `max_tokens` cut.
@@ -25,7 +25,7 @@ from baton.services.router.http.admission import current_admission
 from baton.services.router.http.forms import anthropic_error
 from baton.services.router.vllm.odd_requests import UNFORESEEN, unforeseen_error
 
-# Exceptions that an app's handlers turn into a response without a word in the log.
+# Exceptions that an app's handlers turn into a response without logging them.
 FORESEEN = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, jinja2.TemplateError)
 _DATA = "data: "
 _ERROR = 'data: {"error"'

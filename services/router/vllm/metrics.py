@@ -224,7 +224,6 @@ class ModelWorkers:
     caching: bool  # whether the engines keep a prefix cache
 
     def loaded(self) -> list[pb.WorkerStatus]:
-        """Return the workers whose engine is loaded."""
         return [one for one in self.heard() if one.HasField("load") and one.identity.HasField("capacity")]
 
 
@@ -239,7 +238,6 @@ class WorkerFigures(Collector):
         self._models: list[ModelWorkers] = []
 
     def watch(self, workers: ModelWorkers) -> None:
-        """Show the workers of a model, too."""
         self._models.append(workers)
 
     def collect(self) -> Iterator[Metric]:

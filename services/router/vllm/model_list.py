@@ -1,4 +1,4 @@
-"""The models and adapters of a router, listed and retrieved, in OpenAI's form and in Anthropic's.
+"""List and retrieve a router's models and adapters, in OpenAI's form and in Anthropic's.
 
 Leans on: vllm.entrypoints.openai.models.serving.OpenAIServingModels.show_available_models (app.state.
 openai_serving_models), its ModelList and the fields id, created and max_model_len of its cards.
@@ -45,12 +45,12 @@ def model_routes(apps: Iterable[Any]) -> list[Route]:
 
     return [
         Route(PATH, listed, methods=["GET"]),
-        Route(PATH + "/{name:path}", retrieved, methods=["GET"]),  # names of hubs have a slash
+        Route(PATH + "/{name:path}", retrieved, methods=["GET"]),  # names from hubs have a slash
     ]
 
 
 def refused(error: NoSuchModel) -> Response:
-    """Return the response of a refusal."""
+    """Return the response to a refused name."""
     start, body = error_response(error)
     return Response(body["body"], status_code=start["status"], media_type="application/json")
 
@@ -60,7 +60,6 @@ def _is_anthropics(request: Request) -> bool:
 
 
 def _information(card: Any) -> dict[str, Any]:
-    """Return a model as Anthropic's API describes it."""
     return {
         "type": "model",
         "id": card.id,

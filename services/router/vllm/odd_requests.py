@@ -1,9 +1,9 @@
-"""Responses to requests on which vLLM's handlers fail: 400 as long as the request was not placed.
+"""Respond to requests on which vLLM's handlers fail: 400 unless the request was placed.
 
-The handlers turn ValueError, TypeError and OverflowError into 400 themselves. Odd requests raise others, too
+The handlers turn ValueError, TypeError and OverflowError into 400 themselves. Odd requests raise others too
 (an assistant's message with an empty content: IndexError), and these would be 500. Before a request is placed
-none of our own code runs but admission, whose refusals have their own status; after that an error stays a
-server error. For paths and methods without a route vLLM has no response of its own.
+the only code of ours that runs is admission, whose refusals have their own status; after that an error stays
+a server error. For paths and methods without a route vLLM has no response of its own.
 
 Leans on: vllm.entrypoints.serve.exception_handling.handlers.exception.exception_handler (its 500) and
 .error_response.create_error_response.
@@ -53,7 +53,7 @@ def unforeseen_error(error: Exception) -> Any:
 
 
 async def not_offered(request: Request, error: HTTPException) -> Response:
-    """Respond with OpenAI's error object where there is no route: Starlette's own response differs."""
+    """Respond with OpenAI's error object if there is no route: Starlette's own response differs."""
     status = HTTPStatus(error.status_code)
     response = create_error_response(
         f"{request.method} {request.url.path}: {error.detail}",

@@ -1,4 +1,4 @@
-"""The workers' outputs on their way to vLLM's front end: one clock, one queue, few objects.
+"""Pass the workers' outputs to vLLM's front end: one clock, one queue, few objects.
 
 Leans on: vllm.v1.engine.{EngineCoreOutput, EngineCoreOutputs, EngineCoreEventType, FinishReason} and their
 fields; that AsyncLLM's output handler alone calls get_output_async.
@@ -33,13 +33,13 @@ def began_at(events: list[Any]) -> tuple[float, float]:
 
 
 def rebase(events: list[Any], offset_s: float) -> None:
-    """Put events of another host's monotonic clock onto ours, in place."""
+    """Convert events of another host's monotonic clock to ours, in place."""
     for event in events:
         event.timestamp += offset_s
 
 
 def only_preemptions(events: list[Any]) -> list[Any] | None:
-    """Return the preemptions alone: the front end has the first worker's queueing, not a second one's."""
+    """Return only the preemptions: the front end has the first worker's queueing, not a second one's."""
     return [event for event in events if event.type == _PREEMPTED] or None
 
 
@@ -50,7 +50,7 @@ def finish_output(request_id: str, reason: str) -> Any:
 
 
 def merge(earlier: Any, later: Any) -> bool:
-    """Append `later` to `earlier`, both of one request, if nothing is lost by it. Return whether it was."""
+    """Append `later` to `earlier`, both of one request, if that loses nothing. Return whether it did."""
     if (
         earlier.finish_reason is not None
         or earlier.new_logprobs is not None
@@ -76,12 +76,12 @@ def merge(earlier: Any, later: Any) -> bool:
 class OutputQueue:
     """The outputs that the front end has not taken yet.
 
-    A request's tokens are merged while they wait (except where they carry log-probabilities), so it holds
-    about one output per live request. When the streams are read late, `take` lets more outputs arrive first:
-    the front end gets fewer and larger ones, which cost it less per token. So load lowers the cost instead of
-    building up a queue that ends in a lost stream.
+    A request's tokens are merged while they wait (unless they carry log-probabilities), so it holds about one
+    output per live request. If the streams are read late, `take` lets more outputs arrive first: the front
+    end gets fewer and larger ones, which cost it less per token. So load lowers the cost instead of building
+    up a queue that ends in a lost stream.
 
-    With `flush_s` outputs wait up to that long in any case, but for those that begin or end a request.
+    With `flush_s` outputs always wait up to that long, except those that begin or end a request.
     """
 
     def __init__(self, lag_s: Callable[[], float], flush_s: float = 0.0) -> None:
@@ -89,7 +89,7 @@ class OutputQueue:
         self._lag_s = lag_s
         self._flush_s = flush_s
         self._outputs: list[Any] = []  # to be taken
-        self._waiting: list[Any] = []  # for more of their requests, until the next flush
+        self._waiting: list[Any] = []  # held for more tokens of their requests, until the next flush
         self._last: dict[str, Any] = {}  # request -> its last output in either list
         self._taker: asyncio.Future[None] | None = None
 
@@ -116,7 +116,6 @@ class OutputQueue:
         self._wake()
 
     def drop(self, request_id: str) -> None:
-        """Drop the outputs of a request that was aborted."""
         if self._last.pop(request_id, None) is not None:
             self._outputs = [output for output in self._outputs if output.request_id != request_id]
             self._waiting = [output for output in self._waiting if output.request_id != request_id]
@@ -129,7 +128,7 @@ class OutputQueue:
         for _ in range(MAX_PAUSES):
             if self._lag_s() < LATE_S:
                 break
-            await asyncio.sleep(PAUSE_S)  # for the readers: without a wait gRPC's thread gets no turn
+            await asyncio.sleep(PAUSE_S)  # lets the readers run: without a wait gRPC's thread gets no turn
         outputs, self._outputs = self._outputs, []
         if self._waiting:
             for output in outputs:
@@ -140,14 +139,13 @@ class OutputQueue:
         return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())
 
     def _flush(self) -> None:
-        """Let all that waits be taken."""
         if self._waiting:
             self._outputs += self._waiting
             self._waiting = []
             self._wake()
 
     def _release(self, request_id: str) -> None:
-        """Let what waits of one request be taken, before what comes next."""
+        """Let a request's waiting outputs be taken, before its next one."""
         own = [output for output in self._waiting if output.request_id == request_id]
         if own:
             self._waiting = [output for output in self._waiting if output.request_id != request_id]

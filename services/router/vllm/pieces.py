@@ -1,19 +1,19 @@
-"""Tokenizing a long text a piece at a time, with exactly the ids that the whole text has.
+"""Tokenize a long text a piece at a time, with exactly the ids that the whole text has.
 
-Hugging Face's tokenizer takes 90 to 180 bytes per byte of a text, most of them before it has the first id.
-In pieces it takes that for one piece. A text may be cut where its tokens certainly do not depend on what
-lies beyond the cut. We know such places for byte-level BPE with one of the common pre-tokenizers:
+Hugging Face's tokenizer takes 90 to 180 bytes per byte of a text, most of them before it has the first id. In
+pieces it takes that for one piece. A text may be cut where its tokens certainly do not depend on the text
+beyond the cut. We know such places for byte-level BPE with one of the common pre-tokenizers:
 
 - A letter stands before the cut, and a space, digit or sign after it. No alternative of the patterns below
-  goes on from a letter to one of those, none looks back, and none looks further ahead than what it passes.
-  NFC changes neither side, and no added token contains such a pair.
+continues from a letter to one of those, none looks back, and none looks further ahead than what it passes.
+NFC changes neither side, and no added token contains such a pair.
 - The cut lies deep within a run of one class of characters, such as spaces, that is one word for the
-  pre-tokenizer. The piece then ends within the run, and the next piece begins at one of its last tokens.
-  If that token is also the first one of the next piece, the pieces join exactly: whether BPE ever merges
-  across the boundary between two tokens depends on these two alone, and both pieces show that boundary on
-  one side of the common token.
+pre-tokenizer. The piece then ends within the run, and the next piece begins at one of its last tokens. If
+that token is also the first one of the next piece, the pieces join exactly: whether BPE ever merges across
+the boundary between two tokens depends on these two alone, and both pieces show that boundary on one side of
+the common token.
 
-Where a text has no such place a piece grows until there is one. Other tokenizers get the text whole.
+If a text has no such place, a piece grows until there is one. Other tokenizers get the text whole.
 
 Leans on: transformers.TokenizersBackend.{_encode_plus, _tokenizer, split_special_tokens, truncation_side},
 PreTrainedTokenizerBase.__call__; vllm.tokenizers.hf's max_chars_per_token and ThreadSafeHFTokenizerMixin; the
@@ -53,7 +53,7 @@ def _cl100k(digits: str) -> str:
     return _SHORT + rf"|{_LEAD}\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|" + _END
 
 
-# The pre-tokenizers for which we know where to cut. Of GPT-2's the pattern is within the ByteLevel itself.
+# The pre-tokenizers for which we know where to cut. GPT-2's pattern is within the ByteLevel itself.
 PATTERNS = (
     GPT2,
     _cl100k(r"\p{N}"),  # Qwen 2 and 3
@@ -66,7 +66,7 @@ PATTERNS = (
 
 @dataclass(frozen=True)
 class Run:
-    """A class of characters of which a run is one word, or the inside of one."""
+    """A class of characters whose runs are one word, or the inside of one."""
 
     inside: re.Pattern[str]
     width: int  # bytes per character
@@ -84,7 +84,7 @@ RUNS = (
 
 
 def ids_in_pieces(tokenizer: Any, text: str, **kwargs: Any) -> list[int] | None:
-    """Return the ids of `tokenizer(text, **kwargs)`, or None where only the tokenizer itself knows them.
+    """Return the ids of `tokenizer(text, **kwargs)`, or None if only the tokenizer itself knows them.
 
     kwargs: add_special_tokens, truncation and max_length, as TokenizeParams.get_encode_kwargs() gives them.
     """
@@ -110,7 +110,7 @@ def ids_in_pieces(tokenizer: Any, text: str, **kwargs: Any) -> list[int] | None:
 
 
 class Cutter:
-    """Tokenizes texts in pieces with one tokenizer. Made by `cutter_of`."""
+    """Tokenize texts in pieces with one tokenizer. Made by `cutter_of`."""
 
     def __init__(self, tokenizer: Any, pattern: str, frame: tuple[list[int], list[int]]) -> None:
         self.frame = frame  # the ids that the tokenizer sets before and after a text
@@ -121,7 +121,9 @@ class Cutter:
         self.cut = re.compile(f"(?<=[{_LETTERS}])[{re.escape(''.join(signs))}]") if signs else None
         self.runs = [run for run in RUNS if not any(run.inside.fullmatch(text) for text in added)]
         if _O200K_UPPER in pattern and IDEOGRAPHS in self.runs:
-            self.runs.remove(IDEOGRAPHS)  # whether capitals after it are its word's depends on its start
+            self.runs.remove(
+                IDEOGRAPHS
+            )  # whether capitals after it belong to its word depends on the word's start
         # A seam lies within a block of twice this many characters of a run, some tokens away from its edges.
         self.margin = max(64, 4 * tokenizer.max_chars_per_token)
 
@@ -211,7 +213,7 @@ class _Places:
 
 @functools.lru_cache(maxsize=32)
 def cutter_of(tokenizer: Any) -> Cutter | None:
-    """Return what cuts this tokenizer's texts, or None if we do not know where they may be cut."""
+    """Return a cutter for this tokenizer's texts, or None if we do not know where they may be cut."""
     kind, backend = type(tokenizer), getattr(tokenizer, "_tokenizer", None)
     if not isinstance(tokenizer, TokenizersBackend) or not isinstance(backend, Tokenizer):
         return None
@@ -232,7 +234,7 @@ def cutter_of(tokenizer: Any) -> Cutter | None:
 
 
 def _pattern(backend: Tokenizer) -> str | None:
-    """Return the pre-tokenizer's pattern if it is byte-level and one that we know, otherwise None."""
+    """Return the pre-tokenizer's pattern if it is byte-level and known, otherwise None."""
     state = _state(backend.pre_tokenizer)
     *splits, last = state.get("pretokenizers", [state])
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
@@ -264,7 +266,7 @@ def _keeps_ascii(backend: Tokenizer) -> bool:
 
 
 def _frame(backend: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the ids set before and after a text, or None if that is not all that is done to its ids."""
+    """Return the ids set before and after a text, or None if more than that is done to its ids."""
     backend.no_truncation()
     backend.no_padding()
     bare = backend.encode("a", add_special_tokens=False).ids
@@ -281,6 +283,5 @@ def _added_texts(backend: Tokenizer) -> set[str]:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """Return a part of a tokenizer in its JSON form; {} if there is none."""
     found: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return found

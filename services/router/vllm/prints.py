@@ -1,4 +1,4 @@
-"""The digest of an encoded request, equal for equal requests, and its shape for the log.
+"""Compute the digest of an encoded request, equal for equal requests, and its shape for the log.
 
 Leans on: vllm.v1.engine.EngineCoreRequest (request_id, external_req_id, trace_headers, arrival_time,
 client_index, cache_salt, priority, sampling_params), vllm.sampling_params.SamplingParams.seed.

@@ -1,4 +1,4 @@
-"""Limits on one request, checked on vLLM's parsed request before anything is rendered for it.
+"""Limit a request, on vLLM's parsed request, before anything is rendered for it.
 
 vLLM itself bounds n (16,384), prompts (1,024), stop strings, bad words, log-probabilities, lengths and the
 depth of a schema, each alone. It bounds neither prompts times n, nor the size of a grammar's source. Images,
@@ -40,13 +40,12 @@ def limit_requests(state: Any, max_sequences: int) -> None:
 
 
 def sequences(request: Any) -> int:
-    """Return the number of sequences that a request asks for."""
     each = max(1, getattr(request, "n", None) or 1)
     return each * max(_length(getattr(request, name, None)) for name in ("prompt", "messages", "items"))
 
 
 def grammar_bytes(request: Any) -> int:
-    """Return the approximate size of the schema or grammar that the output has to follow, bytes."""
+    """Return the approximate size in bytes of the schema or grammar that the output has to follow."""
     asked = [getattr(request, name, None) for name in ("structured_outputs", "response_format", "text")]
     if getattr(request, "tool_choice", None) not in (None, "none", "auto"):
         asked.append(getattr(request, "tools", None))  # the answer must follow one of their schemas

@@ -1,4 +1,4 @@
-"""The routes of stored responses: /v1/responses/ID, to read, follow, cancel and delete a tenant's own.
+"""Serve stored responses at /v1/responses/ID: read, follow, cancel and delete a tenant's own.
 
 Leans on: vllm.entrypoints.openai.responses.api_router._convert_stream_to_sse_events; of the handler its
 response_store, event_store and responses_background_stream_generator(id, starting_after).
@@ -24,7 +24,6 @@ Answer = Callable[[Request, Any, str], Awaitable[Response]]
 
 
 def response_routes(store: ResponseStore) -> list[Route]:
-    """Return the routes over a router's store."""
 
     async def read(request: Request, handler: Any, response_id: str) -> Response:
         asked = request.query_params

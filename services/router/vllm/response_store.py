@@ -1,10 +1,10 @@
-"""The store of Responses (VLLM_ENABLE_RESPONSES_API_STORE=1): its bounds, and whose answers are whose.
+"""Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within bounds, each for its own tenant.
 
-vLLM keeps answers, messages and events in its handler's dictionaries, for ever and for anybody who knows an
+vLLM keeps answers, messages and events in its handler's dictionaries, forever and for anybody who knows an
 id. Here each id has an owner, a tenant; for all others it does not exist. The oldest answers of the tenant
 with the most bytes go first. The router chooses all ids: a client's `request_id` could be another response's.
 Without the store, requests that need it are refused. The store is one process's memory: while another router
-serves the same models, an id may be in either, so such requests are refused then, too.
+serves the same models, an id may be in either, so such requests are refused then too.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,
@@ -60,7 +60,7 @@ class ResponseStore:
     """The stored answers of all models of a router. For its event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kept: dict[str, Kept] = {}  # by id, the oldest first
+        self._kept: dict[str, Kept] = {}  # keyed by id, the oldest first
         self._clock = clock
         self.on = False
         self.elsewhere = ""  # another router of the deployment: answers may be there
@@ -106,7 +106,6 @@ class ResponseStore:
 
     @property
     def size(self) -> int:
-        """Return the bytes of all stored answers."""
         return sum(one.size for one in self._kept.values())
 
     def __len__(self) -> int:
@@ -241,7 +240,6 @@ def _needs(request: Any) -> str:
 
 
 def _runs(stored: Any) -> bool:
-    """Return whether a stored answer is still being made in the background."""
     return stored is not None and stored.status in ("queued", "in_progress")
 
 

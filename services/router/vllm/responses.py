@@ -1,4 +1,4 @@
-"""OpenAI's Responses over vLLM's handler: how they end.
+"""Correct how OpenAI's Responses end in vLLM's handler.
 
 An answer that `max_output_tokens` cut is incomplete, and so is its last item; vLLM says so only in the status
 of whole answers. A stream that fails ends with `response.failed`, while vLLM's breaks off. A stream's two
@@ -49,7 +49,7 @@ class IncompleteEvent(ResponseIncompleteEvent):
 
 
 class _StreamFailed(Exception):
-    """Carries an error through vLLM's generator, which would take the error's text for an event."""
+    """Carry an error through vLLM's generator, which would take the error's text for an event."""
 
 
 def adopt_responses(state: Any) -> None:
@@ -123,7 +123,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
 
 
 def _ending(event: Any, held: list[Any]) -> Any:
-    """Return the event, changed if it ends a cut response; then the item before it was cut, too."""
+    """Return the event, changed if it ends a cut response; then the item before it was cut too."""
     if event.type != _COMPLETED or event.response.status != "incomplete":
         return event
     if held and held[-1].type == "response.output_item.done":

@@ -1,4 +1,4 @@
-"""The health of a router over all its models; vLLM's app has it for one model.
+"""Report the health of a router over all its models; vLLM's app has it for one model.
 
 Leans on: the paths of vLLM's routes.
 """
@@ -15,12 +15,12 @@ from starlette.routing import Route
 from baton.services.router.errors import NoSuchModel
 from baton.services.router.vllm.model_list import refused
 
-# Paths of requests that name no model: they concern the router, or the first model.
+# Requests to these paths name no model: they concern the router, or the first model.
 _WITHOUT_MODEL = frozenset({"/ping", "/inference/v1/abort_requests"})
 
 
 def model_paths(app: Any) -> frozenset[str]:
-    """Return the paths of requests that must name a model: all that take a body, but a stored response's."""
+    """Return the paths that must name a model: all that take a body, except a stored response's."""
     posted = (route.path for route in app.router.routes if "POST" in (getattr(route, "methods", None) or ()))
     return frozenset(path for path in posted if "{" not in path) - _WITHOUT_MODEL
 

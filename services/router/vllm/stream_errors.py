@@ -1,4 +1,4 @@
-"""Errors inside vLLM's streams: OpenAI's error object with our status and type, and no traceback in the log.
+"""Send errors inside vLLM's streams as OpenAI's error object with our status and type; log no traceback.
 
 Leans on: the handlers in vLLM's app.state, and, for those that stream,
 GenerateBaseServing._convert_generation_error_to_streaming_response(error), whose text chat and completions

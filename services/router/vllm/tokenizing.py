@@ -1,9 +1,9 @@
-"""A bound on the cost of tokenizing: no more of a text is tokenized than the model can take.
+"""Bound the cost of tokenizing: no more of a text is tokenized than the model can take.
 
 vLLM tokenizes in a thread, but the whole text at once: each MiB takes a second and 80 MiB, and only then is
 the text cut to the model's length. Here a text that is unlikely to fit is first counted a piece at a time,
 until it is certain that it does not fit, or that the rest would be cut off. /tokenize has no limit of its
-own, so the model's length applies there, too. A long text that fits is tokenized in pieces (pieces.py).
+own, so the model's length applies there too. A long text that fits is tokenized in pieces (pieces.py).
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
@@ -95,5 +95,5 @@ def _count(tokenizer: Any, piece: str) -> int:
     backend = getattr(tokenizer, "_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         return len(tokenizer(piece, add_special_tokens=False)["input_ids"])
-    backend.no_truncation()  # the next call of the tokenizer sets what it wants
+    backend.no_truncation()  # the next call of the tokenizer sets its own
     return len(backend.encode_batch_fast([piece], add_special_tokens=False)[0])

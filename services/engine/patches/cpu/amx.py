@@ -1,4 +1,4 @@
-"""Asks the kernel for AMX's tiles before vLLM chooses kernels that use them.
+"""Ask the kernel for AMX's tiles before vLLM chooses kernels that use them.
 
 Leans on: torch.cpu._init_amx, and torch.cpu._is_amx_tile_supported, which vLLM asks by this name.
 """
@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Patch torch in this process; a second call does nothing. Raises StartError for another torch."""
     import torch
 
     replace(torch.cpu, "_is_amx_tile_supported", permitted, ())
@@ -25,7 +24,7 @@ def install() -> None:
 def permitted(shipped: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that says whether the CPU has AMX and the kernel lets this process use it."""
 
-    @functools.cache  # asked at every step of some models; what the kernel gave, forked children have too
+    @functools.cache  # asked at every step of some models; forked children keep what the kernel granted
     def _is_amx_tile_supported() -> bool:
         import torch
 

@@ -1,4 +1,4 @@
-"""Lets an engine's process end without collecting its garbage first.
+"""Let an engine's process end without collecting its garbage first.
 
 Leans on: GPUModelRunner.shutdown(self), which Worker.shutdown calls last, after the connector's.
 """
@@ -12,7 +12,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     replace(GPUModelRunner, "shutdown", at_once, ("self",))

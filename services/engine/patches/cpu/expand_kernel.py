@@ -1,4 +1,4 @@
-"""Expands the requests' sampling parameters to their drafted tokens, into memory that is then read.
+"""Expand the requests' sampling parameters to their drafted tokens, into memory that is then read.
 
 Leans on: vllm.utils.cpu_triton_utils._expand_kernel_impl, which a worker registers after it has loaded the
 plug-ins (vllm.v1.worker.worker_base.WorkerWrapperBase.init_worker), and on Triton's order of its arguments.
@@ -13,7 +13,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.utils import cpu_triton_utils
 
     expects = ("output", "input_val", "cu_num_tokens", "replace_from", "replace_to", "MAX_NUM_TOKENS")

@@ -1,12 +1,12 @@
-"""Convolves right in Gated DeltaNet when a step verifies fewer drafts than the most.
+"""Correct the convolution in Gated DeltaNet when a step verifies fewer drafts than the most.
 
 A layer keeps the last inputs of its convolution in a buffer of kernel - 1 + most drafts places. The next step
-reads `kernel - 1` of them, beginning as many places on as drafts were accepted. So the step's own inputs
-belong behind the `kernel - 2` before them; vLLM writes them to the buffer's end, which is the same place only
-if the step had the most drafts. After any other (n-grams that did not match, a chosen length below the most,
-0) the next step reads inputs that are too old, and greedy answers are wrong; a step of fewer tokens than the
-last one had accepted ends the engine. The fault's form on GPUs is vllm#39273. Steps in which all have the
-most drafts stay vLLM's: on CPUs with AMX a kernel of C++ takes them.
+reads `kernel - 1` of them, shifted by the number of accepted drafts. So the step's own inputs belong behind
+the `kernel - 2` before them. vLLM writes them to the buffer's end, which is the same place only if the step
+had the most drafts. After any other step (n-grams that did not match, a chosen length below the most, 0) the
+next one reads inputs that are too old, and greedy answers are wrong; a step of fewer tokens than the last one
+had accepted ends the engine. The fault's form on GPUs is vllm#39273. Steps in which all requests have the
+most drafts stay vLLM's: on CPUs with AMX a C++ kernel takes them.
 
 Leans on: vllm.model_executor.layers.mamba.ops.cpu.gdn_attention (`_spec_forward`, `_unpacked_conv_weight`;
 conv_buf [slots, channels, places], whose slot is that of a request's first state), GDNAttentionMetadata
@@ -25,7 +25,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
     expects = (

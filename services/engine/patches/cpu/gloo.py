@@ -1,4 +1,4 @@
-"""Lets groups of one rank share one of Gloo's devices, and so its polling thread.
+"""Let groups of one rank share one of Gloo's devices, and so its polling thread.
 
 Leans on: torch.distributed's ProcessGroupGloo (create_default_device) and its _Options (_devices, _threads,
 _timeout).
@@ -16,7 +16,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch torch in this process; a second call does nothing. Raises StartError for another torch."""
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     replace(ProcessGroupGloo, "__init__", sharing, ("self", "store", "rank", "size", "options"))
@@ -24,7 +23,7 @@ def install() -> None:
 
 @functools.cache
 def _device(pid: int) -> Any:
-    """Return the device of this process: a forked one has no thread of its parent's."""
+    """Return this process's device: a forked process has no thread of its parent's."""
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     del pid

@@ -1,4 +1,4 @@
-"""Inspects a model's class in this process rather than in one that imports vLLM anew.
+"""Inspect a model's class in this process instead of one that imports vLLM anew.
 
 Leans on: vllm.model_executor.models.registry._run_in_subprocess.
 """
@@ -12,14 +12,12 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.models import registry
 
     replace(registry, "_run_in_subprocess", in_this_process, ("fn",))
 
 
 def in_this_process(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls what it is given, here."""
     del shipped
 
     def run_in_this_process(fn: Callable[[], Any]) -> Any:

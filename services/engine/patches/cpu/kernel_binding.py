@@ -1,4 +1,4 @@
-"""Binds the CPU's kernels in place of Triton's only where there are any: in vLLM's modules and ours.
+"""Replace Triton's kernels by the CPU's only in modules that have any: vLLM's and ours.
 
 Leans on: vllm.triton_utils.dispatcher._rebind_kernels, which looks through the `sys.modules` of its module.
 """
@@ -16,14 +16,13 @@ _HOLD_KERNELS = ("vllm", "baton")  # packages whose modules may have vLLM's Trit
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.triton_utils import dispatcher
 
     replace(dispatcher, "_rebind_kernels", among_holders, ("overrides",))
 
 
 def among_holders(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that shows vLLM's the modules of `_HOLD_KERNELS` alone."""
+    """Return a function that shows vLLM only the modules of `_HOLD_KERNELS`."""
     from vllm.triton_utils import dispatcher
 
     def rebind_kernels(overrides: Any) -> None:

@@ -1,7 +1,7 @@
-"""Lets Mamba-2 verify drafts on a CPU: its convolution and its state.
+"""Let Mamba-2 verify drafts on a CPU: its convolution and its state.
 
-Where drafts are verified, a request has several tokens in a step, the step before may have had some rejected,
-and the state after each token is kept apart. The CPU's functions take one token a request and pass over the
+When drafts are verified, a request has several tokens in a step, the step before may have had some rejected,
+and the state after each token is kept apart. The CPU's functions take one token per request and ignore the
 rest.
 
 Leans on: vllm.model_executor.layers.mamba.mamba_mixer2 (`causal_conv1d_update`: conv_state [slots, channels,
@@ -21,7 +21,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.layers.mamba import mamba_mixer2
 
     conv = (

@@ -1,4 +1,4 @@
-"""Compiles the n-gram search when its proposer is made, and leaves OpenMP its number of threads.
+"""Compile the n-gram search when its proposer is made, and leave OpenMP its number of threads.
 
 Leans on: vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_model_len) and its
 batch_propose_numba and _find_longest_matched_ngram_and_propose_tokens.
@@ -17,7 +17,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
     replace(NgramProposer, "__init__", compiling, ("self", "vllm_config"))
@@ -37,8 +36,8 @@ def compiling(shipped: Callable[..., Any]) -> Callable[..., Any]:
             with contextlib.suppress(RuntimeError):  # numba found no folder that it may write to
                 search.enable_caching()
         shipped(self, vllm_config)
-        tokens = np.zeros((1, self.max_model_len), dtype=np.int32)  # as the model runner's batch has them
-        with warnings.catch_warnings():  # numba's, of lists in its signature
+        tokens = np.zeros((1, self.max_model_len), dtype=np.int32)  # shaped as in the model runner's batch
+        with warnings.catch_warnings():  # numba's, about lists in its signature
             warnings.simplefilter("ignore")
             self.propose(self.k, [[0]], np.ones(1, dtype=np.int32), tokens)
         # numba has set them for OpenMP, which torch uses too; vLLM made torch.set_num_threads do nothing.

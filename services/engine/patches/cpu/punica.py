@@ -1,4 +1,4 @@
-"""Has adapters applied by services/engine/cpu_lora.py, which leaves tokens without one alone.
+"""Have services/engine/cpu_lora.py apply adapters: it leaves tokens without an adapter alone.
 
 Leans on: vllm.platforms.cpu.CpuPlatform.get_punica_wrapper, which names the class.
 """
@@ -12,7 +12,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.platforms.cpu import CpuPlatform
 
     replace(CpuPlatform, "get_punica_wrapper", grouped, ("cls",))

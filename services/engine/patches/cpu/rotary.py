@@ -1,4 +1,4 @@
-"""Rotates a query of heads, as DeepSeek's attention has it, by the positions of its own tokens.
+"""Rotate a query of heads, as in DeepSeek's attention, by the positions of its own tokens.
 
 Leans on: vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding.forward_cpu.
 """
@@ -12,14 +12,13 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     replace(RotaryEmbedding, "forward_cpu", flattening, ("self", "positions", "query", "key"))
 
 
 def flattening(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that gives vLLM's [..., heads * size] for [..., heads, size]: that form is right."""
+    """Return a method that flattens [..., heads, size] to [..., heads * size], which vLLM's rotates right."""
 
     def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> Any:
         with_heads = positions.dim() + 2
@@ -29,7 +28,7 @@ def flattening(shipped: Callable[..., Any]) -> Callable[..., Any]:
         rotated = shipped(self, positions, *flat)
         for given, one in zip((query, key), rotated, strict=True):
             if given is not None and one.data_ptr() != given.data_ptr():
-                given.copy_(one.view_as(given))  # a slice was copied; callers lean on it being done in place
+                given.copy_(one.view_as(given))  # a slice was copied; callers rely on the change in place
         return query, key
 
     return forward_cpu

@@ -1,4 +1,4 @@
-"""Runs two small functions as they are written, which vLLM has torch.compile make C++ of.
+"""Run two small functions as written, for which vLLM has torch.compile generate C++.
 
 Leans on: vllm.v1.sample.sampler.batched_count_greater_than and
 vllm.model_executor.layers.vocab_parallel_embedding.get_masked_input_and_mask, which torch.compile wraps.
@@ -14,7 +14,6 @@ from baton.services.engine.patches.replace import replace
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.model_executor.layers import vocab_parallel_embedding
     from vllm.v1.sample import sampler
 
@@ -27,7 +26,7 @@ def install() -> None:
 
 
 def uncompiled(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls the one that torch.compile was given."""
+    """Return a function that calls the one given to torch.compile."""
     plain = inspect.unwrap(shipped)
 
     def function(*args: Any) -> Any:
