@@ -1,7 +1,7 @@
-"""The pace of workers, learned while they work.
+"""The speed of workers, learned while they work.
 
 Workers count what they computed and how long their steps took, so a rate is known however idle they are. All
-workers of a role count as equal.
+workers of a role are treated as equal.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from baton.autoscale.seen import Member
 from baton.protos import scheduler_pb2 as pb
 
 FORGET_S = 300.0  # s; the time constant with which old figures lose weight
-SPREAD = 1.0  # requests; below it a difference of batches says little about the slope, and the prior counts
+SPREAD = 1.0  # requests; with less spread of batch sizes the prior slope dominates
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The gap between an answer's tokens on a worker with n requests in its batch: `base + slope * n`, s."""
+    """Model the gap between an answer's tokens on a worker with n requests: `base + slope * n`, s."""
 
     base: float
     slope: float
 
     def at(self, requests: float) -> float:
-        """Return the gap with so many requests."""
+        """Return the gap with this many requests."""
         return self.base + self.slope * requests
 
     def most(self, goal_s: float) -> float:
-        """Return the number of requests with which the gap is at its goal."""
+        """Return the number of requests at which the gap reaches its goal."""
         return (goal_s - self.base) / self.slope
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The pace of each role's workers; None where no worker of the role has worked yet."""
+    """The speed of each role's workers; None while no worker of the role has worked yet."""
 
-    tokens_per_s: float | None  # that a prefill worker computes
-    uncached: float  # share of prompt tokens that are computed, and not found in a prefix cache
+    tokens_per_s: float | None  # computed by one prefill worker
+    uncached: float  # share of prompt tokens computed rather than found in a prefix cache
     gap: Gap | None
-    slots: float  # most requests that a decode worker runs; 0: unknown
+    slots: float  # maximum requests of a decode worker; 0: unknown
 
 
 @dataclass(slots=True)
 class _Fit:
-    """Sums of a weighted regression of gaps on batches."""
+    """Sum up a weighted regression of gaps on batches."""
 
     weight: float = 0.0
     n: float = 0.0
@@ -65,9 +65,10 @@ class _Fit:
         self.ny += weight * requests * gap
 
     def line(self, slots: float) -> Gap:
-        """Return the line of least squares, drawn to a prior slope: a full batch takes twice as long as one.
+        """Return the least-squares line, shrunk towards a prior slope.
 
-        So it means something also while all batches seen were of one size.
+        The prior has a full batch take twice as long as one request. It keeps the result meaningful while all
+        batches seen were of one size.
         """
         n, y = self.n / self.weight, self.y / self.weight
         spread = max(0.0, self.nn / self.weight - n * n)
@@ -80,12 +81,12 @@ class _Fit:
 
 @dataclass(slots=True)
 class CapacityMeter:
-    """Learns from each worker's counts since the last step. A step costs a few subtractions a worker."""
+    """Learn from each worker's counts since the last step. A step costs a few subtractions per worker."""
 
     _last: dict[str, tuple[pb.Role, pb.EngineCounts]] = field(default_factory=dict)
     _at: float | None = None
-    _computed: float = 0.0  # prompt tokens, of prefill workers
-    _found: float = 0.0  # in their prefix caches
+    _computed: float = 0.0  # prompt tokens computed by prefill workers
+    _found: float = 0.0  # prompt tokens found in their prefix caches
     _busy: float = 0.0  # s
     _fit: _Fit = field(default_factory=_Fit)
     _slots: float = 0.0
@@ -126,5 +127,6 @@ class CapacityMeter:
             return
         tokens = now.output_tokens - before.output_tokens
         request_s = now.request_s - before.request_s
-        if tokens and request_s and computed <= tokens:  # else it prefilled: its gaps say little of decoding
+        # else it prefilled, and its gaps say little about decoding
+        if tokens and request_s and computed <= tokens:
             self._fit.add(busy_s, request_s / busy_s, request_s / tokens)

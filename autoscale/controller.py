@@ -1,9 +1,9 @@
-"""One decision after the other: up at once, down late, and what was predicted beside what came.
+"""Make one decision after another: scale up at once and down late, and compare predictions with what came.
 
-The numbers wanted are those that the present demand needs. More workers are ordered at once. A worker is
-taken away only when fewer would have done for `down_after_s` without a break: the highest number wanted in
-that time counts, as in Kubernetes' HorizontalPodAutoscaler. A role changes where one side is short and the
-other could spare a worker for `flip_after_s`: a second's work, where a new worker loads its model. A worker
+The wanted numbers are those that the present demand needs. More workers are ordered at once. A worker is
+removed only if fewer would have done for `down_after_s` without a break: the highest number wanted in that
+time counts, as in Kubernetes' HorizontalPodAutoscaler. A role changes if one side is short and the other
+could spare a worker for `flip_after_s`: that takes a second, where a new worker loads its model. A worker
 that has changed keeps its role for as long.
 """
 
@@ -21,13 +21,13 @@ from baton.autoscale.seen import Member, Plan, Seen
 from baton.autoscale.sizing import Counts, Work, work
 from baton.protos import scheduler_pb2 as pb
 
-AHEAD_S = 30.0  # s; for which figures are predicted
-START_S = 600.0  # s; a worker that was ordered and has not registered by then does not come
+AHEAD_S = 30.0  # s; how far ahead figures are predicted
+START_S = 600.0  # s; an ordered worker that has not registered by then is given up
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Figures of some time: predicted, or as they came. None where there is none."""
+    """Hold a period's figures, predicted or actual; None where unknown."""
 
     requests_per_s: float
     prompt_tokens_per_s: float
@@ -36,7 +36,7 @@ class Outlook:
     gap_within: float | None
 
     def errors(self, came: Outlook) -> dict[str, float]:
-        """Return how far each figure was from what came, per cent: of what came, of shares in points."""
+        """Return the errors against what came: per cent of the actual value, points for shares."""
         found = {}
         for name in ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s"):
             if real := getattr(came, name):
@@ -50,7 +50,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A prediction whose time is over."""
+    """Compare an expired prediction with what came."""
 
     predicted: Outlook
     came: Outlook
@@ -58,7 +58,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The outcome of one step."""
+    """Hold the outcome of one step."""
 
     present: Counts
     wanted: Counts
@@ -66,14 +66,14 @@ class Decision:
     starts: list[tuple[str, pb.Role]]  # place, role
     stops: list[Member]
     plan: Plan
-    changed: bool  # the plan is another than the one in force
-    backlog_s: float  # of prefill, a worker
-    occupancy: float  # of the decode workers' batches
+    changed: bool  # the plan differs from the one in force
+    backlog_s: float  # prefill seconds queued per worker
+    occupancy: float  # share of the decode workers' batches in use
     settled: Settled | None
 
     @property
     def orders(self) -> str:
-        """The orders in words, for people; empty for none."""
+        """The orders in words, for people; empty if there are none."""
         said = [f"{one.worker_id} becomes a {_word(role)} worker" for one, role in self.flips]
         said += [f"a {_word(role)} worker starts as {place}" for place, role in self.starts]
         said += [f"{one.worker_id} drains and ends ({_word(one.role)})" for one in self.stops]
@@ -88,19 +88,19 @@ class _Forecast:
 
 @dataclass(slots=True)
 class Controller:
-    """Decides for one deployment. Plain state, which is learned anew by whoever decides next."""
+    """Decide for one deployment. Its state is learned anew by the next scheduler to decide."""
 
     goals: Goals
     _demand: DemandMeter = field(default_factory=DemandMeter)
     _capacity: CapacityMeter = field(default_factory=CapacityMeter)
     _history: deque[tuple[float, Counts]] = field(default_factory=deque)
-    _flipped: dict[str, float] = field(default_factory=dict)  # worker -> when
+    _flipped: dict[str, float] = field(default_factory=dict)  # worker -> time of its role change
     _coming: dict[str, float] = field(default_factory=dict)  # place in which a worker is awaited -> since
-    _barred: dict[str, float] = field(default_factory=dict)  # place in which none came -> until
+    _barred: dict[str, float] = field(default_factory=dict)  # place in which no worker came up -> until
     _forecast: _Forecast | None = None
 
     def step(self, seen: Seen) -> Decision:
-        """Decide. To be called about every `interval_s`; costs some microseconds a worker and router."""
+        """Decide. Call it about every `interval_s`; it costs some microseconds per worker and router."""
         demand = self._demand.take(seen.at, seen.routers)
         capacity = self._capacity.take(seen.at, seen.members)
         decodes = seen.of(pb.ROLE_DECODE)
@@ -111,7 +111,7 @@ class Controller:
         self._give_up(draft)
         present = draft.present()
         room = present.prefill + present.decode + len(draft.empty())
-        if self.goals.mode == "advise":  # also where no fleet could follow it
+        if self.goals.mode == "advise":  # even if no fleet could follow the advice
             room = self.goals.prefill.most + self.goals.decode.most
         wanted = todo.wanted(self.goals, present, room)
         self._order(draft, self._remember(seen.at, present, wanted), wanted)
@@ -147,7 +147,7 @@ class Controller:
 
     def _remember(self, at: float, present: Counts, wanted: Counts) -> Counts:
         """Remember what was wanted; return how many workers each side could spare for `flip_after_s`."""
-        if not self._history:  # what was before is not known: as if all that is there had been needed
+        if not self._history:  # no history: assume that all present workers were needed
             self._history.append((at, present))
         self._history.append((at, wanted))
         while len(self._history) > 1 and self._history[1][0] <= at - self.goals.down_after_s:
@@ -156,7 +156,7 @@ class Controller:
         return Counts(max(0, present.prefill - lately.prefill), max(0, present.decode - lately.decode))
 
     def _most(self, at: float, within_s: float) -> Counts:
-        """Return the highest numbers wanted in the last seconds; an entry counts until the next one."""
+        """Return the highest numbers wanted in the last `within_s`; an entry counts until the next one."""
         prefill = decode = 0
         for when, counts in reversed(self._history):
             prefill, decode = max(prefill, counts.prefill), max(decode, counts.decode)
@@ -170,7 +170,7 @@ class Controller:
                 del table[key]
 
     def _give_up(self, draft: Draft) -> None:
-        """Order away what was ordered long ago and never came; its place stays empty for as long again."""
+        """Cancel orders for workers that never came; their places stay empty for as long again."""
         at = draft.seen.at
         coming = {name for role in OTHER for name in draft.coming(role)}
         self._coming = {name: self._coming.get(name, at) for name in coming}
@@ -180,7 +180,7 @@ class Controller:
                 self._barred[name] = at + START_S
 
     def _predict(self, demand: Demand, todo: Work, ready: Counts) -> Settled | None:
-        """Predict the next `AHEAD_S` when those of the last prediction are over; return it with what came."""
+        """Predict the next `AHEAD_S` once the last prediction has expired; return that one with what came."""
         totals = self._demand.totals
         settled = None
         if self._forecast is not None:

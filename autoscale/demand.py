@@ -1,4 +1,4 @@
-"""The demand, from the growing counts of all routers."""
+"""Measure demand from the growing counts of all routers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from baton.autoscale.histogram import SECONDS, TOKENS, middles
 from baton.protos import scheduler_pb2 as pb
 
-SMOOTH_S = 10.0  # s; the time constant of the rates: one of 5 requests a second is known to 10 % so
-FORGET_S = 600.0  # s; a router that was not heard for so long begins anew when it is
+# s; the time constant of the rates: it determines a rate of 5 requests per second to within 10 %
+SMOOTH_S = 10.0
+FORGET_S = 600.0  # s; a router silent for longer starts afresh when heard again
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All that routers have counted since the meter began."""
+    """Sum up everything that routers have counted since the meter started."""
 
     at: float
     requests: float = 0.0
@@ -42,23 +43,23 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Smoothed rates of what arrives."""
+    """Hold smoothed arrival rates."""
 
     requests_per_s: float
-    prompt_tokens_per_s: float  # cached ones among them
-    output_tokens: float  # of an answer, on the mean of those that ended lately; 0: unknown
+    prompt_tokens_per_s: float  # cached ones included
+    output_tokens: float  # mean length of recently completed answers; 0: unknown
     prompts: list[tuple[float, float]]  # tokens of a prompt, share of the requests
-    waiting: int  # requests that wait in routers
+    waiting: int  # requests waiting in routers
 
 
 class DemandMeter:
-    """Adds up what routers tell. A step costs one subtraction of some 130 numbers a router."""
+    """Add up the reports of routers. A step costs one subtraction of some 130 numbers per router."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, pb.RouterLoad]] = {}
         self._started = False
         self.totals = Totals(0.0)
-        self._requests = 0.0  # a second, smoothed; as the others
+        self._requests = 0.0  # per second, smoothed, like the others
         self._prompt_tokens = 0.0
         self._over = 0.0
         self._output_tokens = 0.0
@@ -81,7 +82,7 @@ class DemandMeter:
         )
 
     def _add(self, at: float, routers: Mapping[str, pb.RouterLoad]) -> Totals:
-        """Return the totals with what is new. A router counts from zero, unless it began before the meter."""
+        """Return the totals with new counts added. A router counts from zero unless it predates the meter."""
         total = self.totals
         for key, load in routers.items():
             _, last = self._last.get(key, (at, None if self._started else load))
@@ -116,7 +117,7 @@ class DemandMeter:
 
 
 def _grow(total: Sequence[float], now: Sequence[int], then: Sequence[int]) -> list[float]:
-    """Add what is new in a router's counts; those that it has not sent are zeros."""
+    """Add the increase of a router's counts; counts it has not sent are zeros."""
     size = len(total)
     counts = [*now, *[0] * (size - len(now))]
     before = [*then, *[0] * (size - len(then))]

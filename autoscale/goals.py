@@ -1,4 +1,4 @@
-"""The goals of autoscaling, and its bounds."""
+"""The goals and bounds of autoscaling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from baton.protos import scheduler_pb2 as pb
 
-TARGET = 0.99  # share of the requests within each goal that the numbers of workers are chosen for
+TARGET = 0.99  # share of requests that should meet each goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """The aims of autoscaling. Times are seconds."""
+    """The goals of autoscaling. Times are in seconds."""
 
     mode: Literal["off", "advise", "on"]
     first_token_s: float  # from a request's arrival to its first token
@@ -28,8 +28,9 @@ class Goals:
     prefill: Bounds
     decode: Bounds
     interval_s: float  # between two decisions
-    down_after_s: float  # a worker is taken away when so long fewer would have done
-    flip_after_s: float  # a role changes when so long its side could spare it, and no sooner again
+    down_after_s: float  # remove a worker once fewer have sufficed for this long
+    # change a role once its side could spare it for this long, and not again within the same time
+    flip_after_s: float
 
     def bounds(self, role: pb.Role) -> Bounds:
         """Return the bounds of the prefill or the decode side."""

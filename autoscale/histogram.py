@@ -1,6 +1,7 @@
-"""Buckets of fixed bounds, so that a distribution is a bounded list of counts that can be added up.
+"""Buckets with fixed bounds, so that a distribution is a short list of counts that can be added up.
 
-A bucket holds the values up to its bound and above the one before; a last one holds all above the last bound.
+A bucket holds the values up to its bound and above the previous one; the last one holds all above the last
+bound.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Bounds = tuple[float, ...]
 
 
 class Histogram:
-    """Counts by bucket, from the begin on. Adding a value is a search among its bounds."""
+    """Count values by bucket since the start. Adding a value is a search among the bounds."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -29,7 +30,7 @@ class Histogram:
 def share_below(counts: Sequence[float], bounds: Bounds, limit: float) -> float | None:
     """Return the share of the values that are at most `limit`; None without values.
 
-    Within a bucket values are taken as spread evenly.
+    Values are assumed evenly spread within a bucket.
     """
     total = sum(counts)
     if not total:
@@ -43,7 +44,7 @@ def share_below(counts: Sequence[float], bounds: Bounds, limit: float) -> float 
 
 
 def middles(counts: Sequence[float], bounds: Bounds) -> list[tuple[float, float]]:
-    """Return the middle and the share of each bucket that has any values."""
+    """Return the middle and the share of each non-empty bucket."""
     total = sum(counts)
     lows = (0.0, *bounds)
     highs = (*bounds, bounds[-1] * 2)
@@ -52,9 +53,9 @@ def middles(counts: Sequence[float], bounds: Bounds) -> list[tuple[float, float]
 
 
 def quantile(counts: Sequence[float], bounds: Bounds, share: float) -> float | None:
-    """Return the value below which that share of the values lies; None without values.
+    """Return the value below which `share` of the values lie; None without values.
 
-    Within a bucket values are taken as spread evenly; those above the last bound count as twice that bound.
+    Values are assumed evenly spread within a bucket; those above the last bound count as twice that bound.
     """
     left = share * sum(counts)
     if not left:

@@ -1,4 +1,4 @@
-"""From wanted numbers of workers to role changes, and to what runs in the places of fleets."""
+"""Turn wanted numbers of workers into role changes and contents of fleets' places."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Role = pb.Role
 
 @dataclass(slots=True)
 class Draft:
-    """The orders of one step while they are made: the plan in force, brought up to date, and changes."""
+    """Draft the orders of one step, starting from the updated plan in force."""
 
     seen: Seen
-    barred: Collection[str] = ()  # places in which nothing came up
+    barred: Collection[str] = ()  # places in which no worker came up
     plan: dict[str, dict[str, Role]] = field(default_factory=dict)
     flips: list[tuple[Member, Role]] = field(default_factory=list)
-    starts: list[tuple[str, Role]] = field(default_factory=list)  # place
+    starts: list[tuple[str, Role]] = field(default_factory=list)  # place, role
     stops: list[Member] = field(default_factory=list)
-    _there: dict[str, Member] = field(init=False)  # by name
-    _allowed: dict[str, Collection[Role]] = field(init=False)  # roles by place, where not all are
+    _there: dict[str, Member] = field(init=False)  # keyed by name
+    _allowed: dict[str, Collection[Role]] = field(init=False)  # roles by place, if not all are allowed
 
     def __post_init__(self) -> None:
-        """Take over what runs in a fleet's places: of a fleet that is new, or whose workers changed roles."""
-        # A worker that was ordered away is on its way out, though it does not know yet: it still says ready.
+        """Adopt what runs in the places of a new fleet, or of one whose workers changed roles."""
+        # A worker ordered away is leaving, though it does not know yet and still says ready.
         away = {
             place.name
             for fleet, places in self.seen.places.items()
@@ -58,7 +58,7 @@ class Draft:
         ]
 
     def present(self) -> Counts:
-        """Return the numbers of workers that are there or were ordered, without those that leave."""
+        """Return the numbers of workers present or ordered, without those that leave."""
         flipped = {one.worker_id: role for one, role in self.flips}
         stopped = {one.worker_id for one in self.stops}
         count = {role: len(self.coming(role)) for role in OTHER}
@@ -84,7 +84,7 @@ class Draft:
     def flip(self, to: Role, most: int, quiet: Mapping[str, float]) -> None:
         """Give up to `most` workers of the other side this role, the idlest first; one must stay there.
 
-        `quiet` holds the workers that changed their role a short while ago.
+        `quiet` holds the workers that changed their role recently.
         """
         others = [one for one in self.seen.of(OTHER[to]) if not one.leaving]
         able = [
@@ -112,10 +112,9 @@ class Draft:
     def stop(self, role: Role, most: int, bounds: Bounds) -> None:
         """Order up to `most` workers of this role away: those still to come first, then the idlest.
 
-        Of several that are idle the last by name goes, `worker-3` before `decode-0`: what came for a while
-        goes again, and its node with it.
-
-        A worker that no fleet started stays: nobody could start it again. So does the last one that is ready.
+        Among idle workers the last by name goes, `worker-3` before `decode-0`, so that temporary workers go
+        again, and their nodes with them. A worker that no fleet started stays, as nobody could start it
+        again. So does the last one that is ready.
         """
         for name in self.coming(role)[: max(0, most)]:
             self.remove(name)
@@ -133,9 +132,9 @@ class Draft:
         return any(ordered.pop(name, None) is not None for ordered in self.plan.values())
 
     def _as_it_is(self, name: str, ordered: Mapping[str, Role] | None) -> Role | None:
-        """Return the role of what is, or was ordered, in a place; None for nothing."""
+        """Return the role of the worker running or ordered in a place, or None."""
         one = self._there.get(name)
-        if ordered is None:  # nobody has ordered anything of this fleet yet
+        if ordered is None:  # nothing was ordered for this fleet yet
             return one.role if one is not None and not one.leaving else None
         if name not in ordered:
             return None

@@ -2,11 +2,11 @@
 
 First tokens: prefill workers are a queue with several servers (M/G/c). The probability of a wait is
 Sakasegawa's approximation (Ann. Inst. Statist. Math. 29, 1977); its length falls off exponentially, as in
-heavy traffic (Kingman, 1962), with the mean that the spread of prompt lengths gives.
+heavy traffic (Kingman, 1962), with a mean that follows from the spread of prompt lengths.
 
 Gaps: a decode worker runs all its requests at once, so their number is that of a queue without waiting
-(M/G/inf): it has a Poisson distribution, here its normal approximation. The gap grows with that number, and
-with the gap the time for which a request stays.
+(M/G/inf): Poisson-distributed, here in its normal approximation. The gap grows with that number, and with the
+gap the time for which a request stays.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def first_tokens_within(
 ) -> float:
     """Return the share of first tokens within the goal.
 
-    `prompts`: (seconds that one worker takes, share of the requests); `load`: seconds of work that arrive in
-    a second; `servers`: workers.
+    `prompts`: (seconds that one worker takes, share of the requests); `load`: seconds of work that arrive per
+    second; `servers`: workers.
     """
     usage = load / servers
     if usage >= 1.0:
@@ -33,7 +33,7 @@ def first_tokens_within(
         return 1.0
     square = sum(seconds * seconds * share for seconds, share in prompts)
     waits: float = usage ** (math.sqrt(2 * (servers + 1)) - 1)
-    # Of a wait: mean * (1 + cv^2) / 2, the rest of a prompt under way, is square / mean / 2.
+    # Mean wait: mean * (1 + cv^2) / 2, the rest of a prompt under way, is square / mean / 2.
     length_s = square / mean / (2 * servers * (1 - usage))
     return sum(
         share * (1 - waits * math.exp((seconds - goal_s) / length_s))
@@ -43,7 +43,7 @@ def first_tokens_within(
 
 
 def requests_each(gap: Gap, tokens_per_s: float, servers: int) -> float:
-    """Return the mean number of requests in a decode worker's batch; infinite where it cannot keep up.
+    """Return the mean number of requests in a decode worker's batch; infinite if it cannot keep up.
 
     By Little's law n is the rate of tokens times their gap, and the gap is `base + slope * n`.
     """
@@ -53,7 +53,7 @@ def requests_each(gap: Gap, tokens_per_s: float, servers: int) -> float:
 
 
 def gaps_within(most: float, requests: float) -> float:
-    """Return the probability that a batch has at most `most` requests, where the mean is `requests`."""
+    """Return the probability that a batch has at most `most` requests, given a mean of `requests`."""
     if math.isinf(requests):
         return 0.0
     if requests <= 0:

@@ -1,4 +1,4 @@
-"""The least numbers of workers that meet the goals. Pure functions."""
+"""Compute the least numbers of workers that meet the goals. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from baton.autoscale.queueing import first_tokens_within, gaps_within, requests_
 from baton.autoscale.seen import Member
 from baton.protos import scheduler_pb2 as pb
 
-CLEAR_S = 5.0  # s; more than the usual queue should be gone after so long
-FULL = 0.9  # of the slots of all decode workers: what waits in routers then waits for them
+CLEAR_S = 5.0  # s; a longer queue than usual should be gone after this
+FULL = 0.9  # share of decode slots in use above which requests in routers count as waiting for decode
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of workers."""
+    """Hold the numbers of workers."""
 
     prefill: int
     decode: int
 
     def of(self, role: pb.Role) -> int:
-        """Return that of the prefill or the decode side."""
+        """Return the number of the prefill or the decode side."""
         return self.prefill if role == pb.ROLE_PREFILL else self.decode
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the requests within each goal; None while it cannot be told."""
+    """Hold the shares of requests within each goal; None while unknown."""
 
     first_token: float | None
     gap: float | None
@@ -41,18 +41,18 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of all workers, in terms of one. None: no worker of that side has worked yet."""
+    """Express the work of all workers in terms of one. None: no worker of that side has worked yet."""
 
-    prompts: Sequence[tuple[float, float]] | None  # seconds that a prompt takes, share of the requests
-    prefill_load: float  # seconds of prefill that arrive in a second, with what has piled up
-    backlog_s: float  # of prefill, for one worker
-    tokens_per_s: float  # to be generated
+    prompts: Sequence[tuple[float, float]] | None  # prefill seconds of a prompt, share of the requests
+    prefill_load: float  # prefill seconds arriving per second, including the backlog
+    backlog_s: float  # prefill seconds for one worker
+    tokens_per_s: float  # output tokens to generate
     decoding: float  # requests on decode workers
     gap: Gap | None
-    most: float  # requests on one decode worker with which gaps are within the goal
+    most: float  # requests per decode worker with which gaps meet the goal
 
     def within(self, counts: Counts, goals: Goals) -> Shares:
-        """Return the shares of requests within the goals that so many workers would reach."""
+        """Return the shares of requests that this many workers would serve within the goals."""
         return Shares(self._first_tokens(counts.prefill, goals), self._gaps(counts.decode))
 
     def _first_tokens(self, workers: int, goals: Goals) -> float | None:
@@ -64,7 +64,7 @@ class Work:
         if self.gap is None or workers == 0:
             return None
         each = requests_each(self.gap, self.tokens_per_s, workers)
-        # More are there than should be: answers became longer than those that ended so far, or pile up.
+        # Overloaded: answers are longer than those that ended so far, or requests pile up.
         if self.decoding > self.most * workers:
             each = max(each, self.decoding / workers)
         return gaps_within(self.most, each)
@@ -72,8 +72,8 @@ class Work:
     def wanted(self, goals: Goals, present: Counts, room: int) -> Counts:
         """Return the least numbers that meet the goals, within their bounds and `room` workers in all.
 
-        A side of which nothing is known stays as it is; one without demand gets its least. A goal that no
-        number of workers meets (a prompt that takes longer by itself) counts as far as it can be met.
+        A side of which nothing is known stays as it is; one without demand gets its minimum. A goal that no
+        number of workers meets (a single prompt takes longer) is met as far as possible.
         """
         possible = sum(share for s, share in self.prompts or () if s < goals.first_token_s)
 
@@ -105,13 +105,13 @@ class Work:
 
 
 def work(demand: Demand, capacity: Capacity, decodes: Sequence[Member], queued: int, goals: Goals) -> Work:
-    """Return the work that `demand` is. `queued`: prompt tokens that are placed and not prefilled yet."""
+    """Return the work caused by `demand`. `queued`: prompt tokens placed and not prefilled yet."""
     slots = sum(one.slots for one in decodes)
     decoding = sum(one.load.running + one.load.waiting for one in decodes)
     full = decoding >= FULL * slots if slots else False
     prompts, load, backlog_s = None, 0.0, 0.0
     if capacity.tokens_per_s:
-        each_s = capacity.uncached / capacity.tokens_per_s  # of a prompt's token
+        each_s = capacity.uncached / capacity.tokens_per_s  # seconds per prompt token
         prompts = [(tokens * each_s, share) for tokens, share in demand.prompts]
         mean = demand.prompt_tokens_per_s / demand.requests_per_s if demand.requests_per_s > 1e-9 else 0.0
         backlog_s = (queued + (0 if full else demand.waiting * mean)) * each_s
@@ -132,7 +132,7 @@ def work(demand: Demand, capacity: Capacity, decodes: Sequence[Member], queued: 
 
 
 def _least(bounds: Bounds, enough: Callable[[int], bool]) -> int:
-    """Return the least number within bounds that is enough, or the most. More is never worse."""
+    """Return the least number within bounds that is enough, or the maximum. More is never worse."""
     low, high = bounds.least, bounds.most
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Client of ranks' Handoff services: one channel for each address; releases, renewals, what is staged."""
+"""Call ranks' Handoff services, over one channel per address: releases, renewals, staged KV, trials."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONGEST_CALL_S = 120.0  # trials take the longest
 
 @dataclass
 class _Kept:
-    """A channel, its stub, which takes as long to make as a call, and its last use (time.monotonic)."""
+    """Hold a channel, its last use (time.monotonic), and its stub, which takes as long to make as a call."""
 
     used: float
     channel: grpc.Channel
@@ -39,12 +39,11 @@ class _Kept:
 
 
 class Channels:
-    """Channels by address, kept for the next call: connecting costs more than a call. Safe for any thread.
+    """Keep channels by address for later calls: connecting costs more than a call. Safe for any thread.
 
-    A channel is closed only after the longest call that may have started on it is over. So there may be more
-    channels than the bound: one for each peer of that time.
-
-    When this process's certificate is replaced, new channels replace the old ones, whose calls may finish.
+    A channel is closed only after the longest call that may have started on it is over, so there may briefly
+    be more channels than the bound. When this process's certificate is replaced, new channels replace the old
+    ones, whose calls may finish.
     """
 
     def __init__(self, bound: int = _MAX_CHANNELS) -> None:
@@ -57,11 +56,11 @@ class Channels:
 
     @property
     def credentials(self) -> Credentials | None:
-        """Those that a new channel shows; another object than before once they were replaced."""
+        """The credentials that a new channel shows; another object once they were replaced."""
         return self._dialler.credentials
 
     def stub(self, address: str) -> HandoffStub:
-        """Return the stub of the Handoff service at host:port, with a new channel if need be."""
+        """Return the stub of the Handoff service at host:port, opening a channel if needed."""
         with self._lock:
             self._retire()
             now = time.monotonic()
@@ -91,7 +90,7 @@ class Channels:
             self._retired.clear()
 
     def _retire(self) -> None:
-        """Put channels of a replaced certificate aside, and close those that no call can still use."""
+        """Retire channels of a replaced certificate, and close those that no call can still use."""
         now = time.monotonic()
         if (credentials := self._dialler.credentials) is not self._credentials:
             self._credentials = credentials
@@ -102,7 +101,7 @@ class Channels:
 
 
 class HandoffClient:
-    """Releases, renewals and queries. A service that is gone is no error: its leases end by themselves."""
+    """Send releases, renewals and queries. A vanished service is no error: its leases expire."""
 
     def __init__(self, channels: Channels | None = None) -> None:
         self.channels = channels or Channels()
@@ -115,7 +114,8 @@ class HandoffClient:
         Returns False if at least one rank did not hold it any more, or could not be reached.
         """
         calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
-        return False not in [_held(call) for call in calls]  # every call is waited for
+        # the list makes sure that every call is waited for
+        return False not in [_held(call) for call in calls]
 
     def release_soon(
         self,
@@ -136,10 +136,10 @@ class HandoffClient:
     def renew(
         self, manifests: Iterable[pb.Manifest], timeout_s: float = CALL_TIMEOUT_S
     ) -> set[tuple[str, int]]:
-        """Begin the leases of these anew, in one call for each rank.
+        """Renew the leases of these saves, in one call per rank.
 
-        Returns those that a rank still holds, each as (request id, epoch). A rank that does not reply
-        counts as one that holds all of its shards: it may.
+        Returns those that a rank still holds, each as (request id, epoch). A rank that does not reply is
+        assumed to hold all of its shards.
         """
         asked: dict[str, list[pb.Held]] = {}
         for manifest in manifests:
@@ -164,7 +164,7 @@ class HandoffClient:
         return found
 
     def taken(self, request: pb.TakenRequest, address: str) -> grpc.Future[pb.TakenReply]:
-        """Tell a rank what was taken of its save; whoever called looks at the reply."""
+        """Tell a rank what was taken of its save; the caller checks the reply."""
         call: grpc.Future[pb.TakenReply] = self.channels.stub(address).Taken.future(
             request, timeout=CALL_TIMEOUT_S
         )
@@ -205,10 +205,10 @@ class HandoffClient:
     def try_handoff(
         self, ranks: Sequence[str], sources: Sequence[str], transport: str, size: int, timeout_s: float
     ) -> pb.TrialReply:
-        """Have these ranks pull test payloads from those of another worker, one each at once.
+        """Have these ranks pull test payloads from those of another worker, one each concurrently.
 
-        Where they are not as many, some do it twice. Returns the sum of the bytes, and the seconds that the
-        slowest took each time; or a problem.
+        If the numbers of ranks differ, some do it twice. Returns the total bytes and the slowest rank's
+        seconds for each round, or a problem.
         """
         count, total = max(len(ranks), len(sources)), pb.TrialReply()
         pairs = list(itertools.islice(zip(itertools.cycle(ranks), itertools.cycle(sources)), count))

@@ -1,4 +1,4 @@
-"""Whether two engines' KV means the same: a hash over everything that gives the bytes their meaning.
+"""Decide whether two engines' KV means the same: a hash over everything that gives the bytes their meaning.
 
 The number of blocks, the batch's limits and the number of drafted tokens are left out on purpose; so is the
 form (forms.py): how many ranks divide the heads, and in which dtype KV travels.
@@ -15,34 +15,34 @@ from typing import Any
 from baton.handoff.groups import CacheGroup
 from baton.handoff.layers import CacheLayer
 
-# The form of manifests, offers and streams. It rises with each change that an older worker would misread:
-# workers of two forms have different hashes, so that no scheduler pairs them.
+# The version of manifests, offers and streams. It rises with each change that an older worker would misread:
+# workers of different versions have different hashes, so that no scheduler pairs them.
 PROTOCOL = 6
-_SHORT = 8  # hex digits of a digest that a person compares
+_SHORT = 8  # hex digits of a digest shown to people
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that decides the meaning of KV bytes, in whichever form they are."""
+    """Hold everything that determines the meaning of KV bytes, whatever their form."""
 
     vllm_version: str
-    model: Mapping[str, Any]  # its configuration in Hugging Face's form
-    model_fingerprint: str  # of the weights; empty where the worker does not know it
+    model: Mapping[str, Any]  # its Hugging Face configuration
+    model_fingerprint: str  # hash of the weights; empty if unknown
     dtype: str
     cache_dtype: str
     quantization: str
     groups: tuple[CacheGroup, ...]
-    attention_kernels: str  # where each has a KV layout of its own (CPUs); empty elsewhere
-    parallel_sizes: Mapping[str, int]  # in which workers must not differ, by vLLM's name
+    attention_kernels: str  # set on CPUs, where each kernel has its own KV layout; empty elsewhere
+    parallel_sizes: Mapping[str, int]  # vLLM's name -> size that must be equal on both workers
     speculative_method: str  # empty without a drafter that keeps KV
     drafter: Mapping[str, Any]  # its configuration
-    drafter_fingerprint: str  # of its weights; empty where they are the model's
+    drafter_fingerprint: str  # hash of its weights; empty if they are the model's
     drafter_quantization: str
-    layers: tuple[CacheLayer, ...]  # the drafter's included
+    layers: tuple[CacheLayer, ...]  # including the drafter's
 
 
 def in_words(facts: Facts) -> dict[str, str]:
-    """Return the facts for people, absent ones left out. Two that differ here differ in their hash."""
+    """Describe the facts to people, leaving out absent ones. Different descriptions mean different hashes."""
     words = {
         "handoff protocol": str(PROTOCOL),
         "vLLM": facts.vllm_version,
@@ -68,14 +68,14 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
 
 
-# Keys of a Hugging Face configuration that say where it came from.
+# Keys of a Hugging Face configuration that only say where it came from.
 _INCIDENTAL = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "_attn_implementation"}
 )
 
 
 def compatibility_hash(facts: Facts) -> str:
-    """Return 32 hex digits. KV passes between workers whose hashes are equal, and no others."""
+    """Return 32 hex digits. KV passes only between workers whose hashes are equal."""
     content = asdict(facts) | {
         "protocol": PROTOCOL,
         "model": _essence(facts.model),

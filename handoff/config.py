@@ -13,34 +13,38 @@ from baton.kernels.kv_pack import WIRE_DTYPES
 
 MIB = 1 << 20
 MAX_PULL_S = 600.0  # a pull holds the source's KV, and a thread there, until its deadline
-EARLY_PULL_S = 540.0  # from a prompt that is still computed: one that takes longer is pulled at its end
+# for a prompt still being computed; if it takes longer, it is pulled at the prompt's end
+EARLY_PULL_S = 540.0
 
 
 @dataclass(frozen=True)
 class HandoffConfig:
-    """The settings' section `handoff` for one worker, and the worker's names.
+    """Hold the `handoff` section of the settings for one worker, and the worker's names.
 
-    The defaults are the settings' (services/config.py).
+    Defaults are in services/config.py.
     """
 
     worker_id: str
-    transports: tuple[str, ...] | None  # best first; None: those that can be used, see transports/__init__.py
+    transports: tuple[str, ...] | None  # best first; None: all usable ones, see transports/__init__.py
     host: str  # address on which KV is served
-    port: int  # the first one of rank 0 (ports.py); 0: free ones
-    staging_mib: int | None  # per rank; None: save/sizing.py decides by the room there is
+    port: int  # rank 0's first port (ports.py); 0: free ports
+    staging_mib: int | None  # per rank; None: save/sizing.py chooses by available memory
     lease_s: float
     pull_timeout_s: float
     chunk_mib: int
-    kv_wire_dtype: str  # how KV travels; all workers of a deployment have the same
-    advertise_host: str = ""  # under which others find it; `host` if empty
-    model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
-    identity: str = ""  # folder of the worker's certificate; plain text if empty
-    insecure: bool = False  # plain text may be served to other machines
-    drafter_fingerprint: str = ""  # of the weights of a draft model that has its own
+    kv_wire_dtype: str  # how KV travels; equal on all workers of a deployment
+    advertise_host: str = ""  # the host that others dial; `host` if empty
+    model_fingerprint: str = ""  # hash of the weights: KV of other weights is never loaded
+    identity: str = ""  # folder of the worker's certificate; empty: plain text
+    insecure: bool = False  # allow serving plain text to other machines
+    drafter_fingerprint: str = ""  # hash of a separate draft model's weights
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
-        """Take over the values. Raises HandoffError for a key too many or too few, or a senseless value."""
+        """Build from connector settings.
+
+        Raises HandoffError for a missing or unknown key, or an invalid value.
+        """
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(extra) - set(known))
         if unknown:
@@ -76,14 +80,14 @@ class HandoffConfig:
 
     @property
     def published_host(self) -> str:
-        """The host under which others find the ranks' services."""
+        """The host that others dial to reach the ranks' services."""
         return self.advertise_host or self.host
 
     def port_of(self, rank: int) -> int:
-        """Return the port on which the rank's service listens; 0: a free one."""
+        """Return the port on which the rank's service listens; 0: a free port."""
         return ports.first(self.port, rank)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes moved at once."""
+        """Bytes moved at a time."""
         return self.chunk_mib * MIB

@@ -1,10 +1,9 @@
-"""Digests of KV records, so that equal bytes of two requests, attempts or places have different ones.
+"""Digests of KV records, seeded so that equal bytes in different requests, attempts or places differ.
 
-They protect against truncation, reuse of memory and mix-ups, not against forgery: that is TLS's part
+They protect against truncation, reuse of memory and mix-ups, not against forgery: that is TLS's job
 (docs/security.md). A record's own digest is computed where the record is packed, on a GPU too (the maths is
-in kernels/kv_pack/README.md). To it the seed of the attempt is added, and the record's place in the prompt,
-so that KV saved for another request, or for another part of the text, never passes, even with its own
-digest.
+in kernels/kv_pack/README.md). The seed of the attempt and the record's place in the prompt are added to it,
+so that KV saved for another request, or another part of the text, never passes, even with its own digest.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from baton.handoff.errors import DigestMismatch
 from baton.handoff.records import Bytes, Digests
 from baton.kernels import kv_pack
 
-_STRIDE = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, so that no two places are the same; modulo 2**64
+_STRIDE = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, so that multiples are distinct modulo 2**64
 
 
 def seed(request_id: str, epoch: int) -> int:
-    """Return the seed of one attempt at one request: 64 bits, never 0."""
+    """Return the 64-bit seed of one attempt at one request, never 0."""
     return int(xxhash.xxh3_64_intdigest(request_id.encode(), seed=epoch & 0xFFFF_FFFF_FFFF_FFFF)) or 1
 
 
 def of_message(serialized: bytes) -> int:
-    """Return the digest of a message in its wire form: 64 bits."""
+    """Return the 64-bit digest of a message in its wire form."""
     return int(xxhash.xxh3_64_intdigest(serialized))
 
 
 def seeded(own: Digests, seed_value: int, first_block: int) -> Digests:
-    """Return the digests of consecutive records, from block `first_block` on: [n], modulo 2**64.
+    """Add the seed to the digests of consecutive records, from block `first_block` on: [n], modulo 2**64.
 
     own: their digests without a seed, [n].
     """
@@ -49,7 +48,7 @@ def of_records(records: Bytes, seed_value: int, first_block: int) -> Digests:
 
 
 def compare(what: str, first_block: int, came: Digests, saved: Digests) -> None:
-    """Raise DigestMismatch, which names the first block that differs, unless all digests are equal."""
+    """Raise DigestMismatch, naming the first block that differs, unless all digests are equal."""
     wrong = came != saved
     if wrong.any():
         bad = int(wrong.argmax())

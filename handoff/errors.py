@@ -38,99 +38,99 @@ ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
 
 
 class HandoffError(BatonError):
-    """The KV cache could not be handed over."""
+    """Report that the KV cache could not be handed over."""
 
 
 class InvalidWish(HandoffError):
-    """`kv_transfer_params` of a request cannot be parsed."""
+    """Report that a request's `kv_transfer_params` cannot be parsed."""
 
 
 class UnsupportedCache(HandoffError):
-    """The engine's KV cache has a shape that cannot be copied block by block."""
+    """Report that the engine's KV cache has a shape that cannot be copied block by block."""
 
 
 class ManifestError(HandoffError):
-    """The manifest does not fit."""
+    """Report that the manifest does not fit."""
 
 
 class WrongRequest(ManifestError):
-    """The manifest describes another request's KV."""
+    """Report that the manifest describes another request's KV."""
 
 
 class StaleEpoch(ManifestError):
-    """The manifest is of another attempt at the request."""
+    """Report that the manifest is of another attempt at the request."""
 
 
 class CompatibilityMismatch(ManifestError):
-    """The KV was written by an engine whose cache means something else."""
+    """Report that the KV was written by an engine whose cache means something else."""
 
 
 class WrongTicket(ManifestError):
-    """The ticket is missing, or of another save."""
+    """Report that the ticket is missing, or of another save."""
 
 
 class MalformedManifest(ManifestError):
-    """The manifest's numbers contradict each other."""
+    """Report that the manifest's numbers contradict each other."""
 
 
 class SourceError(HandoffError):
-    """The source does not hold the KV."""
+    """Report that the source does not hold the KV."""
 
 
 class UnknownHandoff(SourceError):
-    """The source never saved the KV, or released it."""
+    """Report that the source never saved the KV, or released it."""
 
 
 class LeaseExpired(SourceError):
-    """The KV was not pulled before its lease ended."""
+    """Report that the KV was not pulled before its lease ended."""
 
 
 class AlreadyTaken(SourceError):
-    """Another pull has taken records, and their slots were used again."""
+    """Report that another pull has taken records whose slots were then reused."""
 
 
 class SaveFailed(SourceError):
-    """The source began to save the KV, and could not finish."""
+    """Report that the source began to save the KV but could not finish."""
 
 
 class NothingSaved(SourceError):
-    """The attempt ended at the source without a save: with its first token, or as it was aborted."""
+    """Report that the attempt ended at the source without a save: with its first token, or aborted."""
 
 
 class NotCached(SourceError):
-    """The source's prefix cache does not hold what was wanted of a prompt's beginning."""
+    """Report that the source's prefix cache lacks the wanted beginning of a prompt."""
 
 
 class SourceBusy(SourceError):
-    """The source lets no more pulls wait for prompts that are still computed."""
+    """Report that too many pulls already wait at the source for prompts still being computed."""
 
 
 class StagingFull(HandoffError):
-    """There is no room to keep the KV until it is pulled."""
+    """Report that there is no room to keep the KV until it is pulled."""
 
 
 class DigestMismatch(HandoffError):
-    """The bytes that arrived are not those that were saved."""
+    """Report that the received bytes are not those that were saved."""
 
 
 class TransportError(HandoffError):
-    """The bytes did not arrive."""
+    """Report that the bytes did not arrive."""
 
 
 class NoCommonTransport(TransportError):
-    """The two ends offer no transport in common."""
+    """Report that the two ends have no transport in common."""
 
 
 class TransportFailed(TransportError):
-    """The connection or the memory broke."""
+    """Report that the connection or the memory broke."""
 
 
 class PullTimeout(TransportError):
-    """The bytes did not arrive within the deadline."""
+    """Report that the bytes did not arrive within the deadline."""
 
 
 class PullCancelled(TransportError):
-    """The request was aborted meanwhile."""
+    """Report that the request was aborted meanwhile."""
 
 
 def _leaves(cls: type[HandoffError]) -> dict[str, type[HandoffError]]:
@@ -141,5 +141,5 @@ def _leaves(cls: type[HandoffError]) -> dict[str, type[HandoffError]]:
 
 
 def named(name: str) -> type[HandoffError]:
-    """Return the class of that name; HandoffError itself for one that this version does not know."""
+    """Return the class of that name, or HandoffError if this version does not know it."""
     return _leaves(HandoffError).get(name, HandoffError)

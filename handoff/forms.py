@@ -1,7 +1,7 @@
-"""The division of a KV cache's heads among a worker's ranks, and what a rank needs of another worker's.
+"""How a KV cache's heads are divided among a worker's ranks, and what a rank needs of another worker's.
 
-The compatibility hash is over the whole cache. In what is here two workers may differ: a load joins the parts
-of several ranks, or takes a part of one's.
+The compatibility hash covers the whole cache, not its division. Two workers may differ in the latter: a load
+joins parts of several ranks, or takes a part of one rank's.
 
     heads of a layer     0 1 2 3
     two ranks            0 1|2 3        rank 0 of one takes 0 1 from rank 0 of two, and 2 3 from its rank 1
@@ -21,19 +21,19 @@ from baton.kernels.kv_pack import WIRE_DTYPES
 
 @dataclass(frozen=True)
 class Form:
-    """The form in which a worker saves KV."""
+    """Describe the form in which a worker saves KV."""
 
-    ranks: int  # tensor-parallel: a shard each
+    ranks: int  # tensor-parallel ranks: a shard each
     wire_dtype: str
 
 
 @dataclass(frozen=True)
 class Division:
-    """One of a worker's tensor-parallel ranks, and the heads that they divide."""
+    """Identify one of a worker's tensor-parallel ranks, and the heads that they divide."""
 
     rank: int = 0
     ranks: int = 1
-    heads: Mapping[str, int] = field(default_factory=dict)  # by layer, all ranks' together; 1 for MLA
+    heads: Mapping[str, int] = field(default_factory=dict)  # layer -> total heads of all ranks; 1 for MLA
 
 
 UNDIVIDED = Division()
@@ -41,22 +41,22 @@ UNDIVIDED = Division()
 
 @dataclass(frozen=True)
 class Cut:
-    """Neighbouring heads of a layer, where they lie in a source's part and in this rank's."""
+    """Locate neighbouring heads of a layer in a source's part and in this rank's."""
 
     layer: int
-    there: int  # the first one's place among the heads of the source rank
+    there: int  # index of the first among the source rank's heads
     here: int
     count: int
 
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part in one shard of a save: heads to take from it, and its release."""
+    """Describe one rank's part in one shard of a save: heads to take from it, and its release."""
 
-    form: Form  # of the save
-    record_bytes: int  # of the shard
+    form: Form  # the save's form
+    record_bytes: int  # size of the shard's records
     rank: int  # whose shard it is
-    cuts: tuple[Cut, ...]  # without any there is nothing to pull: it holds what others hold, too
+    cuts: tuple[Cut, ...]  # empty if nothing is to be pulled: other shards hold the same heads
     readers: int  # ranks of this worker that release the shard, each when it has its heads
 
 
@@ -70,12 +70,12 @@ def heads_of(layer: CacheLayer, ranks: int, rank: int) -> range:
 
 
 def part_bytes(layer: CacheLayer, form: Form, rank: int) -> int:
-    """Return the bytes of a layer's part in a record of a rank."""
+    """Return the size of a layer's part in a rank's record, in bytes."""
     return layer.part_bytes(len(heads_of(layer, form.ranks, rank)), form.wire_dtype)
 
 
 def record_bytes(layers: Sequence[CacheLayer], form: Form) -> int:
-    """Return the bytes of a record: all groups' have the size of the largest."""
+    """Return the size of a record in bytes: the same for all groups, that of the largest."""
     sizes: dict[int, int] = {}
     for layer in layers:
         sizes[layer.group] = sizes.get(layer.group, 0) + part_bytes(layer, form, 0)
@@ -83,7 +83,7 @@ def record_bytes(layers: Sequence[CacheLayer], form: Form) -> int:
 
 
 def unfit(layers: Sequence[CacheLayer], here: Form, there: Form) -> str:
-    """Return why no rank of `here` can load what ranks of `there` save; empty where they can."""
+    """Return why no rank of `here` can load what ranks of `there` save; empty if they can."""
     if here == there:
         return ""
     if there.wire_dtype not in WIRE_DTYPES:
@@ -101,8 +101,8 @@ def shares(
 ) -> tuple[Share, ...]:
     """Return what a rank takes of the shards of a save, and which of them it releases.
 
-    turn: where several ranks of the source have the same heads, another one's with each turn. Workers with
-    as many ranks have the same heads on the same ranks.
+    turn: selects one of several source ranks with the same heads. Workers with equally many ranks have the
+    same heads on the same ranks.
     """
     size = record_bytes(layers, there)
     needed = [_needed(layers, here.ranks, one, there.ranks, turn) for one in range(here.ranks)]
@@ -118,9 +118,9 @@ def shares(
 def _needed(
     layers: Sequence[CacheLayer], here: int, rank: int, there: int, turn: int
 ) -> dict[int, list[Cut]]:
-    """Return the heads that a rank needs, by the source's rank that it takes them from."""
+    """Return the heads that a rank needs, by the source rank that it takes them from."""
     found: dict[int, list[Cut]] = {}
-    # Those with the most heads first: what several source ranks have then comes with something else.
+    # Layers with the most heads first: heads on several source ranks then come from a rank already in use.
     for number in sorted(range(len(layers)), key=lambda number: -layers[number].heads):
         layer = layers[number]
         own = heads_of(layer, here, rank)

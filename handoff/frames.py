@@ -1,19 +1,19 @@
-"""Frames on a TCP connection between a puller and the rank that saved: a request there, records back.
+"""Frames on a TCP connection between a puller and the saving rank: a request there, records back.
 
 A frame is a prefix of 16 bytes, a head and a body:
 
     PULL  head: PullRequest                     from the puller, one at a time
-    RECS  head: digests; body: whole records    each as soon as it is there; as many frames as it takes
-    WAIT  nothing                               none is there yet, and the rank is well
-    FAIL  head: an error's name and its text    instead of what is still to come
+    RECS  head: digests; body: whole records    as soon as records are ready; any number of frames
+    WAIT  empty                                 no record is ready yet, and the rank is well
+    FAIL  head: an error's name and its text    instead of the remaining records
     SHUT  head: a text                          the rank hangs up; never sealed
 
-A puller begins with GREETING and the session that it got from the rank's Handoff service (Connect). Where TLS
-is on, that call brought keys, too, and all but the greeting and SHUT is sealed (security/sealing.py): the
-head with the prefix beside it, then the body in pieces.
+A puller begins with GREETING and the session that it got from the rank's Handoff service (Connect). With TLS,
+that call also returned keys, and all but the greeting and SHUT is sealed (security/sealing.py): the head with
+the prefix as associated data, then the body in pieces.
 
-Both ends block in calls that the kernel ends twice a second, so that they can `look` whether to go on. Moving
-takes the GIL once for 4 MiB: records go from staging to the socket and into the puller's buffer as they are.
+Both ends block in calls that the kernel ends twice a second, so that `look` can stop them. A 4 MiB transfer
+takes the GIL once: records go from staging to the socket, and into the puller's buffer, without a copy.
 """
 
 from __future__ import annotations
@@ -39,52 +39,52 @@ GREETING = b"baton-kv"
 SESSION_BYTES = 16
 PULL, RECORDS, WAIT, FAIL, SHUT = b"PULL", b"RECS", b"WAIT", b"FAIL", b"SHUT"
 
-FRAME_BYTES = 4 << 20  # of records in one, at most, unless a single one is larger
-MOST_RECORDS = 4096  # in a frame: their digests are its head
-WAIT_S = 2.0  # a rank that has no records to send says so this often
-SILENT_S = 10.0  # if no byte comes for so long, the other end is gone, or stopped
-SLOW_S = 60.0  # a puller may read nothing for so long, while it waits for another rank's records
+FRAME_BYTES = 4 << 20  # maximum bytes of records in a frame, unless a single record is larger
+MOST_RECORDS = 4096  # per frame: their digests are its head
+WAIT_S = 2.0  # interval at which a rank without records to send says so
+SILENT_S = 10.0  # after this long without a byte, the other end is presumed dead or stopped
+SLOW_S = 60.0  # a puller waiting for another rank's records may read nothing for this long
 _LOOK_S = 0.5
 _MAX_HEAD = 64 << 10
-_PIECE_BYTES = 1 << 20  # of a body that is sealed
+_PIECE_BYTES = 1 << 20  # pieces of a sealed body
 _TAG_BYTES = 16
 _PREFIX = struct.Struct("<4sIII")  # kind, bytes of the head (in plain text), first block, records
-_PROBE_S, _PROBE_EVERY_S, _PROBES = 5, 2, 3  # of a connection on which nothing moves
+_PROBE_S, _PROBE_EVERY_S, _PROBES = 5, 2, 3  # TCP keepalive of an idle connection
 
 
 class Broken(BatonError):
-    """The connection does not bring what it should: it is over."""
+    """Report that the connection does not bring what it should and must be closed."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame without its body. One of records that was received has its head still to come."""
+    """Hold a frame without its body. A received frame of records has yet to receive its head."""
 
     kind: bytes
     head: bytes = b""
     first_block: int = 0
     records: int = 0
-    prefix: bytes = b""  # of one that was received
+    prefix: bytes = b""  # raw prefix of a received frame
 
 
 def nothing() -> None:
-    """Go on."""
+    """Do nothing, and so never stop a transfer."""
 
 
 class Line:
-    """A connection that has greeted. One thread at a time; any may `cut` it."""
+    """Hold a connection that has greeted. Used by one thread at a time; any may `cut` it."""
 
     def __init__(
         self, connection: socket.socket, send: Seal | None = None, receive: Seal | None = None
     ) -> None:
-        """Take over a connected socket. send, receive: of each direction, if they are sealed."""
+        """Take over a connected socket. send, receive: seals of each direction, if sealed."""
         tune(connection)
         self._socket = connection
         self._send_seal, self._receive_seal = send, receive
-        self._heard = False  # something that was really the other end's
+        self._heard = False  # received something that authentically came from the other end
 
     def peek(self) -> bool | None:
-        """Return whether something waits to be received; None if the other end is gone. Does not wait."""
+        """Return whether data is waiting; None if the other end is gone. Does not block."""
         try:
             return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) or None
         except BlockingIOError:
@@ -95,7 +95,7 @@ class Line:
     def send(
         self, frame: Frame, body: Bytes | None = None, look: Callable[[], None] = nothing, before: bytes = b""
     ) -> None:
-        """Send a frame. before: bytes to go ahead of it. Raises Broken, and what `look` raises."""
+        """Send a frame, after the bytes of `before`. Raises Broken, and what `look` raises."""
         prefix = _PREFIX.pack(frame.kind, len(frame.head), frame.first_block, frame.records)
         rest = memoryview(b"") if body is None else body.reshape(-1).data
         if self._send_seal is None:
@@ -152,7 +152,7 @@ class Line:
         return np.frombuffer(opened, "<u8")
 
     def cut(self) -> None:
-        """Wake whoever waits at either end: the connection is over."""
+        """Shut the connection down, waking threads blocked at either end."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -211,12 +211,12 @@ class Line:
             raise Broken(error.strerror or str(error)) from None
 
 
-_scratches: list[memoryview] = []  # in which nothing is sealed or opened at the moment
+_scratches: list[memoryview] = []  # not in use at the moment
 
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[memoryview]:
-    """Lend memory for a sealed piece. There is as much of it as frames were on their way at once."""
+    """Lend memory for a sealed piece. The pool grows to the most frames ever in transfer at once."""
     try:
         lent = _scratches.pop()
     except IndexError:
@@ -235,7 +235,7 @@ def _opened(seal: Seal, sealed: memoryview | bytearray, into: memoryview, beside
 
 
 def tune(connection: socket.socket) -> None:
-    """Send at once, wait for half a second at most, and notice a host that vanished."""
+    """Disable Nagle, bound blocking calls to half a second, and detect a host that vanished."""
     connection.settimeout(None)
     half = struct.pack("@ll", 0, int(_LOOK_S * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, half)
@@ -257,13 +257,13 @@ def shut(text: str) -> bytes:
 
 
 def _words(said: bytes) -> str:
-    """Return what somebody said who may be anybody, in one short printable line."""
+    """Return text from an untrusted peer as one short printable line."""
     text = said[:300].decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _without(parts: list[memoryview], moved: int) -> list[memoryview]:
-    """Return what is left after so many bytes."""
+    """Return the parts that remain after `moved` bytes."""
     for number, part in enumerate(parts):
         if moved < len(part):
             return [part[moved:], *parts[number + 1 :]]

@@ -1,9 +1,9 @@
-"""The groups of a KV cache: layers that keep the same tokens, and so have their blocks under the same ids.
+"""The groups of a KV cache: layers that keep the same tokens, and so share block ids.
 
-Most models have one. Where some layers attend to a window, or keep a state in place of tokens, each kind is a
-group (or several) with blocks of its own. A save has a record for each live block, group after group, those
-that keep all tokens first: their blocks are final while the prompt is still computed, and can travel. Both
-ends number the records alike, as the same rules count them from the same number of tokens.
+Most models have one group. Layers that attend to a window, or keep a state instead of tokens, form further
+groups with blocks of their own. A save has a record for each live block, group after group. Groups that keep
+all tokens come first: their blocks are final while the prompt is still computed, and can travel. Both ends
+number the records alike, by the same rules from the same number of tokens.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from baton.protos.handoff_pb2 import Group
 
 
 def num_blocks(num_tokens: int, block_size: int) -> int:
-    """Return the number of blocks that hold so many tokens."""
+    """Return the number of blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)
 
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """The rule of one group: which of its blocks are needed to go on."""
+    """Define, for one group, which of its blocks are needed to continue."""
 
     block_size: int  # tokens
-    window: int = 0  # the next token and those before it that it attends to; 0: all
-    state: str = ""  # the form of a state that stands for all tokens so far; empty where tokens are kept
+    window: int = 0  # tokens attended to, including the next one; 0: all
+    state: str = ""  # form of a state that stands for all tokens so far; empty if tokens are kept
 
     def live(self, num_tokens: int) -> range:
         """Return the numbers of the blocks that are needed to go on after the first `num_tokens`."""
@@ -57,19 +57,19 @@ class CacheGroup:
 
 @dataclass(frozen=True)
 class Part:
-    """Cache blocks of one group for consecutive records of a save."""
+    """Name the cache blocks of one group for consecutive records of a save."""
 
     group: int
-    first: int  # the first record's place in the save
+    first: int  # place of the first record in the save
     block_ids: tuple[int, ...]
 
     @property
     def stop(self) -> int:
-        """The place behind the last record."""
+        """The place after the last record."""
         return self.first + len(self.block_ids)
 
     def within(self, first: int, stop: int) -> Part:
-        """Return what of it lies in these places; without blocks if nothing does."""
+        """Return the part within these places; without blocks if there is none."""
         start = max(first, self.first)
         return Part(self.group, start, self.block_ids[start - self.first : max(0, stop - self.first)])
 
@@ -91,12 +91,12 @@ def final_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
 
 
 def num_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
-    """Return the number of records of a save after so many tokens."""
+    """Return the number of records of a save after `num_tokens` tokens."""
     return sum(len(group.live(num_tokens)) for group in groups)
 
 
 def described(groups: Sequence[CacheGroup], num_tokens: int) -> list[Group]:
-    """Return the groups as a manifest of so many tokens describes them."""
+    """Return the groups as a manifest of `num_tokens` tokens describes them."""
     found = []
     for group in groups:
         live = group.live(num_tokens)
@@ -107,7 +107,10 @@ def described(groups: Sequence[CacheGroup], num_tokens: int) -> list[Group]:
 def saved_parts(
     groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], num_tokens: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a save after so many tokens. tables: of each group, a request's blocks in order."""
+    """Return the parts of a save after `num_tokens` tokens.
+
+    tables: each group's blocks of a request, in order.
+    """
     return loaded_parts(groups, tables, num_tokens, num_tokens, 0)
 
 
@@ -116,7 +119,7 @@ def loaded_parts(
 ) -> tuple[Part, ...]:
     """Return the parts of a save after `saved` tokens that are needed to go on after the first `wanted`.
 
-    have: tokens, the first ones, whose blocks are there already; whole blocks in each group.
+    have: number of leading tokens whose blocks are there already; whole blocks in each group.
     """
     parts, place = [], 0
     for number in in_order(groups):
@@ -131,19 +134,19 @@ def loaded_parts(
 
 
 def final_part(groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], first: int, stop: int) -> Part:
-    """Return the part of these places, which are among the `final_records`."""
+    """Return the part at these places, which must be among the `final_records`."""
     number = in_order(groups)[0]
     return Part(number, first, tuple(tables[number][first:stop]))
 
 
 def parts_from(parts: Sequence[Part], first: int) -> tuple[Part, ...]:
-    """Return what of the parts lies in this place and behind it."""
+    """Return what the parts contain from place `first` on."""
     found = (part.within(first, part.stop) for part in parts)
     return tuple(part for part in found if part.block_ids)
 
 
 def runs(parts: Sequence[Part]) -> list[tuple[int, int]]:
-    """Return the places of the parts' records as few runs, each (first, stop). parts: in their order."""
+    """Merge the parts' places into as few runs as possible, each (first, stop). parts: in order."""
     found: list[tuple[int, int]] = []
     for part in parts:
         if found and found[-1][1] == part.first:

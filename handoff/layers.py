@@ -1,4 +1,4 @@
-"""The layers of a KV cache, as the compatibility hash compares them: before ranks divide their heads."""
+"""The layers of a KV cache as the compatibility hash compares them: before ranks divide their heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.kernels.kv_pack import AS_IS, scaled_bytes
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """One layer's part of a block, of all heads that a worker's ranks divide among them."""
+    """Describe one layer's part of a block, with all heads that a worker's ranks divide among them."""
 
     name: str
     dtype: str  # torch's name without "torch."
@@ -18,9 +18,9 @@ class CacheLayer:
     block_strides: tuple[int, ...]  # elements
     block_bytes: int
     row_width: int  # elements that share a scale when quantised
-    heads: int = 0  # KV heads; 0: each rank's part is its own, and fits no other rank's
-    stretches: int = 1  # pieces of memory in a block in each of which all heads lie, one after another
-    group: int = 0  # whose blocks it has a part of
+    heads: int = 0  # KV heads; 0: each rank's part is unique and fits no other rank
+    stretches: int = 1  # pieces of memory per block, each holding all heads one after another
+    group: int = 0  # the group whose blocks contain it
 
     @property
     def element_bytes(self) -> int:
@@ -29,7 +29,7 @@ class CacheLayer:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one head in a block; where heads are not told apart, of all that a rank has."""
+        """Bytes of one head in a block; of a rank's whole part if heads are not told apart."""
         return self.block_bytes // max(1, self.heads)
 
     def part_bytes(self, heads: int, wire_dtype: str) -> int:

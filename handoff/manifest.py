@@ -15,28 +15,28 @@ from baton.handoff.groups import CacheGroup, described, num_records
 from baton.handoff.layers import CacheLayer
 from baton.protos.handoff_pb2 import Manifest
 
-_PLANS = 64  # forms of sources, in turns
+_PLANS = 64  # number of (form, turn) pairs cached
 
 
 @dataclass(frozen=True)
 class Puller:
-    """One pulling rank, and the form of its KV."""
+    """Describe one pulling rank, and the form of its KV."""
 
     worker_id: str
     rank: int
     compatibility_hash: str
     groups: tuple[CacheGroup, ...]
     layers: tuple[CacheLayer, ...]
-    form: Form  # in which it would save
+    form: Form  # the form in which it would save
 
     @functools.cached_property
     def shares(self) -> Callable[[Form, int], tuple[Share, ...]]:
-        """The rank's shares of a save, by its form and turn, kept for the next one: see forms.shares."""
+        """The rank's cached shares of a save, by its form and turn: see forms.shares."""
         return functools.lru_cache(_PLANS)(functools.partial(forms.shares, self.layers, self.form, self.rank))
 
 
 def seal(manifest: Manifest) -> Manifest:
-    """Write a digest of all the rest into the manifest, as the last change. Returns it."""
+    """Write a digest of the rest into the manifest, as the last change. Returns it."""
     manifest.digest = _digest(manifest)
     return manifest
 
@@ -50,7 +50,7 @@ def read(serialized: bytes) -> Manifest:
 
 
 def is_of(manifest: Manifest, request_id: str, epoch: int) -> bool:
-    """Return whether the manifest is whole and of this attempt. Only then may its shards even be released."""
+    """Return whether the manifest is intact and of this attempt. Only then may its shards be released."""
     named = manifest.request_id, manifest.epoch
     return named == (request_id, epoch) and manifest.digest == _digest(manifest)
 
@@ -81,7 +81,7 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> tu
     there = Form(len(manifest.shards), manifest.wire_dtype)
     if why := forms.unfit(puller.layers, puller.form, there):
         raise MalformedManifest(f"{source} for request {request_id!r}: {why}")
-    # Ranks that have the same heads are asked in turns.
+    # Spread the load over source ranks that have the same heads.
     found = puller.shares(there, digests.seed(request_id, epoch) % there.ranks)
     _check_numbers(manifest, found, puller, source)
     return found

@@ -1,7 +1,7 @@
 """The host's orders to the connector: `Request.kv_transfer_params`, never set by a client.
 
 A PREFILL or a SAVE carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The
-connector parses them; the answers are the `Saved` and `Loaded` of reports.py. The package's docstring shows
+connector parses them; it answers with the `Saved` and `Loaded` of reports.py. The package's docstring shows
 the whole way.
 """
 
@@ -44,8 +44,8 @@ class LoadWish:
 
     epoch: int
     tokens: int
-    manifest: Manifest | None  # of the complete prompt; None: it comes later, and with it the first token
-    saved_as: str = ""  # the request as which the source saves it; empty: under this one's own id
+    manifest: Manifest | None  # for the complete prompt; None: it comes later, with the first token
+    saved_as: str = ""  # the request id under which the source saves it; empty: this one's own
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class SaveWish:
     """Keep this request's KV for another worker when its prompt has been prefilled. Answered by a `Saved`."""
 
     epoch: int
-    cached: bool = False  # only if the prefix cache holds it already, but for the last block or two
-    prefix: LoadWish | None = None  # that of its first tokens is pulled before
+    cached: bool = False  # only if the prefix cache already holds it, except for the last block or two
+    prefix: LoadWish | None = None  # load of its first tokens, pulled before
 
 
 Wish = SaveWish | LoadWish
 
 
 def save_params(epoch: int, *, cached: bool = False, prefix: LoadParams | None = None) -> SaveParams:
-    """Return what makes attempt `epoch` at a request save its KV.
+    """Return parameters that make attempt `epoch` at a request save its KV.
 
     cached: only if it is here already; prefix: the load of its first tokens
     """
@@ -72,11 +72,11 @@ def save_params(epoch: int, *, cached: bool = False, prefix: LoadParams | None =
 
 
 def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved_as: str = "") -> LoadParams:
-    """Return what makes attempt `epoch` at a request load the KV of its first tokens.
+    """Return parameters that make attempt `epoch` at a request load the KV of its first tokens.
 
     manifest: of the complete prompt, whose first token the request has; without it room is reserved, and
-    `BatonConnector.begin_load` and `complete_load` bring the rest. saved_as: the request as which it is
-    saved, where that is another one
+    `BatonConnector.begin_load` and `complete_load` bring the rest. saved_as: the request id under which it is
+    saved, if different
     """
     serialized = manifest.SerializeToString() if manifest is not None else b""
     return {"baton": "load", "epoch": epoch, "tokens": tokens, "manifest": serialized, "saved_as": saved_as}

@@ -13,10 +13,10 @@ Digests = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Records:
-    """Consecutive records, from block `first_block` on.
+    """Hold consecutive records, from block `first_block` on.
 
     data: [n, record_bytes] uint8, valid until the next ones are asked for. digests: [n], as computed where
-    the records were packed; whoever passes records on passes these on unchanged.
+    the records were packed; pass them on unchanged.
     """
 
     first_block: int

@@ -11,7 +11,7 @@ from baton.protos.handoff_pb2 import Manifest
 
 @dataclass(frozen=True)
 class Problem:
-    """A HandoffError in a form that crosses processes."""
+    """Carry a HandoffError across processes."""
 
     name: str
     text: str
@@ -22,7 +22,7 @@ class Problem:
         return cls(type(error).__name__, " ".join(str(error).split()))
 
     def to_error(self) -> HandoffError:
-        """Return the error again, or a plain HandoffError for a name that this version does not know."""
+        """Rebuild the error, as a plain HandoffError if this version does not know its name."""
         return named(self.name)(self.text)
 
     def __str__(self) -> str:
@@ -38,23 +38,23 @@ class ShardSave:
     rank: int
     shard: bytes = b""
     saved_at_s: float = 0.0  # CLOCK_MONOTONIC
-    save_ms: float = 0.0  # of its last part, which the decode side waits for
+    save_ms: float = 0.0  # time for its last part, which the decode side waits for
     problem: Problem | None = None
     begun: bool = False  # its first records can be pulled; the prompt is still computed
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The time that one load took, in milliseconds; a rank's, or the slowest rank's."""
+    """Times of one load, in milliseconds; of one rank, or of the slowest."""
 
-    wait_ms: float = 0.0  # from the request's arrival at the engine to the beginning of the pull
+    wait_ms: float = 0.0  # from the request's arrival at the engine to the start of the pull
     move_ms: float = 0.0  # until the bytes were within reach of this process
     check_ms: float = 0.0  # comparing digests
-    load_ms: float = 0.0  # into the engine's cache
+    load_ms: float = 0.0  # time to write into the engine's cache
 
     @classmethod
     def slowest(cls, costs: Sequence[Costs]) -> Costs:
-        """Return the largest of each."""
+        """Return the largest of each time."""
         return cls(*(max(getattr(cost, name) for cost in costs) for name in cls.__dataclass_fields__))
 
 
@@ -70,7 +70,7 @@ class ShardLoad:
     blocks: int = 0
     costs: Costs = field(default_factory=Costs)
     problem: Problem | None = None
-    early_bytes: int = 0  # of `bytes`: those that came while the prompt was computed
+    early_bytes: int = 0  # part of `bytes` that came while the prompt was computed
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A handoff has ended: its KV is in the engine's cache, or `problem` ends the request with an error.
+    """The end of a handoff: its KV is in the engine's cache, or `problem` ends the request with an error.
 
     Zero blocks without a problem: nothing had to be pulled, because the prefix cache held it all.
     """
@@ -102,20 +102,20 @@ class Loaded:
     request_id: str
     epoch: int
     transport: str = ""
-    bytes: int = 0  # all ranks'
+    bytes: int = 0  # total of all ranks
     blocks: int = 0
     costs: Costs = field(default_factory=Costs)
-    # Until the scheduler's side knows: from the end of the save where that was on this host, else from the
-    # arrival.
+    # Until the scheduler's side knows: from the end of the save if that was on this host, else from the
+    # request's arrival.
     total_ms: float = 0.0
     problem: Problem | None = None
-    early_bytes: int = 0  # of `bytes`: those that came while the prompt was computed
-    tokens: int = 0  # whose KV was pulled
+    early_bytes: int = 0  # part of `bytes` that came while the prompt was computed
+    tokens: int = 0  # tokens whose KV was pulled
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The KV that waits on a worker to be pulled. Bytes are those of all ranks."""
+    """The KV waiting on a worker to be pulled. Bytes are totals of all ranks."""
 
     handoffs: int = 0
     bytes: int = 0
@@ -125,7 +125,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Reports:
-    """All that began or ended since the last call of `take_reports`."""
+    """Everything that began or ended since the last call of `take_reports`."""
 
     begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()

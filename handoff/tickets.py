@@ -1,8 +1,8 @@
 """Tickets: whoever pulls, releases or renews saved KV shows the ticket that came with its manifest.
 
-A ticket is an HMAC of request and epoch under a key that a rank draws at its start and never gives away. So a
-request's id, which clients choose and logs contain, opens nothing: only whoever was given the manifest has
-the ticket. Making one takes 2 us; a rank makes one for each save and one for each call that shows one.
+A ticket is an HMAC of request and epoch under a key that a rank draws at its start and never reveals. So a
+request's id, which clients choose and logs contain, opens nothing: only a process that was given the manifest
+has the ticket. Making one takes 2 us; a rank makes one for each save and one for each call that shows one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import xxhash
 
 from baton.handoff.errors import WrongTicket
 
-BYTES = 16  # of a ticket
+BYTES = 16  # bytes per ticket
 
 
 class Tickets:
-    """The tickets of one rank's saves."""
+    """Make and check the tickets of one rank's saves."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -28,7 +28,7 @@ class Tickets:
         return hmac.digest(self._key, f"{epoch}/{request_id}".encode(), "sha256")[:BYTES]
 
     def fits(self, request_id: str, epoch: int, ticket: bytes) -> bool:
-        """Return whether this is the attempt's ticket, in a time that tells nothing about it."""
+        """Return whether this is the attempt's ticket, in constant time."""
         return hmac.compare_digest(self.of(request_id, epoch), ticket)
 
     def number(self, request_id: str, epoch: int) -> int:
@@ -36,7 +36,7 @@ class Tickets:
         return number(self.of(request_id, epoch), request_id, epoch)
 
     def check(self, request_id: str, epoch: int, ticket: bytes) -> None:
-        """Raise WrongTicket for any other than the attempt's."""
+        """Raise WrongTicket for any ticket but the attempt's."""
         if not self.fits(request_id, epoch, ticket):
             raise WrongTicket(
                 f"KV of request {request_id!r}, epoch {epoch}: {'a wrong' if ticket else 'no'} ticket; "

@@ -1,4 +1,4 @@
-"""Loops as machine code, by numba: the CPU forms of kernels are written with it."""
+"""Compile loops to machine code with numba, for the CPU forms of kernels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(*signatures: str) -> Callable[[F], F]:
     """Compile for these types when the module is imported, so that no request waits for it.
 
-    The machine code is kept beside the source, or in the user's cache: the next start loads it. Functions
-    that only compiled functions call take no signatures: they are compiled into their callers. Arguments of
+    The machine code is cached beside the source, or in the user's cache: the next start loads it. Functions
+    called only by compiled functions take no signatures: they are compiled into their callers. Arguments of
     other types raise TypeError.
     """
 

@@ -1,4 +1,4 @@
-"""Questions of operators that a scheduler passes on to workers: operators reach the scheduler alone."""
+"""Ask workers on behalf of operators, who can reach only the scheduler."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from baton.rpc import aio_channel
 from baton.scheduler.types import WorkerRecord
 from baton.security.names import Role
 
-INSPECT_TIMEOUT_S = 4.0  # the operator's call waits a little longer
+INSPECT_TIMEOUT_S = 4.0  # shorter than the operator's own timeout
 TRY_TIMEOUT_S = 20.0
 MAX_TRY_BYTES = 64 << 20
 
 
 async def inspect(worker: WorkerRecord) -> pb.InspectReply:
-    """Ask a worker for its machine and versions, and how its clock differs from this one."""
+    """Ask a worker for its machine and versions, and measure its clock offset."""
     async with _stub(worker) as stub:
         try:
             found = await stub.Inspect(worker_pb2.InspectRequest(), timeout=INSPECT_TIMEOUT_S)
-            began, began_unix = time.monotonic(), time.time()  # connected: what follows is quick
+            # started after connecting, so the round trip is short
+            began, began_unix = time.monotonic(), time.time()
             clock = worker_pb2.InspectRequest(clock_alone=True)
             there = (await stub.Inspect(clock, timeout=INSPECT_TIMEOUT_S)).unix_s
         except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""The autoscaler's figures, for Prometheus. Those of the scheduler that decides count; others show zeros."""
+"""Prometheus metrics of the autoscaler. Schedulers that do not decide report zeros."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.metrics import SECONDS
 
 
 class AutoscaleMetrics:
-    """One scheduler's figures of autoscaling."""
+    """Hold one scheduler's autoscaling metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.leads = Gauge(
@@ -64,7 +64,7 @@ class AutoscaleMetrics:
         )
 
     def decided(self, decision: Decision, took_s: float) -> None:
-        """Show a decision."""
+        """Record a decision."""
         self._step.observe(took_s)
         self._wanted.labels("prefill").set(decision.wanted.prefill)
         self._wanted.labels("decode").set(decision.wanted.decode)
@@ -81,5 +81,5 @@ class AutoscaleMetrics:
             self._error.labels(what).set(value)
 
     def ordered(self, order: str, count: int) -> None:
-        """Count orders of a kind: start, stop or flip."""
+        """Count orders of one kind: start, stop or flip."""
         self._orders.labels(order).inc(count)

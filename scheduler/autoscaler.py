@@ -1,11 +1,11 @@
-"""Autoscaling as a task of the scheduler: it looks, decides if it is its turn, and gives the orders.
+"""Run autoscaling as a task of the scheduler: observe, decide if it is its turn, and give the orders.
 
-Of several schedulers over one store one decides, while it renews its lease in the store. Its fence goes with
-every order: the store, workers and fleets refuse one below another that they have seen. While the store is
-away, and while a scheduler may not know all workers, nobody decides and all stays as it is.
+Of several schedulers over one store, the one that holds the store's lease decides. Its fencing number goes
+with every order: the store, workers and fleets refuse an order with a lower one than they have seen. While
+the store is unreachable, or a scheduler may not know all workers, nobody decides and nothing changes.
 
-Cost of a step: one view, which placements need anyway, one read of what was told (some 130 numbers a router),
-and the arithmetic.
+A step costs one fleet view, which placements need anyway, one read of the reports (some 130 numbers per
+router), and the arithmetic.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, name_of
 
-LEASE_STEPS = 3  # steps that a decider may miss before another takes over
-TOLD_S = 10.0  # s; a router or a fleet that was not heard for so long is gone
+LEASE_STEPS = 3  # steps the deciding scheduler may miss before another takes over
+TOLD_S = 10.0  # s; a router or fleet silent for this long is gone
 
 log = logging.getLogger(__name__)
 
 
 class Autoscaler:
-    """The autoscaler of one scheduler. `run` is its task."""
+    """Autoscale for one scheduler. `run` is its task."""
 
     def __init__(
         self,
@@ -55,21 +55,21 @@ class Autoscaler:
         self._settling = settling
         self._metrics = metrics
         self._name = uuid.uuid4().hex
-        self._fence = 0  # of this decider; 0 while another one decides, or none
+        self._fence = 0  # fencing number; 0 while this scheduler does not decide
         self._controller = Controller(goals)
         self._said = ""
 
     async def run(self) -> None:
-        """Decide again and again, while it is this scheduler's turn."""
+        """Decide repeatedly, while it is this scheduler's turn."""
         while True:
             await asyncio.sleep(self._goals.interval_s)
-            # What this scheduler alone does not hear may be well: it would be ordered away.
+            # Workers this scheduler alone does not hear from may be healthy, and must not be ordered away.
             if self._settling or not self._members.hears_all or not await self._lead():
                 continue
             view = self._roster.view()
             told = await self._store.told()
             began = time.perf_counter()
-            # In a thread: at 1,000 workers it takes longer than a placement should wait.
+            # Run in a thread: at 1,000 workers it takes longer than a placement should wait.
             decision = await asyncio.to_thread(self._decide, view, told)
             self._metrics.decided(decision, time.perf_counter() - began)
             self._say(decision)
@@ -80,7 +80,7 @@ class Autoscaler:
         return self._controller.step(seen(view, told, time.monotonic()))
 
     async def _lead(self) -> bool:
-        """Return whether this scheduler decides. One that begins to knows nothing yet."""
+        """Return whether this scheduler decides. When it takes over, it starts with no history."""
         fence = await self._store.lead(self._name, LEASE_STEPS * self._goals.interval_s)
         if fence and fence != self._fence:
             log.info("this scheduler decides on the numbers of workers, with fence %d", fence)
@@ -90,7 +90,7 @@ class Autoscaler:
         return bool(fence)
 
     async def _give(self, decision: Decision, view: FleetView) -> None:
-        """Carry out the orders: roles by a call to each worker, all else by what fleets are told."""
+        """Carry out the orders: call workers to change roles, tell fleets everything else."""
         if decision.changed:
             orders = {fleet: self._orders(ordered) for fleet, ordered in decision.plan.items()}
             if not await self._store.order(self._fence, orders):
@@ -112,7 +112,7 @@ class Autoscaler:
         return pb.OrdersReply(fence=self._fence, orders=orders).SerializeToString()
 
     def _say(self, decision: Decision) -> None:
-        """Log what changed: orders, or in advise mode the advice."""
+        """Log what changed: the orders, or the advice in advise mode."""
         if self._goals.mode == "on":
             if decision.orders:
                 log.warning("%s -> %s: %s", decision.present, decision.wanted, decision.orders)
@@ -124,7 +124,7 @@ class Autoscaler:
 
 
 def seen(view: FleetView, told: Told, at: float) -> Seen:
-    """Return all that a decision is made from; `at` is time.monotonic, seconds."""
+    """Return everything a decision is based on; `at` is time.monotonic, seconds."""
     sides = (pb.ROLE_PREFILL, pb.ROLE_DECODE)
     members = [_member(one) for one in view.workers.values() if one.role in sides]
     return Seen(
@@ -153,7 +153,7 @@ def _member(one: WorkerRecord) -> Member:
 
 
 def _slots(capacity: pb.Capacity, load: pb.WorkerLoad) -> int:
-    """Return how many requests a worker can run: its batch, or fewer where the KV cache holds fewer."""
+    """Return how many requests a worker can run: its batch, or fewer if the KV cache holds fewer."""
     usable = usable_blocks(capacity)
     used = usable - load.free_blocks
     by_cache = usable * load.running // used if load.running and used > 0 else capacity.max_num_seqs

@@ -1,12 +1,14 @@
-"""Changes of role, where one side is short of workers for long while the other has one to spare.
+"""Change a worker's role when one side has been short of workers for long and the other has one to spare.
 
-A side's pressure is what waits for it, in what it does at once: for prefill workers queued prompt tokens in
-the token budget of a step; for decode workers the requests that they have in the size of a batch, or the
-blocks in use where that is more. What is only booked on a decode worker does not count: its prompt may wait
-for a prefill worker, which is the other side's pressure. A worker changes sides when the pressure on one side
-was high for `after_s` without a break, and the other side, with one worker less, would still be at ease and
-hold what is booked on it. The gap between high and ease is the hysteresis: a change cannot at once be the
-reason for the opposite one. Then nobody changes for `PAUSE` times as long, in the whole deployment.
+A side's pressure is its waiting work relative to what it does at once: for prefill workers, queued prompt
+tokens over a step's token budget; for decode workers, requests over the batch size, or the share of blocks in
+use if that is higher. Requests only booked on a decode worker do not count: their prompts may be waiting for
+a prefill worker, which is the other side's pressure.
+
+A worker changes sides when one side's pressure was high for `after_s` without a break and the other side,
+with one worker fewer, would still be at ease and hold its bookings. The gap between high and ease is the
+hysteresis: a change cannot immediately cause the opposite one. After a change nobody changes for `PAUSE` *
+`after_s`, in the whole deployment.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import usable_blocks
 from baton.scheduler.types import FleetView, WorkerRecord
 
-HIGH_PREFILL = 2.0  # steps' worth of queued prompts on every prefill worker
-HIGH_DECODE = 0.9  # of the batches, or of the KV caches
+HIGH_PREFILL = 2.0  # steps' worth of queued prompts per prefill worker
+HIGH_DECODE = 0.9  # share of the batches or of the KV caches
 EASE_PREFILL = 0.5
 EASE_DECODE = 0.6
-PAUSE = 3.0  # times `after_s`
+PAUSE = 3.0  # multiple of `after_s`
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A change that is due: `worker` should take `role`, because of `why`."""
+    """Describe a change that is due: `worker` should take `role`, because of `why`."""
 
     worker: WorkerRecord
     role: pb.Role
@@ -41,7 +43,7 @@ class _Side:
     workers: list[WorkerRecord]
 
     def pressure(self, fewer: int = 0) -> float:
-        """Return the pressure on its workers, or on what is left of them with so many `fewer`."""
+        """Return the pressure on this side's workers, or on those that remain with `fewer` of them gone."""
         share = len(self.workers) / (len(self.workers) - fewer)
         return share * (_queued(self.workers) if self.role == pb.ROLE_PREFILL else _used(self.workers))
 
@@ -59,7 +61,7 @@ class _Side:
 
 
 class Balance:
-    """Watches the sides' pressure from one view to the next. Plain state."""
+    """Watch each side's pressure from one view to the next."""
 
     def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._after_s = after_s
@@ -68,11 +70,11 @@ class Balance:
 
     @property
     def pause_s(self) -> float:
-        """Least seconds from one change to the next."""
+        """The least number of seconds between changes."""
         return PAUSE * self._after_s
 
     def look(self, view: FleetView) -> Flip | None:
-        """Return the worker that should change, if it is time. Called about twice a second."""
+        """Return the worker that should change now, if any. Called about twice a second."""
         prefills, decodes = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
         for short, other in ((prefills, decodes), (decodes, prefills)):
             if not (short.workers and short.high and other.can_spare):
@@ -92,7 +94,7 @@ class Balance:
 
 
 def _side(view: FleetView, role: pb.Role) -> _Side:
-    # A worker that hands nothing over cannot change sides.
+    # A worker that cannot hand over KV cannot change sides.
     able = [one for one in view.workers.values() if one.placeable and one.capacity.compatibility_hash]
     return _Side(role, [one for one in able if one.role == role])
 

@@ -1,15 +1,16 @@
 """The scheduler's client, for routers, workers and the command line.
 
-    router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reports)
-    worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
-    command line   SchedulerClient.describe, .drain, .undrain, .set_role, .set_log_level, .inspect,
-                   .clock, .try_handoff
+  router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reports)
+  worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
+  command line   SchedulerClient.describe, .drain, .undrain, .set_role, .set_log_level, .inspect,
+                 .clock, .try_handoff
 
-Every call has a deadline and ends in a reply or in one of our own exceptions. No call is repeated here: the
-caller knows whether it may be (a placement is tried again with the next epoch).
+Every call has a deadline and ends in a reply or in one of our own exceptions. Calls are not retried here: the
+caller knows whether it may (a placement is retried with the next epoch).
 
-Of several schedulers each knows all workers and bookings, as workers and routers tell every one of them. A
-router asks one, its home, for all its placements and snapshots: that one has what it booked a moment ago.
+With several schedulers, each knows all workers and bookings, because workers and routers report to every one.
+A router asks one of them, its home, for all its placements and snapshots, since that one knows its latest
+bookings.
 """
 
 from __future__ import annotations
@@ -33,47 +34,48 @@ from baton.scheduler.standby import Standby
 from baton.scheduler.types import Booking, Known, PolicyOptions, worker_to_wire
 
 SNAPSHOT_TIMEOUT_S = 1.0
-HEARTBEAT_TIMEOUT_S = 1.5  # the next one must still find the lease
-REGISTER_TIMEOUT_S = 3.0  # who asks a worker for another role waits 4 s for all its registrations
+HEARTBEAT_TIMEOUT_S = 1.5  # short enough for the next one to arrive within the lease
+REGISTER_TIMEOUT_S = 3.0  # set_role waits 4 s for a worker's registrations with all schedulers
 INSPECT_TIMEOUT_S = 10.0  # the scheduler asks the worker twice
 TRY_TIMEOUT_S = 30.0
-ALONE_RETRY_S = 1.0  # when asking again may help, while no scheduler answers
+ALONE_RETRY_S = 1.0  # suggested retry interval while no scheduler answers
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The workers that take one attempt; `prefill` is None where `decode` does it all.
+    """Hold the workers chosen for one attempt; `prefill` is None if `decode` does it all.
 
-    The client's reporter renews it.
+    The client's reporter renews the placement.
     """
 
     attempt: Attempt
     prefill: pb.Worker | None
     decode: pb.Worker
     lease_s: float
-    # A worker that holds so many tokens of the prompt, the first ones, and enough more than `prefill`.
+    # A worker that holds enough more leading prompt tokens than `prefill` to be worth pulling from.
     source: pb.Worker | None = None
     source_tokens: int = 0
-    waits: bool = False  # the first token is held back: the decode worker cannot go on at once
+    waits: bool = False  # hold back the first token: the decode worker cannot go on at once
     prompt_tokens: int = 0  # booked on the worker that runs the prompt
-    blocks: int = 0  # of the KV cache, booked on the decode worker
-    moved: bool = False  # by another of several schedulers than the one that the router belongs to
+    blocks: int = 0  # KV-cache blocks booked on the decode worker
+    moved: bool = False  # placed by a scheduler other than the router's home
     alone: bool = False  # chosen here, from a snapshot
-    scheduler: str = ""  # the address of the one that chose it
-    scheduler_s: float = 0.0  # that it took
+    scheduler: str = ""  # address of the scheduler that chose
+    scheduler_s: float = 0.0  # the scheduler's share of the placement time
 
 
 class SchedulerClient:
-    """One connection to each scheduler, made on first use and again by itself. Make it inside the event loop.
+    """Keep one connection to each scheduler, opened on first use and reopened as needed.
 
-    All calls raise SchedulerUnavailable when no scheduler answers in time, and Refused for a malformed call.
+    Make it inside the event loop. All calls raise SchedulerUnavailable when no scheduler answers in time, and
+    Refused for a malformed call.
     """
 
     def __init__(self, address: str, *, router_id: str = "", policy: PolicyOptions | None = None) -> None:
-        """Prepare a connection to each scheduler of `address`: host:port, or several with commas between.
+        """Prepare a connection to each scheduler of `address`: host:port, or several separated by commas.
 
-        `policy` is that of `place_alone`; without one nothing is placed alone. The first snapshot raises
-        BadPolicy.
+        `policy` is used by `place_alone`; without it, nothing is placed alone. The first snapshot raises
+        BadPolicy if the policy is invalid.
         """
         self.address = address
         self.router_id = router_id
@@ -83,7 +85,7 @@ class SchedulerClient:
             {one.address: partial(self._exchange, one) for one in self._schedulers},
             lambda: self.home(router_id),
         )
-        self.process: pb.Process | None = None  # this router, as snapshots are asked for
+        self.process: pb.Process | None = None  # this router's own entry, sent with requests for snapshots
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,13 +111,13 @@ class SchedulerClient:
         return self._schedulers.answering
 
     def home(self, key: str) -> str:
-        """Return the address of the scheduler that serves a key now: a worker's or a router's id."""
+        """Return the address of the scheduler that currently serves a worker's or router's id."""
         return self._schedulers.pick(key).address
 
     async def place(self, need: Need) -> Placement:
-        """Reserve workers for one attempt of this router's, and hold them until `reporter.finished`.
+        """Reserve workers for one attempt of this router, and hold them until `reporter.finished`.
 
-        Epochs of one request count up from 1. Of several schedulers the router's home is asked. Raises
+        Epochs of one request count up from 1. With several schedulers, asks the router's home. Raises
         NoCapacity with code and retry_after_s.
         """
         self._check(need)
@@ -153,9 +155,9 @@ class SchedulerClient:
         return placement
 
     def place_alone(self, need: Need) -> Placement:
-        """Place without a scheduler, from the last snapshot; each is told as soon as it answers.
+        """Place without a scheduler, from the last snapshot; schedulers are told as soon as they answer.
 
-        Raises NoCapacity, and SchedulerUnavailable where there is no snapshot, or only too old a one.
+        Raises NoCapacity, or SchedulerUnavailable if there is no recent enough snapshot.
         """
         self._check(need)
         assigned = self.standby.place(need, self.reporter.reserved)
@@ -176,10 +178,10 @@ class SchedulerClient:
         )
 
     async def refresh(self, load: pb.RouterLoad | None = None, reached: Container[str] = ()) -> str:
-        """Get a new snapshot for `place_alone`, and tell this router's `load`. To be called every second.
+        """Get a new snapshot for `place_alone`, and report this router's `load`. Call it every second.
 
         `reached`: ids of the workers that this router reaches itself. Returns the log level that an operator
-        asked of this router, empty for none.
+        set for this router, or an empty string.
         """
         feed, revision = self.standby.has
         request = pb.SnapshotRequest(
@@ -194,9 +196,9 @@ class SchedulerClient:
     async def register(
         self, identity: pb.WorkerIdentity, state: pb.WorkerState, *, scheduler: str = ""
     ) -> pb.RegisterReply:
-        """Register a worker with one scheduler: its `home`, unless the address of another is given.
+        """Register a worker with one scheduler: its `home`, unless another address is given.
 
-        Raises Refused when it does not fit into the deployment, StaleWorker for an older epoch.
+        Raises Refused when the worker does not fit into the deployment, StaleWorker for an older epoch.
         """
         request = pb.RegisterRequest(identity=identity, state=state)
         asked = self._of_worker(identity.worker_id, scheduler)
@@ -226,16 +228,16 @@ class SchedulerClient:
         return reply
 
     async def deregister(self, worker_id: str, epoch: int = 0, *, scheduler: str = "") -> None:
-        """Tell one scheduler, as with `register`, that a worker leaves."""
+        """Tell one scheduler, chosen as in `register`, that a worker leaves."""
         request = pb.DeregisterRequest(worker_id=worker_id, epoch=epoch)
         asked = self._of_worker(worker_id, scheduler)
         await self._schedulers.ask(asked, "Deregister", request, CALL_TIMEOUT_S)
 
     async def describe(self) -> pb.Description:
-        """Return all that the schedulers know, for operators.
+        """Return everything the schedulers know, for operators.
 
-        All of them know the same workers and attempts: the one that knows most workers tells them. A router
-        is known to its home alone.
+        All schedulers know the same workers and attempts, so the answer of the one that knows most workers is
+        used. A router is known only to its home.
         """
         replies: dict[str, pb.Description] = await self._schedulers.each(
             "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S
@@ -254,14 +256,14 @@ class SchedulerClient:
         return found
 
     async def drain(self, worker_id: str) -> pb.DrainReply:
-        """Ask a worker to drain; a unique beginning of its id is enough. The reply may name a problem."""
+        """Ask a worker to drain; a unique prefix of its id is enough. The reply may name a problem."""
         request = pb.DrainRequest(worker_id=worker_id)
         replies = await self._schedulers.each("Drain", request, CALL_TIMEOUT_S)
         reply: pb.DrainReply = min(replies.values(), key=lambda one: bool(one.problem))
         return reply
 
     async def undrain(self, worker: str) -> pb.UndrainReply:
-        """Let workers of a drained name take requests again; a unique beginning is enough.
+        """Let workers of a drained name take requests again; a unique prefix is enough.
 
         The reply may name a problem.
         """
@@ -271,13 +273,13 @@ class SchedulerClient:
         return reply
 
     async def set_role(self, worker_id: str, role: pb.Role) -> pb.SetRoleReply:
-        """Give a worker another role; the beginning of its id is enough. The reply may name a problem."""
+        """Give a worker another role; a unique prefix of its id is enough. The reply may name a problem."""
         request = pb.SetRoleRequest(worker_id=worker_id, role=role)
         reply: pb.SetRoleReply = await self._schedulers.call("SetRole", request, CALL_TIMEOUT_S)
         return reply
 
     async def set_log_level(self, process: str, level: str) -> pb.SetLogLevelReply:
-        """Have processes log from `level` on. The reply names them, or a problem."""
+        """Set the lowest level that processes log. The reply names them, or a problem."""
         request = pb.SetLogLevelRequest(process=process, level=level)
         asked = await self._schedulers.each("SetLogLevel", request, CALL_TIMEOUT_S)
         replies: list[pb.SetLogLevelReply] = list(asked.values())
@@ -285,7 +287,7 @@ class SchedulerClient:
         return pb.SetLogLevelReply(processes=named) if named else replies[0]
 
     async def inspect(self, worker_id: str = "") -> pb.InspectReply:
-        """Ask a worker, without an id the scheduler, for its machine and versions.
+        """Ask a worker, or the scheduler if no id is given, for its machine and versions.
 
         The reply may name a problem.
         """
@@ -313,18 +315,18 @@ class SchedulerClient:
         return reply
 
     async def orders(self, fleet_id: str, places: Iterable[pb.Place]) -> pb.OrdersReply:
-        """Return what shall run in the places of a fleet."""
+        """Return what should run in the places of a fleet."""
         request = pb.OrdersRequest(fleet_id=fleet_id, places=places)
         reply: pb.OrdersReply = await self._schedulers.call("Orders", request, CALL_TIMEOUT_S)
         return reply
 
     def _check(self, need: Need) -> None:
-        """Raise ValueError for another router's need: this one would not renew its lease."""
+        """Raise ValueError for another router's need: this client would not renew its lease."""
         if need.router_id != self.router_id:
             raise ValueError(f"a need of router {need.router_id!r} is placed as router {self.router_id!r}")
 
     async def close(self) -> None:
-        """Send what is still to be reported, within a second, say goodbye, and hang up."""
+        """Send the remaining reports, within a second, deregister the router, and disconnect."""
         await self.reporter.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)

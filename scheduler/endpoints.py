@@ -1,4 +1,4 @@
-"""The choice among several schedulers, and the outcome of a call to one."""
+"""Choose among several schedulers, and turn the outcome of a call into our own exceptions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from baton.scheduler.stream import Stream
 from baton.security.names import Role
 from baton.tasks import spawn, stop
 
-CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
-MISSED = 2  # answers in a row until a scheduler counts as dead
+CHECK_S = 1.0  # s; interval and deadline of checks when there are several schedulers
+MISSED = 2  # missed answers in a row before a scheduler counts as dead
 BACK_S = (
     3.0  # without keys for one that was dead, while another serves: it hears of workers and bookings first
 )
 
-# What gRPC puts before the reason: "failed to connect to all addresses; last error: UNKNOWN: ipv4:ADDRESS: ".
+# gRPC's prefix before the reason: "failed to connect to all addresses; last error: UNKNOWN: ipv4:ADDRESS: ".
 _BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: ([A-Z_]+: )?(ipv[46]:\S+: )?")
 
 
 def _in_short(details: str) -> str:
-    """Return the reason out of gRPC's words for a call that failed."""
+    """Extract the reason from gRPC's text about a failed call."""
     reason = _BEFORE_REASON.sub("", details)
     if "HTTP/2" in reason:
         return f"something else listens there: {reason}"
@@ -41,26 +41,26 @@ def _in_short(details: str) -> str:
 
 
 class Endpoint:
-    """One scheduler, as far as this process knows."""
+    """Track one scheduler's state as this process sees it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._line = Line(address, Role.SCHEDULER)
         self._channel: grpc.aio.Channel | None = None
-        self._stub: Any = None  # of that channel
-        self.answering = True  # as far as is known; also before the first call
-        self.suspected = False  # an answer was missed, and none came since
-        self.asked_at = 0.0  # time.monotonic(), of the last call or check
+        self._stub: Any = None
+        self.answering = True  # as far as known; true before the first call
+        self.suspected = False  # missed an answer and has not answered since
+        self.asked_at = 0.0  # time.monotonic() of the last call or check
         self._missed = 0  # answers in a row
-        self._missed_at = 0.0  # time.monotonic(), of the last one
-        self._heard_at = 0.0  # time.monotonic(), of the last answer
-        self._settled_at = 0.0  # time.monotonic(), from which on it gets keys again
+        self._missed_at = 0.0  # time.monotonic() of the last miss
+        self._heard_at = 0.0  # time.monotonic() of the last answer
+        self._settled_at = 0.0  # time.monotonic() from which it is given keys again
         self._checked_at = 0.0  # time.monotonic()
         self._check: asyncio.Task[None] | None = None
 
     @property
     def stub(self) -> Any:
-        """The stub to call it with."""
+        """The scheduler's gRPC stub."""
         if (channel := self._line.channel) is not self._channel:
             self._channel = channel
             self._stub = rpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ class Endpoint:
 
     @property
     def settled(self) -> bool:
-        """Whether it has been there for a while."""
+        """Whether the scheduler has been up for a while."""
         return time.monotonic() >= self._settled_at
 
     def answered(self) -> None:
@@ -78,23 +78,23 @@ class Endpoint:
         self._is_there()
 
     def failed(self, error: grpc.aio.AioRpcError, began: float) -> None:
-        """Note that a call or a check, which began at `began`, had no answer."""
-        if error.code() == grpc.StatusCode.UNAVAILABLE:  # refused, or hung up on: nobody is there
+        """Note that a call or a check, which began at `began`, was not answered."""
+        if error.code() == grpc.StatusCode.UNAVAILABLE:  # refused or disconnected: nothing is listening
             self._missed = MISSED
-        elif began >= self._missed_at:  # calls that waited side by side count as one
+        elif began >= self._missed_at:  # concurrent calls count as one miss
             self._missed += 1
         self._missed_at = time.monotonic()
         self.suspected = True
         self.answering = self._missed < MISSED
 
     def check(self) -> None:
-        """Check its health in the background, unless a check is under way; no call has to wait for it."""
+        """Check its health in the background, unless a check is under way."""
         if self._check is None or self._check.done():
             self.asked_at = self._checked_at = time.monotonic()
             self._check = spawn(self._ask_health(), f"check of scheduler {self.address}")
 
     def check_if_due(self) -> None:
-        """Check it, unless that was done, or it answered, a moment ago."""
+        """Check it, unless it was checked or answered a moment ago."""
         if time.monotonic() - max(self._checked_at, self._heard_at) >= CHECK_S:
             self.check()
 
@@ -112,7 +112,7 @@ class Endpoint:
         except grpc.aio.AioRpcError as error:
             self.failed(error, began)
             return
-        # Its calls may be missed all the same: only an answered one makes `_missed` zero again.
+        # Its calls may be missed all the same: only an answered call resets `_missed`.
         self._is_there()
 
     def _is_there(self) -> None:
@@ -123,20 +123,20 @@ class Endpoint:
 
 
 class Endpoints:
-    """Schedulers that know the same, each in its own memory, and the calls: to one of them, or to all.
+    """Call one or all of several schedulers that know the same, each in its own memory.
 
-    A key, such as a router's id, belongs to the scheduler whose hash with it is highest, of those that serve
-    (rendezvous hashing; Thaler and Ravishankar, 1998). So the keys of one that is gone spread over the
-    others, and no other key moves. Without a key the first one that serves is called.
+    A key, such as a router's id, belongs to the live scheduler whose hash with it is highest (rendezvous
+    hashing; Thaler and Ravishankar, 1998). When a scheduler goes, its keys spread over the others, and no
+    other key moves. Without a key, the first live scheduler is called.
 
-    No scheduler is taken for dead by one missed answer: a machine stands still for a second now and then. But
-    its keys move at once, until it answers a check. A refused connection counts as a death at once. One that
-    was dead gets its keys back `BACK_S` after it has answered. Each of several that has not answered for a
+    One missed answer does not make a scheduler dead, as a machine may stall for a second, but its keys move
+    at once until it answers a check. A refused connection counts as a death at once. A dead scheduler gets
+    its keys back `BACK_S` after it has answered. With several schedulers, each that has not answered for a
     second is checked.
     """
 
     def __init__(self, addresses: str) -> None:
-        """Take `addresses`: host:port, or several with commas between them. Connects on first use."""
+        """Take `addresses`: host:port, or several separated by commas. Connects on first use."""
         self._all = [Endpoint(address.strip()) for address in addresses.split(",")]
 
     def __len__(self) -> int:
@@ -147,11 +147,11 @@ class Endpoints:
 
     @property
     def answering(self) -> bool:
-        """Whether there is one that is not known to be dead."""
+        """Whether at least one scheduler is not known to be dead."""
         return any(endpoint.answering for endpoint in self._all)
 
     def pick(self, key: str = "") -> Endpoint:
-        """Return the scheduler to call for a key. Costs a hash for each of several, some 2 us."""
+        """Return the scheduler to call for a key. With several, it costs one hash each, some 2 us."""
         if len(self._all) == 1:
             return self._all[0]
         self._check()
@@ -162,7 +162,7 @@ class Endpoints:
         return min(self._all, key=lambda endpoint: endpoint.asked_at)
 
     def owner(self, key: str) -> Endpoint:
-        """Return the scheduler that a key belongs to while all serve."""
+        """Return the scheduler that a key belongs to while all are up."""
         return owner(self._all, key)
 
     def at(self, address: str) -> Endpoint:
@@ -199,9 +199,9 @@ class Endpoints:
         return reply
 
     async def each(self, method: str, request: Any, timeout_s: float) -> dict[str, Any]:
-        """Call all that are not known to be dead, side by side; return the answers there were, by address.
+        """Call all schedulers not known to be dead concurrently; return the answers by address.
 
-        Raises as `call` does where none did.
+        Raises as `call` does if none answers.
         """
         self._check()
         asked = [one for one in self._all if one.answering] or [self.pick()]
@@ -223,14 +223,14 @@ class Endpoints:
             await endpoint.close()
 
     def _check(self) -> None:
-        """Check each of several that was not checked for a while, in the background."""
+        """Check, in the background, each scheduler whose check is due, if there are several."""
         if len(self._all) > 1:
             for endpoint in self._all:
                 endpoint.check_if_due()
 
 
 def owner(among: Sequence[Endpoint], key: str) -> Endpoint:
-    """Return the one of these schedulers that a key belongs to."""
+    """Return the scheduler that a key belongs to."""
     return max(
         among, key=lambda one: hashlib.blake2b(f"{one.address} {key}".encode(), digest_size=8).digest()
     )

@@ -17,14 +17,14 @@ from baton.protos import scheduler_pb2 as pb
 
 
 class SchedulerError(BatonError):
-    """Something around placing, reporting or registering failed."""
+    """Report that placing, reporting or registering failed."""
 
 
 class NoCapacity(SchedulerError):
-    """The scheduler rejected a request.
+    """Report that the scheduler rejected a request.
 
-    `code` says why (NO_WORKERS, FULL, TOO_LARGE, STALE_EPOCH); `retry_after_s` is when another try may
-    help, 0 when it never will. `settling`: the scheduler began a moment ago and may not know all workers yet.
+    `code` says why (NO_WORKERS, FULL, TOO_LARGE, STALE_EPOCH); `retry_after_s` is when a retry may help, 0 if
+    it never will. `settling`: the scheduler has just started and may not know all workers yet.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class NoCapacity(SchedulerError):
 
 
 class SchedulerUnavailable(SchedulerError):
-    """No scheduler answers. It may be back after `retry_after_s`."""
+    """Report that no scheduler answers. It may be back after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -47,11 +47,11 @@ class SchedulerUnavailable(SchedulerError):
 
 
 class Refused(SchedulerError):
-    """The scheduler refuses what it was sent: another model than the topic's, a malformed call."""
+    """Report that the scheduler refused a call: a model other than the topic's, or a malformed call."""
 
 
 class StaleWorker(SchedulerError):
-    """A registration carries an epoch below `last`, the worker's last one."""
+    """Report a registration with an epoch below `last`, the worker's last one."""
 
     def __init__(self, worker_id: str, epoch: int, last: int) -> None:
         super().__init__(f"epoch {epoch} of worker {worker_id} is late: {last} was seen")
@@ -59,16 +59,16 @@ class StaleWorker(SchedulerError):
 
 
 class StoreUnavailable(SchedulerError):
-    """The store does not answer or refuses us. Names it without its password and says what to do."""
+    """Report that the store does not answer or refuses us. The text omits the password and names a cure."""
 
 
 class StoreRefuses(StoreUnavailable):
-    """The store's URL, name or password is wrong, as far as can be told."""
+    """Report that the store's URL, name or password is wrong, as far as can be told."""
 
 
 class ListenFailed(SchedulerError):
-    """The scheduler cannot listen on its address."""
+    """Report that the scheduler cannot listen on its address."""
 
 
 class BadPolicy(SchedulerError):
-    """A policy names a filter, scorer or picker that is not there, or that two packages offer."""
+    """Report a policy's filter, scorer or picker that does not exist, or that two packages offer."""

@@ -1,9 +1,8 @@
-"""The messages between a router and one scheduler: placements, and reports of what became of them.
+"""Exchange messages between a router and one scheduler: placements, and reports of what became of them.
 
-One message is under way at a time. The next one takes all that has come up meanwhile: the placements that
-were asked for, and the events to be reported (reporter.py). A message costs both sides more than a placement
-does. At low rates each placement goes at once, in a message of its own; the more there are, the more of them
-share one.
+One message is under way at a time. The next one carries everything queued meanwhile: the requested placements
+and the events to report (reporter.py). A message costs both sides more than a placement does. At low rates
+each placement goes at once, in its own message; the higher the rate, the more share one.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.reporter import Reporter
 from baton.tasks import stop
 
-PLACE_TIMEOUT_S = 3.0  # of a message that asks for placements
-REPORT_TIMEOUT_S = 2.0  # of one that does not: what is over keeps its room until it is told
-MOST = 64  # placements in a message
-CLOSE_S = 1.0  # s; for the last reports
+PLACE_TIMEOUT_S = 3.0  # deadline of a message with placements
+REPORT_TIMEOUT_S = 2.0  # deadline without placements; finished attempts keep their room until reported
+MOST = 64  # placements per message
+CLOSE_S = 1.0  # s to send the last reports
 _GIVEN_UP = "the call of the scheduler was given up"
 
-Send = Callable[[pb.ExchangeRequest, float], Awaitable[pb.ExchangeReply]]  # with the deadline in s
+Send = Callable[[pb.ExchangeRequest, float], Awaitable[pb.ExchangeReply]]  # request, deadline in s
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,12 @@ class _Asked:
 
 
 class Exchange:
-    """A router's messages to one scheduler. For one event loop."""
+    """Send a router's messages to one scheduler. Belongs to one event loop."""
 
     def __init__(self, send: Send, reporter: Reporter, on_unwanted: Callable[[pb.Placement], None]) -> None:
-        """Send by `send` what is asked here, and what `reporter` has to tell.
+        """Use `send` to send the placements requested here and the events of `reporter`.
 
-        `on_unwanted` gets placements of callers that had left when they came.
+        `on_unwanted` gets placements whose callers have left by the time they arrive.
         """
         self._send = send
         self._reporter = reporter
@@ -49,11 +48,11 @@ class Exchange:
         self._waiting: deque[_Asked] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._closed = False  # no task starts again, beside the last message
+        self._closed = False  # stops new tasks from starting beside the last message
         reporter.on_news = self._rouse
 
     async def ask(self, need: pb.Need) -> pb.PlaceReply:
-        """Return the reply. Raises SchedulerUnavailable, and Refused where this is not allowed."""
+        """Return the reply. Raises SchedulerUnavailable, and Refused if this call is not allowed."""
         if self._closed:
             raise SchedulerUnavailable(_GIVEN_UP)
         asked = _Asked(need, asyncio.get_running_loop().create_future())
@@ -62,12 +61,13 @@ class Exchange:
         try:
             return await asked.answer
         except asyncio.CancelledError:
-            if not (asked.answer.cancelled() or asked.answer.exception()):  # it came at the same moment
+            # the answer and the cancellation coincided
+            if not (asked.answer.cancelled() or asked.answer.exception()):
                 self._unwanted(asked.answer.result())
             raise
 
     async def close(self) -> None:
-        """Give up the placements that are asked for, and report what is left, within `CLOSE_S`."""
+        """Give up pending placements and send the remaining reports, within `CLOSE_S`."""
         self._closed = True
         if self._task is None:
             return
@@ -94,12 +94,12 @@ class Exchange:
             asked: list[_Asked] = []
             while self._waiting and len(asked) < MOST:
                 one = self._waiting.popleft()
-                if not one.answer.done():  # its caller still waits
+                if not one.answer.done():  # the caller still waits
                     asked.append(one)
             await self._exchange(asked)
 
     async def _exchange(self, asked: list[_Asked]) -> bool:
-        """Send a message, if there is anything to say, and pass on the answer; return whether it came."""
+        """Send a message, if there is anything to say, and deliver the answer; return whether one arrived."""
         report = self._reporter.next()
         if not asked and not report:
             return False
@@ -123,7 +123,7 @@ class Exchange:
                     one.answer.set_result(found)
             self._reporter.told(reply.report)
             return True
-        finally:  # none is left, unless this task is cancelled, or ends by a bug
+        finally:  # only after a cancellation or a bug are any left
             _give_up(asked, SchedulerUnavailable(_GIVEN_UP))
 
     def _unwanted(self, reply: pb.PlaceReply) -> None:

@@ -1,4 +1,4 @@
-"""A router's copy of the fleet, kept up to date by what changed (fleet_feed.py)."""
+"""A router's copy of the fleet, updated incrementally (fleet_feed.py)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from baton.protos import scheduler_pb2 as pb
 
 
 class FleetCopy:
-    """The fleet of the last snapshot. Dictionaries are replaced, never changed: any thread may read them."""
+    """Hold the fleet of the last snapshot. Dictionaries are replaced, never changed: any thread may read."""
 
     def __init__(self) -> None:
         self.feed = ""
         self.revision = 0
-        self.workers: dict[str, pb.WorkerStatus] = {}  # by id; with what others than this router have booked
+        self.workers: dict[str, pb.WorkerStatus] = {}  # keyed by id; bookings without this router's own
         self.processes: list[pb.Process] = []
-        self._all: dict[str, pb.WorkerStatus] = {}  # with all that is booked
-        self._mine: set[str] = set()  # workers of which this router holds something
+        self._all: dict[str, pb.WorkerStatus] = {}  # keyed by id; all bookings
+        self._mine: set[str] = set()  # workers on which this router has bookings
 
     def learn(self, snapshot: pb.SnapshotReply) -> list[pb.WorkerStatus]:
-        """Take in a snapshot; return the workers that are not in it, as they were."""
+        """Apply a snapshot; return the previous status of the workers that it drops."""
         update = pb.FleetUpdate.FromString(snapshot.fleet)
         before, changed = self.workers, set(self._mine)
         everything = {} if update.whole else dict(self._all)
@@ -25,7 +25,7 @@ class FleetCopy:
             everything.pop(worker_id, None)
         for told in update.workers:
             worker_id = told.identity.worker_id
-            status = pb.WorkerStatus()  # a part of a message would keep all of it in memory
+            status = pb.WorkerStatus()  # a submessage would keep the whole message in memory
             status.CopyFrom(told)
             if not status.identity.address and worker_id in everything:
                 status.identity.CopyFrom(everything[worker_id].identity)
@@ -40,7 +40,7 @@ class FleetCopy:
     def _take_off(
         self, snapshot: pb.SnapshotReply, everything: dict[str, pb.WorkerStatus], changed: set[str]
     ) -> None:
-        """Make `workers` of all that is booked, less what this router holds, where one of both changed."""
+        """Recompute `workers` (all bookings less this router's own) where either changed."""
         mine = {one.worker_id: one for one in snapshot.yours}
         workers = {key: self.workers[key] for key in everything if key in self.workers}
         for worker_id in (changed | mine.keys() | everything.keys() - workers.keys()) & everything.keys():

@@ -1,12 +1,13 @@
-"""The fleet as routers need to know it: changes since they last asked.
+"""Send routers the changes to the fleet since they last asked.
 
-A router names the feed and the revision that it has. It gets what changed since, which is made once for all
-routers that have the same one; or all of it, where this feed is another one (a scheduler that has just
-begun, or the next of several) or the revision is too old. Bookings are those of all routers: a router's own
-come beside, for it to take off.
+A router names the feed and the revision that it has. It gets the changes since then, serialized once for all
+routers at that revision; or everything, if it had another feed (the scheduler has just started, or is not the
+one it asked before) or its revision is too old. Bookings are those of all routers; a router's own are sent
+beside them, for it to subtract.
 
-A worker's identity is most of its bytes and hardly ever changes, so it comes once. That a worker was heard is
-no change: those of which nothing comes were heard within half a lease, in which a heartbeat falls.
+A worker's identity is most of its bytes and hardly ever changes, so it is sent once. A heartbeat is not a
+change: a worker that is not mentioned was heard within half a lease, which is longer than the heartbeat
+interval.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import FleetView, WorkerRecord
 
-GONE_KEPT = 4_096  # workers that went: a router that is behind by more gets all
+GONE_KEPT = 4_096  # departed workers remembered; a router that is further behind gets everything
 
 
 @dataclass(slots=True)
@@ -28,32 +29,32 @@ class _Row:
     identity: pb.WorkerIdentity
     load: pb.WorkerLoad | None
     rest: tuple[object, ...]
-    status: pb.WorkerStatus  # with the id alone of the identity
+    status: pb.WorkerStatus  # its identity holds only the id
     identified: int  # revision of its identity
     changed: int  # revision of anything
 
 
 class FleetFeed:
-    """One scheduler's feed. Used in one event loop."""
+    """Serve one scheduler's feed. Belongs to one event loop."""
 
     def __init__(self, worker_lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._id = uuid.uuid4().hex
-        self._silent_s = worker_lease_s / 2  # who was not heard for longer is told with its age each time
+        self._silent_s = worker_lease_s / 2  # the age of a worker silent for longer is sent each time
         self._clock = clock
         self._refreshed = 0.0
         self._revision = 0
         self._rows: dict[str, _Row] = {}
-        self._gone: deque[tuple[int, str]] = deque()  # revision, worker; the oldest first
-        self._oldest = 0  # the revision since which all that went are known
-        self._processes: tuple[int, list[pb.Process]] = (0, [])  # with their revision
-        self._made: dict[int, bytes] = {}  # by the revision that a router has; of the last revision
+        self._gone: deque[tuple[int, str]] = deque()  # revision, worker; oldest first
+        self._oldest = 0  # the oldest revision since which all departures are known
+        self._processes: tuple[int, list[pb.Process]] = (0, [])  # their revision, and they
+        self._made: dict[int, bytes] = {}  # revision that a router has -> serialized changes since then
 
     def age_s(self) -> float:
         """Return the seconds since the last refresh."""
         return self._clock() - self._refreshed if self._revision else float("inf")
 
     def refresh(self, view: FleetView, processes: Sequence[pb.Process]) -> None:
-        """Take in what changed. Called up to some two times a second, however many routers there are."""
+        """Apply changes. Called at most about twice a second, however many routers there are."""
         self._refreshed = self._clock()
         self._revision += 1
         self._made = {}
@@ -68,7 +69,7 @@ class FleetFeed:
             self._processes = self._revision, list(processes)
 
     def since(self, feed: str, revision: int) -> bytes:
-        """Return a FleetUpdate, serialized, for a router that has this revision of that feed."""
+        """Return a serialized FleetUpdate for a router with this revision of that feed."""
         known = feed == self._id and self._oldest <= revision <= self._revision
         since = revision if known else 0
         made = self._made.get(since)
@@ -116,9 +117,9 @@ class FleetFeed:
 def status_of(
     record: WorkerRecord, age_s: float, identity: pb.WorkerIdentity | None = None
 ) -> pb.WorkerStatus:
-    """Return a worker's message for others, with all that is booked on it.
+    """Return a worker's status for others, with all bookings on it.
 
-    age_s: the seconds since it was heard. identity: in place of its own.
+    age_s: seconds since it was last heard. identity: replaces the worker's own.
     """
     state = pb.WORKER_STATE_DRAINING if record.drain_asked else record.state
     return pb.WorkerStatus(

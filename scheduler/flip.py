@@ -1,7 +1,7 @@
-"""A change of a worker's role: a call to the worker itself, which then registers with the new one.
+"""Change a worker's role by calling the worker, which then registers with the new one.
 
-The registration counts, as at a worker's start: nothing is remembered here that could be left over when one
-of the two dies in between. A worker that is started again has the role of its command line.
+As at a worker's start, only the registration counts: no state is kept here that could be left over if either
+side dies in between. A restarted worker has the role of its command line.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from baton.rpc import aio_channel
 from baton.scheduler.types import WorkerRecord
 from baton.security.names import Role
 
-TIMEOUT_S = 4.0  # s; the worker registers within it, and the operator's call waits a little longer
+TIMEOUT_S = 4.0  # s for the worker to register; the operator's call waits a little longer
 
 
 async def set_role(worker: WorkerRecord, role: pb.Role, fence: int = 0) -> str:
-    """Give the worker that role. Return why it keeps its own, in one line; empty when it took it.
+    """Ask the worker to take `role`. Return a one-line reason if it does not; empty if it does.
 
-    `fence` is the autoscaler's; the worker refuses one below another that it has seen.
+    `fence` is the autoscaler's; the worker refuses one lower than it has seen.
     """
     if worker.role == role:
         return ""

@@ -1,8 +1,8 @@
-"""Every Redis key and every time to live, in one place.
+"""Define every Redis key and every time to live.
 
-All keys of a topic share the prefix `baton:{TOPIC}:`; the braces keep them in one slot of a Redis cluster,
-so that one Lua script may change them together. The scripts get all keys, in the order of `NAMES`, and see
-them under these names (`store/scripts/prelude.lua`).
+All keys of a topic share the prefix `baton:{TOPIC}:`; the braces keep them in one slot of a Redis cluster, so
+that one Lua script may change them together. Scripts get all keys, in the order of `NAMES`, and see them
+under these names (`store/scripts/prelude.lua`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KEYS: dict[str, tuple[str, str]] = {
 
 NAMES: tuple[str, ...] = tuple(KEYS)
 
-TOPIC_TTL_MS = 3_600_000  # ms; every key of a topic in which nothing happens any more vanishes after this,
-DRAINS_TTL_MS = 30 * 86_400_000  # ms; or after this: an operator said it, and no worker says it again
+TOPIC_TTL_MS = 3_600_000  # ms; keys of an idle topic expire after this,
+DRAINS_TTL_MS = 30 * 86_400_000  # ms; or after this: no worker repeats an operator's drain
 
 
 def topic_keys(topic: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Keep the prefix index up to date, and log workers that report nothing of their caches.
+"""Keep the prefix index up to date, and log workers that report nothing about their caches.
 
-Requests are placed without regard to prefixes where nothing is known: that is counted with each placement
-(`PrefixMetrics`), and told once for each worker of which it stays so.
+Without that knowledge, requests are placed without regard to prefixes: each such placement is counted
+(`PrefixMetrics`), and each worker that stays silent is logged once.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.types import FleetView
 
-LATE_S = 10.0  # s; a worker tells what it holds with its first heartbeats
-SWEPT = 10_000  # entries of the index that are swept without a pause: some 2 ms
-PIECES = 32  # of a sweep, each time
+LATE_S = 10.0  # s; a worker reports its blocks with its first heartbeats
+SWEPT = 10_000  # index entries swept without a pause: some 2 ms
+PIECES = 32  # pieces per sweep
 
 log = logging.getLogger(__name__)
 
 
 class Knowledge:
-    """For one scheduler's event loop."""
+    """Tend the prefix index, in one scheduler's event loop."""
 
     def __init__(
         self, ledger: PrefixLedger, metrics: PrefixMetrics, clock: Callable[[], float] = time.monotonic
@@ -31,11 +31,11 @@ class Knowledge:
         self._ledger = ledger
         self._metrics = metrics
         self._clock = clock
-        self._since: dict[str, float] = {}  # by worker of which nothing is known
+        self._since: dict[str, float] = {}  # silent worker -> since when
         self._told: set[str] = set()
 
     def look(self, view: FleetView) -> None:
-        """Forget workers that are gone, and notice those that tell nothing. Called about twice a second."""
+        """Forget departed workers, and notice those that report nothing. Called about twice a second."""
         self._ledger.keep({key: worker.role for key, worker in view.workers.items()})
         now = self._clock()
         unknown = [key for key, one in view.workers.items() if one.placeable and key not in self._ledger]
@@ -52,7 +52,7 @@ class Knowledge:
         self._metrics.seen(self._ledger, len(unknown))
 
     async def tend(self) -> None:
-        """Sweep what workers held that are gone, in pieces, with pauses for calls that wait."""
+        """Sweep the blocks of departed workers in pieces, pausing for waiting calls."""
         for _ in range(PIECES):
             if not self._ledger.index.tend(SWEPT):
                 return

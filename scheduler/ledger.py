@@ -1,8 +1,8 @@
 """Attempts and their bookings, in this scheduler's memory.
 
-Routers report every booking, and its end, to every scheduler: to the one that placed it as well as to the
-others. So all of them count the same, each a message later than the one that placed. Nothing is stored: a
-scheduler that begins anew is told again all that routers hold.
+Routers report every booking and its end to every scheduler, including the one that placed it. All of them
+reach the same sums, the others one message later. Nothing is stored: routers report all their bookings again
+to a scheduler that has restarted.
 """
 
 from __future__ import annotations
@@ -26,68 +26,67 @@ from baton.scheduler.types import (
     attempt_to_wire,
 )
 
-HANDOFFS_KEPT = 64  # finished attempts, for operators
+HANDOFFS_KEPT = 64  # finished attempts kept for operators
 
-Sums = dict[str, Reserved]  # what is booked, by worker id
+Sums = dict[str, Reserved]  # worker id -> bookings
 
 
 @dataclass(slots=True)
 class Live:
-    """An attempt under way. Times are those of the ledger's clock, seconds."""
+    """Track an attempt under way. Times are seconds on the ledger's clock."""
 
     booking: Booking
     lease_until: float
     prefilled: bool = False
-    look_at: float = 0.0  # the next look at the lease, at the latest when it ends
+    look_at: float = 0.0  # when to look at the lease next; no later than it ends
 
 
 @dataclass(slots=True)
 class Past:
-    """A request or a worker that is gone: its epoch is remembered for a while."""
+    """Remember, for a while, the epoch of a request or worker that is gone."""
 
     epoch: int
     forget_at: float
-    over: bool = False  # its router reported the end; of a worker: it deregistered
+    over: bool = False  # its router reported the end, or the worker deregistered
 
 
 class Ledger:
-    """The bookings. Every method is one step; none gives up the event loop.
+    """Keep the bookings. Every method is one step; none gives up the event loop.
 
-    Invariants: what is booked on a worker is the sum of what live attempts hold of it, and never below zero;
-    what is booked for a router, that of its own; a request is live or past, never both; its epoch never falls
-    while it is known.
+    Invariants: a worker's sum equals what live attempts hold of it, and is never below zero; a router's sum
+    covers its own attempts; a request is live or past, never both; its epoch never falls while it is known.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without bookings; one that is not renewed for `lease_s` seconds, on `clock`, is released."""
+        """Start without bookings; one not renewed for `lease_s` seconds, on `clock`, is released."""
         self.generation = (
             uuid.uuid4().hex
         )  # of this scheduler's life: with another one routers tell all again
-        self.expired = 0  # attempts that were not renewed in time
-        self.live: dict[str, Live] = {}  # by request id
+        self.expired = 0  # attempts not renewed in time
+        self.live: dict[str, Live] = {}  # keyed by request id
         self._lease_s = lease_s
         self._clock = clock
-        # Heap of (`Live.look_at`, request id); entries stay in it when the attempt's has changed since.
+        # Heap of (`Live.look_at`, request id). Entries stay when the attempt's time has changed since.
         self._looks: list[tuple[float, str]] = []
-        self._past: OrderedDict[str, Past] = OrderedDict()  # by request id; see `forget`
-        self._reserved: Sums = {}  # of workers with bookings, and of all in `_members`
+        self._past: OrderedDict[str, Past] = OrderedDict()  # keyed by request id; see `forget`
+        self._reserved: Sums = {}  # workers with bookings, and all in `_members`
         self._members: set[str] = set()
-        self._routers: dict[str, Sums] = {}  # by router id; no empty ones
+        self._routers: dict[str, Sums] = {}  # keyed by router id; no empty entries
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
 
     def join(self, worker_id: str) -> Reserved:
-        """Return the sum of what is booked on a worker: the ledger's own, kept up to date until `leave`."""
+        """Return the ledger's own sum of bookings on a worker, kept up to date until `leave`."""
         self._members.add(worker_id)
         return self._reserved.setdefault(worker_id, Reserved())
 
     def leave(self, worker_id: str) -> None:
-        """Keep a worker's sum no longer than its bookings."""
+        """Drop a worker's sum once its bookings have ended."""
         self._members.discard(worker_id)
         if worker_id in self._reserved and self._reserved[worker_id].empty:
             del self._reserved[worker_id]
 
     def booked_by(self, router_id: str) -> Sums:
-        """Return a copy of what is booked for a router. Every router asks once a second."""
+        """Return a copy of a router's bookings. Every router asks once a second."""
         return {worker_id: replace(one) for worker_id, one in self._routers.get(router_id, {}).items()}
 
     def last(self, request_id: str) -> tuple[int, bool]:
@@ -99,16 +98,16 @@ class Ledger:
         return (past.epoch, past.over) if past else (0, False)
 
     def place(self, booking: Booking) -> None:
-        """Book a new attempt, in place of an older one at the same request. Its epoch must be a new one."""
+        """Book a new attempt, replacing an older one at the same request. Its epoch must be new."""
         self._replace(booking.attempt)
         self._book(booking)
 
     def report(self, report: RouterReport) -> ReportResult:
         """Apply a router's report. Events with an older epoch, or of an attempt that is gone, change nothing.
 
-        Placed books what runs already, whatever the limits say. Prefilled releases the prompt's tokens (and
-        the prefill worker), finished releases all and is remembered in the history, renewed holds the attempt
-        for another lease. Called some 100 times a second for each router.
+        "Placed" books an attempt that already runs, regardless of limits. "Prefilled" releases the prompt's
+        tokens (and the prefill worker), "finished" releases everything and is added to the history, "renewed"
+        holds the attempt for another lease. Called some 100 times a second for each router.
         """
         self.sweep()
         result = ReportResult()
@@ -123,7 +122,7 @@ class Ledger:
             if live := self._find(attempt, result):
                 self._release(attempt.request_id, over=True)
                 self._handoffs.appendleft((_past(live.booking, event), self._clock()))
-            elif not self._fenced(attempt):  # its booking may still come, and must find it over
+            elif not self._fenced(attempt):  # its booking may still arrive, and must find it over
                 self._replace(attempt)
                 self._note(attempt.request_id, attempt.epoch, over=True)
         for attempt in report.renewed:
@@ -137,7 +136,7 @@ class Ledger:
         return result
 
     def sweep(self) -> None:
-        """Release what ran out of lease."""
+        """Release bookings whose lease has expired."""
         now = self._clock()
         while self._looks and self._looks[0][0] <= now:
             look_at, request_id = heappop(self._looks)
@@ -173,12 +172,12 @@ class Ledger:
         result.stale += attempt.epoch < self.last(attempt.request_id)[0]
 
     def _fenced(self, attempt: Attempt) -> bool:
-        """Return whether a later epoch was placed, or this one is over: nothing brings it back."""
+        """Return whether a later epoch was placed, or this one is over: it must not come back."""
         last, over = self.last(attempt.request_id)
         return attempt.epoch < last or (attempt.epoch == last and over)
 
     def _adopt(self, known: Known) -> bool:
-        """Book what runs already, if it is not; return False when it is fenced."""
+        """Book an attempt that already runs, if it is not booked; return False if it is fenced."""
         if self._fenced(known.attempt):
             return False
         live = self.live.get(known.attempt.request_id)
@@ -216,14 +215,14 @@ class Ledger:
         self._give_back(booking, booking.prompt_worker_id, Reserved(booking.prompt_tokens, requests))
 
     def _share(self, live: Live, blocks: int) -> None:
-        """Book no more than so many KV blocks: other requests hold the others as well."""
+        """Book at most `blocks` KV blocks: other requests hold the rest as well."""
         more = live.booking.blocks - blocks
         if more > 0:
             self._give_back(live.booking, live.booking.decode_id, Reserved(blocks=more))
             live.booking = replace(live.booking, blocks=blocks)
 
     def _release(self, request_id: str, *, over: bool) -> None:
-        """Free all that a live request holds."""
+        """Free everything a live request holds."""
         live = self.live.pop(request_id)
         self._end_prefill(live)
         booking = live.booking
@@ -232,7 +231,7 @@ class Ledger:
         self._note(request_id, booking.attempt.epoch, over=over)
 
     def _note(self, request_id: str, epoch: int, *, over: bool) -> None:
-        self._past.pop(request_id, None)  # what is noted again is the newest
+        self._past.pop(request_id, None)  # move it to the end, as the newest
         self._past[request_id] = Past(epoch, self._clock() + EPOCH_KEEP_S, over)
 
     def _look(self, live: Live) -> None:
@@ -256,10 +255,10 @@ class Ledger:
 
 
 def forget(past: OrderedDict[str, Past], now: float) -> None:
-    """Drop entries whose time has come. All are kept equally long: insertion order is order of time.
+    """Drop expired entries. All are kept equally long, so insertion order is expiry order.
 
-    To find a plain dict's first key Python passes over all that were deleted before it: 6 us of each call
-    where 50,000 requests come and go.
+    An OrderedDict, because to find a plain dict's first key Python walks over all those deleted before it: 6
+    us of each call with 50,000 requests coming and going.
     """
     while past:
         oldest = next(iter(past))

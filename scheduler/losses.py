@@ -1,4 +1,4 @@
-"""Counts of workers that a scheduler loses sight of without a word."""
+"""Count workers that disappear without deregistering."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ log = logging.getLogger(__name__)
 
 
 class Losses:
-    """Compares each look at the deployment with the one before."""
+    """Compare each view of the deployment with the one before."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._there: dict[str, pb.Role] = {}  # by worker id, as of the last look
+        self._there: dict[str, pb.Role] = {}  # worker id -> role, as of the last look
 
     def look(self, view: FleetView, left: Iterable[str], *, unsure: bool) -> None:
-        """Take a look, with a fresh view.
+        """Compare a fresh view with the last one.
 
-        left: workers that said goodbye. unsure: workers may live of which this scheduler has not heard again
-        yet, so nobody is missed until all is known again.
+        left: workers that deregistered. unsure: live workers may not have registered again yet, so no loss is
+        counted until all are known.
         """
         there = {key: one.role for key, one in view.workers.items()}
         gone = {key: role for key, role in self._there.items() if key not in there and key not in set(left)}

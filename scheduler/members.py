@@ -1,7 +1,7 @@
-"""The processes of a deployment and where each serves its metrics.
+"""The processes of a deployment, and where each serves its metrics.
 
-Workers tell with their registrations. Schedulers and routers are kept in the store, under a lease: each
-scheduler tells of itself and of the routers that ask it for snapshots.
+Workers say so when they register. Schedulers and routers are kept in the store, under a lease: each scheduler
+writes its own entry and those of the routers that ask it for snapshots.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.metrics import role_of
 from baton.scheduler.store import Store
 
-LEASE_S = 60.0  # long enough to be missed: a process that dies is still a target, and does not answer
-TELL_S = 10.0  # between two words to the store about one process that has not changed
-LOOK_S = 2.0  # between two looks at what others told
-GONE_S = 0.001  # the lease of one that says goodbye
+LEASE_S = 60.0  # long enough to be noticed: a dead process stays a scrape target that does not answer
+TELL_S = 10.0  # between writes of an unchanged entry to the store
+LOOK_S = 2.0  # between reads of other schedulers' entries
+GONE_S = 0.001  # lease of a process that is leaving
 
 
 @dataclass(frozen=True)
 class Member:
-    """A process that serves metrics."""
+    """Describe a process that serves metrics."""
 
-    id: str  # another one in each life of a worker or a router
-    role: str  # router, scheduler, or a worker's
+    id: str  # changes with each life of a worker or router
+    role: str  # router, scheduler, or a worker's role
     host: str  # as in a worker's identity
-    address: str  # host:port; empty: it has not said
+    address: str  # host:port; empty if unknown
 
     @property
     def labels(self) -> dict[str, str]:
@@ -37,22 +37,22 @@ class Member:
 
     @property
     def reachable(self) -> bool:
-        """Whether its address can be dialled from here: one on loopback only from its own machine."""
+        """Whether its address can be dialled from here: a loopback address only from its own machine."""
         try:
             host = addresses.split(self.address)[0]
-        except ValueError:  # it said nothing, or what is no address
+        except ValueError:  # no address, or a malformed one
             return False
         return self.host == rpc.host_id() or not (host.startswith("127.") or host in ("::1", "localhost"))
 
 
 class Members:
-    """The schedulers and routers, as last known. While the store is away, those known before stay."""
+    """Keep the last known schedulers and routers. While the store is unreachable, the known ones stay."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mine: pb.Process | None = None
-        self._untold: dict[str, pb.Process] = {}  # by id: words that the store has not heard
-        self._told: dict[str, tuple[float, bytes]] = {}  # id -> when it was told, as what
+        self._untold: dict[str, pb.Process] = {}  # keyed by id; entries not written to the store yet
+        self._told: dict[str, tuple[float, bytes]] = {}  # id -> time of the last write, and what was written
         self._known: dict[str, pb.Process] = {}
         self._looked_at = -LOOK_S
 
@@ -64,19 +64,19 @@ class Members:
 
     @property
     def schedulers(self) -> int:
-        """The number of schedulers, as far as is known."""
+        """The number of known schedulers."""
         return sum(one.kind == "scheduler" for one in self.known)
 
     @property
     def hears_all(self) -> bool:
-        """Whether no other scheduler hears of more workers, as far as is known."""
+        """Whether no other known scheduler hears from more workers."""
         mine = self._mine
         return mine is None or all(
             one.workers <= mine.workers for key, one in self._known.items() if key != mine.id
         )
 
     def hears(self, workers: int) -> None:
-        """Tell others, from the next `tend` on, how many workers this scheduler hears of."""
+        """Report, from the next `tend` on, how many workers this scheduler hears from."""
         if self._mine and self._mine.workers != workers:
             mine = pb.Process()
             mine.CopyFrom(self._mine)
@@ -84,17 +84,17 @@ class Members:
             self._mine = mine
 
     def introduce(self, mine: pb.Process) -> None:
-        """Tell of this process, from the next `tend` on."""
+        """Publish this process's entry, from the next `tend` on."""
         self._mine = mine
 
     def hear(self, process: pb.Process) -> None:
-        """Take a process's word for itself. Called about once a second for each router."""
+        """Take a process's own entry. Called about once a second for each router."""
         at, before = self._told.get(process.id, (-TELL_S, b""))
         if process.SerializeToString() != before or time.monotonic() - at >= TELL_S:
             self._untold[process.id] = process
 
     async def tend(self) -> None:
-        """Tell the store what is new, and look at what others told. Called about twice a second."""
+        """Write new entries to the store, and read those of others. Called about twice a second."""
         if self._store.problem:
             return
         if self._mine:
@@ -108,7 +108,7 @@ class Members:
         self._known = {key: pb.Process.FromString(raw) for key, raw in told.items()}
 
     async def leave(self) -> None:
-        """Say goodbye for this process."""
+        """Expire this process's entry."""
         if self._mine:
             self.hear(pb.Process(id=self._mine.id, kind=self._mine.kind))
             await self._tell()
@@ -125,7 +125,7 @@ class Members:
 
 
 def members(workers: Iterable[pb.WorkerIdentity], processes: Iterable[pb.Process]) -> list[Member]:
-    """Return every process that has said where it serves metrics, or should have."""
+    """Return every process that serves metrics, including those whose address is unknown."""
     found = [Member(one.id, one.kind, one.host, one.metrics_address) for one in processes]
     for worker in workers:
         found.append(Member(worker.worker_id, role_of(worker.role), worker.host, worker.metrics_address))
@@ -133,5 +133,5 @@ def members(workers: Iterable[pb.WorkerIdentity], processes: Iterable[pb.Process
 
 
 def targets(known: Iterable[Member]) -> list[dict[str, object]]:
-    """Return those that can be scraped from here, in the form of Prometheus' file_sd and http_sd."""
+    """Return the members that can be scraped from here, in the form of Prometheus' file_sd and http_sd."""
     return [{"targets": [one.address], "labels": one.labels} for one in known if one.reachable]

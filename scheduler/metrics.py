@@ -1,4 +1,4 @@
-"""The scheduler's figures, for Prometheus."""
+"""Prometheus metrics of the scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROLES = ("prefill", "decode", "mixed")
 
 
 class Metrics:
-    """One scheduler's figures, in a registry of their own."""
+    """Hold one scheduler's metrics, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = metrics.registry()
@@ -76,7 +76,8 @@ class Metrics:
             registry=self.registry,
         )
         for role in _ROLES:
-            self.workers_lost.labels(role)  # from 0 on: an increase from nothing to 1 is none to Prometheus
+            # start at 0: Prometheus sees no increase when a series appears at 1
+            self.workers_lost.labels(role)
         self.autoscale = AutoscaleMetrics(self.registry)
         self.prefixes = PrefixMetrics(self.registry)
 
@@ -102,7 +103,7 @@ class Metrics:
             self.workers.labels(role, state).inc()
 
     def lost(self, roles: Iterable[pb.Role]) -> None:
-        """Count workers of these roles that went without a word."""
+        """Count lost workers of these roles."""
         for role in roles:
             self.workers_lost.labels(role_of(role)).inc()
 

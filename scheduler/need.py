@@ -1,8 +1,8 @@
 """The needs of one attempt at one request, from the router that asks to the policy that chooses.
 
-A router makes a `Need` for each attempt, and everything on the way takes it whole: the client, the wire, the
-placer, its turns and the policy. A new field belongs in the class, in message `Need` of
-protos/scheduler.proto, and in `need_to_wire` and `need_from_wire`.
+A router makes a `Need` for each attempt, and it is passed on whole: the client, the wire, the placer, its
+turns and the policy. Add a new field to the class, to message `Need` of protos/scheduler.proto, and to
+`need_to_wire` and `need_from_wire`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.scheduler.prefixes.match import Match
 
 
 class Adapter(NamedTuple):
-    """A LoRA adapter: its name, and what tells its files from others under the same name."""
+    """Identify a LoRA adapter: its name, and a fingerprint that distinguishes files under the same name."""
 
     name: str
     fingerprint: str
@@ -25,24 +25,24 @@ class Adapter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The needs of one attempt. Raises ValueError for values that make no sense.
+    """Describe what one attempt needs. Raises ValueError for invalid values.
 
-    `match` is not the router's to say: the scheduler fills it in.
+    The scheduler fills in `match`; the router leaves it alone.
     """
 
     attempt: Attempt
     router_id: str
-    prompt_tokens: int  # to be prefilled: the prompt, and on a later attempt the output so far
-    max_new_tokens: int  # at most this many more will be generated
+    prompt_tokens: int  # to prefill: the prompt, and on a later attempt the output so far
+    max_new_tokens: int  # upper bound on the tokens still to be generated
     prefix: PromptKeys = NO_KEYS  # names of the prompt's KV blocks
     exclude: frozenset[str] = frozenset()  # ids of workers that failed an earlier attempt
-    vllm_version: str = ""  # the one whose messages the router speaks; empty: any
-    model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
-    waited_s: float = 0.0  # since the request arrived; where all is full, the eldest goes first
-    adapter: Adapter | None = None  # the worker must have it; None: the model itself
-    priority: int = 0  # of its class: where all is full, a lower one goes first, whatever its age
-    room: float = 1.0  # the part of each limit that it may fill
-    match: Match | None = None  # how much of the prompt each worker holds; None: nothing is known
+    vllm_version: str = ""  # the version whose messages the router speaks; empty: any
+    model_fingerprint: str = ""  # fingerprint of the weights that generated the first tokens; empty: any
+    waited_s: float = 0.0  # since the request arrived; when all workers are full, the oldest goes first
+    adapter: Adapter | None = None  # the worker must have it; None: the base model
+    priority: int = 0  # of its class: when all workers are full, a lower value goes first, whatever its age
+    room: float = 1.0  # the share of each limit that it may fill
+    match: Match | None = None  # how much of the prompt each worker holds; None: unknown
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -53,7 +53,7 @@ class Need:
             raise ValueError(f"request {self.attempt.request_id!r}: room is {self.room}, not above 0 up to 1")
 
     def tokens_for(self, worker_id: str) -> int:
-        """Return how many of the prompt's tokens a worker has to compute, as far as is known; at least 1."""
+        """Return how many of the prompt's tokens a worker has to compute, as far as known; at least 1."""
         return self.prompt_tokens - (self.match.tokens(worker_id) if self.match else 0)
 
 
@@ -78,7 +78,7 @@ def need_to_wire(need: Need) -> pb.Need:
 
 
 def need_from_wire(message: pb.Need) -> Need:
-    """Take a need from the wire. Raises ValueError for one that makes no sense."""
+    """Take a need from the wire. Raises ValueError for an invalid one."""
     return Need(
         attempt=Attempt(message.request_id, message.epoch),
         router_id=message.router_id,

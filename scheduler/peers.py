@@ -1,4 +1,4 @@
-"""The references that workers learn of their drafts, of which each is told the best of the others."""
+"""Share draft acceptance references between workers: each is told the best one of the others."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 from baton.scheduler.types import FleetView
 
-PEERS_AGE_S = 5.0  # s; references move slowly
+PEERS_AGE_S = 5.0  # s; references change slowly
 
 
 class Peers:
-    """The best two references of each speculative method, looked for once in a while."""
+    """Keep the two best references of each speculative method, refreshed periodically."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looked = -PEERS_AGE_S
-        self._methods: dict[str, str] = {}  # by worker
-        self._best: dict[str, list[tuple[float, str]]] = {}  # by method: reference and worker, the best first
+        self._methods: dict[str, str] = {}  # worker id -> method
+        self._best: dict[str, list[tuple[float, str]]] = {}  # method -> (reference, worker id), best first
 
     def reference(self, worker_id: str, view: FleetView) -> float:
-        """Return the best reference of the others with this worker's method, perhaps seconds old; 0: none."""
+        """Return the best reference of other workers with this one's method, perhaps seconds old; 0: none."""
         now = self._clock()
         if now - self._looked >= PEERS_AGE_S or worker_id not in self._methods:
             self._looked = now

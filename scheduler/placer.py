@@ -1,9 +1,9 @@
-"""Placing: a choice of workers that is booked at once.
+"""Choose workers and book them at once.
 
-Choice and booking are one step of the event loop, on what this scheduler knows: the workers that it hears
-of, and what all routers have told of their attempts. Other schedulers may choose the same room at the same
-moment; then the worker itself, which keeps the bounds, refuses one of the two. Where all workers are full,
-the routers' requests take turns by age (turns.py).
+Choice and booking are one step of the event loop, based on what this scheduler knows: the workers it hears
+from, and the attempts that all routers have reported. Two schedulers may choose the same room at the same
+moment; the worker, which enforces the bounds, then refuses one of the two. When all workers are full, the
+routers' requests take turns by age (turns.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton.scheduler.turns import RouterTurns
 
 
 class Placer:
-    """Places on behalf of one scheduler process."""
+    """Place requests for one scheduler process."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Placer:
         prefixes: PrefixLedger | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Place on workers of `roster` by `policy`, with regard to what they hold by `prefixes`."""
+        """Place on workers of `roster` by `policy`, taking into account which prefixes they hold."""
         self._roster = roster
         self._ledger = ledger
         self._policy = policy

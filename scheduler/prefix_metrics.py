@@ -1,4 +1,4 @@
-"""The scheduler's figures of where prefixes lie, for Prometheus."""
+"""Prometheus metrics of the scheduler's prefix knowledge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HOLDS = ("some", "nothing", "unknown")
 
 
 class PrefixMetrics:
-    """One scheduler's, in its registry."""
+    """Hold one scheduler's metrics, in its registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.placements = Counter(

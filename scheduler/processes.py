@@ -1,7 +1,7 @@
-"""A scheduler's knowledge that ends with it: the routers that it hears, the log levels that were asked.
+"""State that ends with this scheduler: the routers it hears from, and the requested log levels.
 
-Nothing here is in the store. A restarted scheduler hears of its routers within a second; a process keeps the
-level that it was told, until it ends.
+Nothing here is in the store. A restarted scheduler hears from its routers within a second; a process keeps
+its log level until it ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.levels import LEVELS
 from baton.protos import scheduler_pb2 as pb
 
 SCHEDULER = "scheduler"
-HEARD_S = 10.0  # a router asks once a second: one that was silent for this long is gone
+HEARD_S = 10.0  # a router asks once a second, so one silent for this long is gone
 _MOST_ROUTERS = 1024
 _MOST_LEVELS = 4096
 
@@ -26,7 +26,7 @@ class _Heard:
 
 
 class Processes:
-    """Routers and levels by id. Used in the event loop alone."""
+    """Hold routers and log levels by id. Belongs to the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class Processes:
             del self._routers[next(iter(self._routers))]
 
     def routers(self) -> list[pb.RouterStatus]:
-        """Return the routers that were heard a moment ago."""
+        """Return the routers heard recently."""
         now = self._clock()
         return [
             pb.RouterStatus(router_id=name, heard_age_s=now - heard.at, load=heard.load)
@@ -52,11 +52,11 @@ class Processes:
         ]
 
     def level(self, process: str) -> str:
-        """Return the level that was asked of a process, empty for none."""
+        """Return the log level requested for a process, or an empty string."""
         return self._levels.get(process, "")
 
     def ask_level(self, process: str, level: str, workers: Iterable[str]) -> pb.SetLogLevelReply:
-        """Ask a level of the processes that are meant; the reply names them, or the problem."""
+        """Request a level for the processes that match; the reply names them, or the problem."""
         if level not in LEVELS:
             return pb.SetLogLevelReply(problem=f"{level!r} is no log level: use {', '.join(LEVELS)}")
         workers, routers = sorted(workers), [one.router_id for one in self.routers()]

@@ -1,9 +1,9 @@
-"""A router's reports to one scheduler: events in batches, and renewals of all that is held.
+"""Report a router's events to one scheduler in batches, and renew all that it holds.
 
-An event only joins a queue, out of which each message to the scheduler takes a batch (exchange.py). Where
-none is sent soon, one goes for the events alone. While the scheduler does not answer, the queue is kept,
-within bounds of length and age. One that lost bookings is told these again, and one that has begun anew all
-that is held.
+An event only joins a queue, from which each message to the scheduler takes a batch (exchange.py). If no
+message is due soon, one is sent for the events alone. While the scheduler does not answer, the queue is kept,
+bounded in length and age. A scheduler that lost bookings is told them again; one that has restarted is told
+everything that is held.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import Known, attempt_from_wire, attempt_to_wire, known_to_wire
 
-FLUSH_S = 0.01  # s between two reports that go by themselves
-# s for which ends wait for a placement's message. Bookings go at once, and ends, too, while requests wait for
-# room, but only to the scheduler that this router asks for placements: so room that comes free is seen by one
-# first, and not given away by two.
+FLUSH_S = 0.01  # s between reports sent on their own
+# s for which ended attempts wait for a placement's message. Bookings are sent at once. While requests wait
+# for room, so are ends, but only to the scheduler that this router asks for placements: then one scheduler
+# sees the freed room first, and two do not give it away.
 RIDE_S = 0.05
-RETRY_S = 0.2  # s between tries while nobody answers
-KEEP_S = 60.0  # s; older events are of no use any more: their attempts' leases have run out
-BATCH = 512  # events and renewals in a message
-QUEUED_EVENTS = 16_384  # more are dropped
+RETRY_S = 0.2  # s between retries while nobody answers
+KEEP_S = 60.0  # s; older events are useless: their attempts' leases have expired
+BATCH = 512  # events and renewals per message
+QUEUED_EVENTS = 16_384  # beyond this, events are dropped
 RENEWALS_PER_LEASE = 3
 
 Event = pb.Booking | pb.Attempt | pb.Shared | pb.Finished  # placed; prefilled; shares KV; over
@@ -35,49 +35,49 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """The reports to one scheduler. Not shared between event loops.
+    """Report to one scheduler. Not shared between event loops.
 
-    After each message comes `told`, `failed` or `refused`, unless the same is to go again.
+    After each message comes `told`, `failed` or `refused`, unless the same message is to be sent again.
     """
 
     def __init__(
         self, held: Mapping[str, Known], is_home: Callable[[], bool], on_released: Callable[[], None]
     ) -> None:
-        """Renew what is in `held`, by request id: others fill and empty it.
+        """Renew the attempts in `held`, keyed by request id: others fill and empty it.
 
         `is_home` tells whether the router would ask this scheduler for a placement now. `on_released` is
-        called when it knows that reservations ended, and when it has stopped answering.
+        called when the scheduler knows that reservations ended, and when it has stopped answering.
         """
         self._held = held
         self._is_home = is_home
         self._on_released = on_released
-        self.on_news: Callable[[], None] = lambda: None  # `due_in_s` may have become less
-        self._events: deque[tuple[float, Event]] = deque()  # with time.monotonic() when they came
+        self.on_news: Callable[[], None] = lambda: None  # called when `due_in_s` may have shrunk
+        self._events: deque[tuple[float, Event]] = deque()  # with time.monotonic() of their arrival
         self._renewing: deque[Attempt] = deque()  # still to be renewed this time
-        self._sent: tuple[int, int] = (0, 0)  # of both, how many are under way
-        self._releases = False  # whether ends are
+        self._sent: tuple[int, int] = (0, 0)  # how many of each are under way
+        self._releases = False  # whether ended attempts are among them
         self._renew_every_s = 0.0
         self._renew_at = 0.0  # time.monotonic()
-        self.answered = True  # whether the last message was, and none is under way
+        self.answered = True  # whether the last message was answered, and none is under way
         self._flushed_at = 0.0  # time.monotonic()
-        self._hurries = False  # a booking is to be told, or all
-        self._wanted = False  # room is, by requests that wait
-        self._generation = ""  # of the scheduler: one life of it
-        self._anew = False  # it has begun another, or events were dropped: it is to be told all
-        self.dropped = 0  # events that were never reported
+        self._hurries = False  # a booking, or everything, is to be reported
+        self._wanted = False  # requests wait for room
+        self._generation = ""  # identifies one life of the scheduler
+        self._anew = False  # everything is to be reported: the scheduler restarted, or events were dropped
+        self.dropped = 0  # events never reported
 
     def renew(self, lease_s: float, *, first: bool) -> None:
-        """Renew what is held thrice a lease from now on. `first`: nothing was held before."""
+        """Renew what is held three times per lease from now on. `first`: nothing was held before."""
         self._renew_every_s = lease_s / RENEWALS_PER_LEASE
         if first:
             self._renew_at = time.monotonic() + self._renew_every_s
             self.on_news()
 
     def add(self, event: Event) -> None:
-        """Report this with the next batch."""
+        """Report this event with the next batch."""
         if len(self._events) >= QUEUED_EVENTS:
             self.dropped += 1
-            self._anew = True  # what is held is told again, however much of it was dropped
+            self._anew = True  # everything held is reported again, even if its events were dropped
             return
         self._events.append((time.monotonic(), event))
         self._hurries |= isinstance(event, pb.Booking)
@@ -85,14 +85,14 @@ class Reporter:
             self.on_news()
 
     def saw_generation(self, generation: str) -> None:
-        """Note the generation that answers; with a new one, report again all that is held."""
+        """Note the generation that answers; report everything again if it is new."""
         if generation and self._generation and generation != self._generation:
             self._anew = self._hurries = self.answered = True
             self.on_news()
         self._generation = generation or self._generation
 
     def due_in_s(self) -> float | None:
-        """Return the time until a report is to go by itself; None while there is nothing to report."""
+        """Return the time until a report must be sent on its own; None if there is nothing to report."""
         due = []
         if self._renewing or self._hurries:
             due.append(0.0)
@@ -106,7 +106,7 @@ class Reporter:
         return max(0.0, max(min(due), self._flushed_at + pause_s) - time.monotonic())
 
     def next(self) -> pb.ReportRequest | None:
-        """Return what goes with the message that is sent now; None: nothing."""
+        """Return the report to send with the next message, or None."""
         now = time.monotonic()
         if self._anew and self.answered:
             self._begin_anew()
@@ -114,7 +114,7 @@ class Reporter:
             self._renew_at = now + self._renew_every_s
             self._renewing = deque(known.attempt for known in self._held.values())
         batch = [event for _, event in islice(self._events, BATCH)]
-        # What is held may be among the events that are not sent yet; so renewals come after all of them.
+        # Held attempts may be among the unsent events, so renewals come after all of them.
         room = BATCH - len(batch) if len(batch) == len(self._events) else 0
         renewed = list(islice(self._renewing, room))
         self._sent, self._hurries, self._releases = (len(batch), len(renewed)), False, False
@@ -132,7 +132,7 @@ class Reporter:
         return report
 
     def told(self, reply: pb.ReportReply) -> None:
-        """Take in the answer, which comes where nothing was told, too."""
+        """Process the answer, which also comes when nothing was reported."""
         if reply.refusal:
             self.refused(reply.refusal)
             return
@@ -148,15 +148,15 @@ class Reporter:
                     extra={"request_id": message.request_id},
                 )
                 self.add(known_to_wire(known))
-        for message in reply.fenced:  # of an epoch whose reply was lost: it goes on under a later one
+        for message in reply.fenced:  # its reply was lost: it goes on under a later epoch
             log.debug("%s, epoch %d, is over for a scheduler", message.request_id, message.epoch)
         if self._releases:
             self._on_released()
 
     def failed(self, *, first: bool) -> None:
-        """Keep what nobody heard for the next message. `first`: the one before was answered."""
+        """Keep unheard reports for the next message. `first`: the one before was answered."""
         if first:
-            self._on_released()  # who waits for an answer about room waits no longer
+            self._on_released()  # stop callers waiting for news of room
         oldest = time.monotonic() - KEEP_S
         while self._events and self._events[0][0] < oldest:
             self._events.popleft()
@@ -183,7 +183,7 @@ class Reporter:
         self._sent = 0, 0
 
     def _begin_anew(self) -> None:
-        """Queue all that is held in place of the events about it; the ends of others stay."""
+        """Queue everything that is held, replacing the events about it; the ends of others stay."""
         self._anew = False
         log.warning("a scheduler has lost count: reporting %d bookings again", len(self._held))
         self._events = deque(one for one in self._events if isinstance(one[1], pb.Finished))

@@ -1,8 +1,8 @@
-"""A router's bookings and the events of its attempts, told to every scheduler.
+"""Report a router's bookings, and the events of its attempts, to every scheduler.
 
 Each scheduler keeps all bookings in its own memory. The one that placed an attempt has booked it; the others
-hear of it here, and all of them hear what becomes of it. Each has a `Reporter` of its own, so one that is
-away holds up no other. With S schedulers S reports are sent in place of one.
+hear of it here, and all of them hear what becomes of it. Each has its own `Reporter`, so an unreachable one
+does not delay the others. With S schedulers, S reports are sent instead of one.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from baton.scheduler.types import Known, Reserved, attempt_to_wire, known_to_wir
 
 
 class Reports:
-    """The reports of one router's client. Not shared between event loops."""
+    """Hold the reports of one router's client. Not shared between event loops."""
 
     def __init__(self, sends: Mapping[str, Send], home: Callable[[], str]) -> None:
-        """Send by each of `sends`, by the scheduler's address.
+        """Send through `sends`, keyed by the scheduler's address.
 
-        `home` returns the address of the one that this router would ask for a placement now.
+        `home` returns the address that this router would ask for a placement now.
         """
-        self._held: dict[str, Known] = {}  # by request id; renewed while they are here
-        self.reserved: dict[str, Reserved] = {}  # what they hold, by worker id; no empty ones
+        self._held: dict[str, Known] = {}  # keyed by request id; renewed while they are here
+        self.reserved: dict[str, Reserved] = {}  # worker id -> what they hold; no empty entries
         self._lease_s = 0.0
         self._home = home
         self._reporters = {
             address: Reporter(self._held, partial(self._is_home, address), partial(self._released, address))
             for address in sends
         }
-        self.exchanges = {  # by address: with whom this router places, and to whom it reports
+        self.exchanges = {  # keyed by address
             address: Exchange(send, self._reporters[address], self._give_back)
             for address, send in sends.items()
         }
@@ -52,9 +52,9 @@ class Reports:
         return min(one.dropped for one in self._reporters.values())
 
     def hold(self, known: Known, lease_s: float, *, booked_by: str = "") -> None:
-        """Renew a live attempt from now on, and no longer an earlier one at the same request.
+        """Renew a live attempt from now on, instead of an earlier one at the same request.
 
-        What it holds is reported to all schedulers but the one at the address `booked_by`, which placed it.
+        Reports what it holds to all schedulers but the one at the address `booked_by`, which placed it.
         """
         first = not self._held
         self._put(known.attempt.request_id, known)
@@ -65,7 +65,7 @@ class Reports:
             self._add(known_to_wire(known), but=booked_by)
 
     def hold_on(self, attempt: Attempt, epoch: int) -> Attempt:
-        """Hold under `epoch` what an attempt holds, and report it. Return the attempt of that epoch.
+        """Move what an attempt holds to `epoch` and report it. Return the attempt of that epoch.
 
         A later epoch that was refused, or got no reply, may have ended the attempt for a scheduler.
         """
@@ -83,7 +83,7 @@ class Reports:
         self._add(attempt_to_wire(attempt))
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
-        """Report that other requests hold so many KV blocks of the decode worker as well."""
+        """Report that other requests also hold all but `blocks` of its KV blocks on the decode worker."""
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt:
             booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
@@ -91,18 +91,18 @@ class Reports:
             self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
 
     def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
-        """Report that the attempt is over: stop, length, abort, error, or retried. Twice does no harm."""
+        """Report that the attempt is over: stop, length, abort, error, or retried. Idempotent."""
         self._drop(attempt)
         if not self._reporters[self._home()].answered:
-            self.on_released()  # for placements that are made without it
+            self.on_released()  # for placements made without the scheduler
         self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
 
     def saw_generation(self, generation: str, scheduler: str) -> None:
-        """Note the generation that answers at an address; a new one is told again all that is held."""
+        """Note the generation that answers at an address; a new one is told everything held again."""
         self._reporters[scheduler].saw_generation(generation)
 
     async def close(self) -> None:
-        """Send what is queued, within `CLOSE_S`, and stop renewing."""
+        """Send queued events, within `CLOSE_S`, and stop renewing."""
         for request_id in [*self._held]:
             self._put(request_id, None)
         await asyncio.gather(*(one.close() for one in self.exchanges.values()))
@@ -113,11 +113,11 @@ class Reports:
                 reporter.add(event)
 
     def _give_back(self, placed: pb.Placement) -> None:
-        """Report the end of a placement that nobody waits for any more."""
+        """Report the end of a placement whose caller has left."""
         self.finished(Attempt(placed.request_id, placed.epoch), "abort")
 
     def _released(self, address: str) -> None:
-        """Pass on that a scheduler knows of ends, or has stopped answering, where placements depend on it."""
+        """Pass on that the home scheduler knows of ended attempts, or has stopped answering."""
         if self._is_home(address) or not self._reporters[address].answered:
             self.on_released()
 
@@ -125,7 +125,7 @@ class Reports:
         return len(self._reporters) == 1 or address == self._home()
 
     def _drop(self, attempt: Attempt) -> bool:
-        """Renew it no longer; return False when it is not held, or another attempt at the request is."""
+        """Stop renewing it; return False if it, or this attempt at the request, is not held."""
         known = self._held.get(attempt.request_id)
         if known is None or known.attempt != attempt:
             return False
@@ -133,7 +133,7 @@ class Reports:
         return True
 
     def _put(self, request_id: str, known: Known | None) -> None:
-        """Hold this of a request from now on, or nothing any more, and keep the sums."""
+        """Set or clear what is held for a request, and update the sums."""
         if before := self._held.get(request_id):
             for worker_id, share in shares(before):
                 self.reserved[worker_id].take(share)

@@ -1,7 +1,7 @@
-"""The workers alive, in this scheduler's memory.
+"""The live workers, in this scheduler's memory.
 
-Each worker registers with every scheduler, sends it heartbeats, and leaves it. A scheduler that begins anew
-knows nobody, and hears of all within a heartbeat.
+Each worker registers with every scheduler, sends it heartbeats, and deregisters. A restarted scheduler knows
+nobody, and hears from all workers within a heartbeat.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.scheduler.types import Deployment, FleetView, Heard, WorkerRecord, na
 
 
 class Roster:
-    """The workers of a topic. Used in one event loop, without ever giving it up.
+    """Keep the workers of a topic. Belongs to one event loop and never gives it up.
 
     Invariants: a worker is alive or gone, never both; its epoch never falls while it is known; a record's
     `reserved` is the ledger's own sum.
@@ -28,30 +28,30 @@ class Roster:
     def __init__(
         self, topic: str, lease_s: float, ledger: Ledger, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin without workers; one that was not heard of for `lease_s` seconds, on `clock`, is dead."""
+        """Start without workers; one silent for `lease_s` seconds, on `clock`, is dead."""
         self._topic = topic
         self._lease_s = lease_s
         self._ledger = ledger
         self._clock = clock
         self._workers: dict[str, WorkerRecord] = {}
-        self._gone: OrderedDict[str, Past] = OrderedDict()  # by worker id
+        self._gone: OrderedDict[str, Past] = OrderedDict()  # keyed by worker id
         self._deployment: Deployment | None = None
         self._drained: frozenset[str] = frozenset()
-        self._view: FleetView | None = None  # until a worker comes or goes
-        self._none_ends_before = math.inf  # no worker's lease does
+        self._view: FleetView | None = None  # valid until a worker comes or goes
+        self._none_ends_before = math.inf  # no lease expires before this
 
     def view(self) -> FleetView:
-        """Return the workers alive. Its records change with what happens; the next view may be another."""
+        """Return the live workers. Its records are updated in place; the next view may be another object."""
         self._sweep()
         if self._view is None:
             self._view = FleetView(dict(self._workers))
         return self._view
 
     def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> str:
-        """Add or replace a worker; return an empty text when accepted, else why not, in one line.
+        """Add or replace a worker; return a one-line reason for a refusal, or an empty string.
 
-        The first worker alive decides which model the topic serves; others must serve it, too.
-        Raises StaleWorker when `identity.epoch` is below the worker's last one.
+        The first live worker decides which model the topic serves; others must serve it, too. Raises
+        StaleWorker when `identity.epoch` is below the worker's last one.
         """
         self._sweep()
         worker_id = identity.worker_id
@@ -82,8 +82,8 @@ class Roster:
     def heartbeat(self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, epoch: int = 0) -> Heard:
         """Hold a worker for another lease, and remember its load.
 
-        A heartbeat of an unknown worker changes nothing; neither does one whose `epoch` is below the worker's
-        last one. Called about once a second for each worker.
+        A heartbeat of an unknown worker, or one whose `epoch` is below the worker's last one, changes
+        nothing. Called about once a second for each worker.
         """
         self._sweep()
         if epoch < self._epoch_of(worker_id):
@@ -95,7 +95,7 @@ class Roster:
         return Heard(known=True, drain=worker.drain_asked)
 
     def deregister(self, worker_id: str, epoch: int = 0) -> bool:
-        """Forget a worker, and remember that it left, known or not: routers may hold it for alive.
+        """Forget a worker, and remember that it left, known or not: routers may think it is alive.
 
         Its bookings stay until the requests are over. Return False, and change nothing, when `epoch` is below
         the worker's last one.
@@ -106,13 +106,13 @@ class Roster:
         return True
 
     def left(self) -> tuple[str, ...]:
-        """Return the workers that deregistered a short while ago. Called once a second for each router."""
+        """Return the workers that deregistered recently. Called once a second for each router."""
         return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)
 
     def drain(self, names: Iterable[str]) -> None:
-        """Place nothing more on workers of these names, alive or to come; on all others again.
+        """Place nothing more on workers of exactly these names, present or future.
 
-        They hear of it with their heartbeats.
+        They learn of it from their heartbeats.
         """
         drained = frozenset(names)
         if drained == self._drained:
@@ -135,7 +135,7 @@ class Roster:
         if self._workers.pop(worker_id, None):
             self._ledger.leave(worker_id)
             self._view = None
-        self._gone.pop(worker_id, None)  # who is noted again is the last to be forgotten
+        self._gone.pop(worker_id, None)  # move it to the end, to be forgotten last
         self._gone[worker_id] = Past(epoch, self._clock() + EPOCH_KEEP_S, over)
 
     def _epoch_of(self, worker_id: str) -> int:

@@ -43,8 +43,8 @@ from baton.scheduler.store import open_store
 from baton.scheduler.turns import SharedTurns
 from baton.scheduler.types import SchedulerOptions
 
-WATCH_S = 0.5  # s; how often the store is tended, and what ran out of time is swept
-STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
+WATCH_S = 0.5  # s between looks at the store and sweeps of expired entries
+STOP_GRACE_S = 2.0  # s for calls under way when the server stops
 _WORK = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -52,11 +52,11 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerServer:
-    """Serves while entered.
+    """Serve while entered.
 
-    Raises on entry ListenFailed (the port is taken) and StoreRefuses (a wrong name or password), and
-    BadPolicy when made with options whose policy names something unknown. Later the store may come and go:
-    nothing that is placed depends on it.
+    Entering raises ListenFailed (the port is taken) and StoreRefuses (a wrong name or password); the
+    constructor raises BadPolicy if the policy names something unknown. Later the store may come and go:
+    placement does not depend on it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SchedulerServer:
     ) -> None:
         """Prepare a server; with `goals`, unless their mode is off, it decides on the numbers of workers."""
         self.metrics = Metrics()
-        self.address = options.address  # with the port that was taken, once entered
+        self.address = options.address  # with the actual port, once entered
         self._store = open_store(options.store, options.topic, store_password)
         policy = Policy(options, options.policy)
         self._prefixes = PrefixLedger(PrefixIndex(options.prefix_blocks), heartbeat_s=options.heartbeat_s)
@@ -90,7 +90,7 @@ class SchedulerServer:
             autoscales=autoscales,
         )
         self._workers: list[pb.WorkerIdentity] = []  # as of the last look
-        self._expired = 0  # of the ledger, as of the last look
+        self._expired = 0  # the ledger's count, as of the last look
         self._store_problem = ""  # as of the last look
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
@@ -110,7 +110,7 @@ class SchedulerServer:
         self._tasks: list[asyncio.Task[None]] = []
 
     def targets(self, environment: Mapping[str, Any]) -> bytes:
-        """Return all that can be scraped, for Prometheus' http_sd. Any thread."""
+        """Return all scrape targets, for Prometheus' http_sd. Any thread."""
         del environment
         return json.dumps(targets(members(self._workers, self.members.known))).encode()
 
@@ -186,7 +186,7 @@ class SchedulerServer:
             log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
     def _look(self) -> None:
-        """Take stock; also sweep what ran out of time, even without placements."""
+        """Update metrics, and sweep expired entries even without placements."""
         self._ledger.sweep()
         view = self._roster.view()
         self.metrics.seen(view, len(self._ledger.live))
@@ -212,9 +212,9 @@ async def serve(
 ) -> None:
     """Run a scheduler until `stop` is set; without one, until SIGTERM or SIGINT.
 
-    `store_password` stands for one in the store's URL. `on_started` gets the address (host:port) once it
-    listens. `goals` are those of autoscaling. `metrics_port` serves Prometheus' figures over HTTP, and at
-    /targets what it can scrape. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
+    `store_password` replaces one in the store's URL. `on_started` gets the address (host:port) once it
+    listens. `goals` are those of autoscaling. `metrics_port` serves Prometheus metrics over HTTP, and scrape
+    targets at /targets. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
     """
     if stop is None:
         stop = signals.until_ending()
@@ -238,7 +238,7 @@ async def serve(
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
-    """Bind, and return host:port with the port that was taken. Raises ListenFailed, NotSecured."""
+    """Bind, and return host:port with the actual port. Raises ListenFailed, NotSecured."""
     try:
         host, port = addresses.split(address)
         port = listen(server, "scheduler.address", addresses.join(host, port))

@@ -16,28 +16,28 @@ from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable
 from baton.scheduler.types import name_of
 from baton.tasks import stop
 
-HURRY_S = 0.1  # s to the next heartbeat while the scheduler lacks much of what the worker's cache holds
-RETRY_S = 0.5  # s between tries to register at start
-CLOSE_S = 1.0  # s; for deregistering
+HURRY_S = 0.1  # s to the next heartbeat while the scheduler lacks much of the worker's block log
+RETRY_S = 0.5  # s between attempts to register at start
+CLOSE_S = 1.0  # s for deregistering
 EPOCH_TRIES = 3  # registrations in a row that may meet a later epoch
-# s for which the last word of a scheduler about a drain counts, while it says nothing more: another one that
-# began without Redis knows of no drain.
+# s for which a scheduler's last word about a drain counts while it is silent: another one that started
+# without Redis knows of no drain.
 WORD_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """A registration between `start` and `close`. A worker that a scheduler forgot registers there again.
+    """Keep a worker registered between `start` and `close`, again with any scheduler that forgot it.
 
-    Each registration and change of state takes the next epoch: a late message of an older one is refused.
-    `draining` is set when an operator asks any scheduler for it, or by `drain`; from then on nothing new is
-    placed here. A worker whose name was drained before it began does not drain: it stays, and nothing is
+    Each registration and change of state takes the next epoch: a late message with an older one is refused.
+    `draining` is set by `drain`, or when an operator asks any scheduler for it; from then on nothing new is
+    placed here. A worker whose name was drained before it started does not drain: it stays, and nothing is
     placed on it until an operator undoes that (`held`).
 
-    Every scheduler keeps the workers in its own memory. So the worker has a line to each: with S schedulers
-    it sends S heartbeats in the time of one, each with what that scheduler lacks of the cache's log. One that
-    is away, or hangs, delays no other's.
+    Every scheduler keeps the workers in its own memory, so the worker has a line to each: with S schedulers
+    it sends S heartbeats per interval, each with the part of the block log that scheduler lacks. An
+    unreachable scheduler does not delay the others.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class WorkerSession:
     ) -> None:
         """Prepare the session; nothing is sent before `start`.
 
-        `load` is called before each heartbeat, `on_heartbeat` gets the answer of the worker's home among the
-        schedulers, where that knows the worker, and the seconds that it took; both in the event loop: they
-        must be quick and must not raise.
+        `load` is called before each heartbeat. `on_heartbeat` gets the answer of the worker's home scheduler,
+        if that knows the worker, and the round trip in seconds. Both run in the event loop: they must be
+        quick and must not raise.
         """
         self.client = client
         self.identity = pb.WorkerIdentity()
@@ -59,33 +59,34 @@ class WorkerSession:
         self.load = load
         self._on_heartbeat = on_heartbeat
         self.state: pb.WorkerState = pb.WORKER_STATE_STARTING
-        self.revision = 1  # of what a registration says; the schedulers get each one
-        self.heartbeat_s = 0.0  # a scheduler says it when the worker registers
+        self.revision = 1  # of the registration; each scheduler gets every one
+        self.heartbeat_s = 0.0  # set by a scheduler when the worker registers
         self.held: bool | None = None  # None: not known yet
-        self.blocks: BlockLogs | None = None  # of a worker whose engine tells what its cache holds
+        self.blocks: BlockLogs | None = None  # set if the engine reports what its cache holds
         self._lines = [_Line(self, address) for address in client.addresses]
         self._tasks: list[asyncio.Task[None]] = []
         self.draining = asyncio.Event()
 
     @property
     def worker_id(self) -> str:
-        """Its id, another one each time it is started."""
+        """Its id, new at each start."""
         return self.identity.worker_id
 
     @property
     def name(self) -> str:
-        """Its name, the same each time it is started."""
+        """Its name, the same at each start."""
         return name_of(self.identity)
 
     @property
     def registered(self) -> bool:
-        """Whether a scheduler knew this worker, as it is now, when it last answered."""
+        """Whether, by its last answer, a scheduler knows this worker as it is now."""
         return any(line.registered for line in self._lines)
 
     async def start(self, wait_s: float) -> None:
         """Register as starting and begin the heartbeats. One scheduler that accepts is enough.
 
-        Tries for `wait_s` seconds, then raises SchedulerUnavailable; raises Refused at once, by whomever.
+        Tries for `wait_s` seconds, then raises SchedulerUnavailable; raises Refused at once if any scheduler
+        refuses.
         """
         deadline = time.monotonic() + wait_s
         while not self.registered:
@@ -95,7 +96,7 @@ class WorkerSession:
                 if time.monotonic() + RETRY_S > deadline:
                     raise
                 await asyncio.sleep(RETRY_S)
-        # It must know whether it is held before anybody asks it to drain.
+        # The worker must know whether it is held before anybody asks it to drain.
         first = [line.heartbeat() for line in self._lines if line.registered]
         for problem in await asyncio.gather(*first, return_exceptions=True):
             if isinstance(problem, BaseException) and not isinstance(problem, SchedulerUnavailable):
@@ -107,7 +108,7 @@ class WorkerSession:
     async def ready(self, capacity: pb.Capacity) -> None:
         """Take requests, as the engine is loaded. Raises Refused.
 
-        With a scheduler away the registration follows when it is back.
+        An unreachable scheduler gets the registration when it is back.
         """
         self.identity.capacity.CopyFrom(capacity)
         if not self.draining.is_set():
@@ -115,9 +116,9 @@ class WorkerSession:
         await self._register_anew()
 
     async def become(self, role: pb.Role) -> None:
-        """Take another role: from now on other work is placed here. Raises Refused, and keeps the old one.
+        """Take another role: new placements are for it. Raises Refused, and keeps the old one.
 
-        With a scheduler away the registration follows when it is back.
+        An unreachable scheduler gets the registration when it is back.
         """
         was, self.identity.role = self.identity.role, role
         try:
@@ -129,14 +130,14 @@ class WorkerSession:
             raise
 
     def drain(self) -> None:
-        """Tell the schedulers, with a heartbeat sent at once, to place nothing more here."""
+        """Tell the schedulers, with an immediate heartbeat, to place nothing more here."""
         self.state = pb.WORKER_STATE_DRAINING
         self.identity.epoch += 1
         self.draining.set()
         self.wake()
 
     async def close(self) -> None:
-        """Leave. Does not raise when a scheduler is away: the registration runs out by itself."""
+        """Deregister. Does not raise when a scheduler is unreachable: the registration expires."""
         for task in self._tasks:
             await stop(task)
         self._tasks = []
@@ -144,19 +145,19 @@ class WorkerSession:
         await asyncio.gather(*(line.leave() for line in self._lines))
 
     def wake(self) -> None:
-        """Have all lines say something at once."""
+        """Have all lines send at once."""
         for line in self._lines:
             line.wake.set()
 
     def raise_epoch(self, last: int) -> None:
-        """Go on above an epoch that an earlier process of this id has used; heartbeats tell all others."""
+        """Continue above an epoch that an earlier process with this id used; heartbeats tell the others."""
         self.identity.epoch = max(self.identity.epoch, last)
 
     def heard(self, line: _Line, reply: pb.HeartbeatReply, took_s: float) -> None:
-        """Take the answer to a heartbeat of a scheduler that knows this worker."""
+        """Process a scheduler's answer to a heartbeat of a worker it knows."""
         if self._on_heartbeat is not None and line.address == self.client.home(self.worker_id):
             self._on_heartbeat(reply, took_s)
-        if self._tasks:  # before, all of them are asked first
+        if self._tasks:  # before that, all schedulers are asked first
             self._hear_drain(asked=self._drain_asked)
 
     @property
@@ -172,7 +173,7 @@ class WorkerSession:
         self.wake()
 
     async def _register(self) -> None:
-        """Register with all side by side. Raises Refused, and SchedulerUnavailable where none answers."""
+        """Register with all concurrently. Raises Refused, and SchedulerUnavailable if none answers."""
         outcomes = await asyncio.gather(*(line.register() for line in self._lines), return_exceptions=True)
         problems = [one for one in outcomes if isinstance(one, BaseException)]
         for problem in problems:
@@ -193,17 +194,17 @@ class WorkerSession:
 
 
 class _Line:
-    """A worker's registration with one scheduler, and its heartbeats."""
+    """Maintain a worker's registration with one scheduler, and its heartbeats."""
 
     def __init__(self, session: WorkerSession, address: str) -> None:
         self._session = session
         self.address = address
         self.wake = asyncio.Event()
         self._accepted = 0  # the session's revision that the scheduler has; 0: it does not know the worker
-        self._registrations = 0  # begun
+        self._registrations = 0  # registrations begun
         self._drain_asked = False
         self._heard_at: float | None = None  # time.monotonic()
-        self._answers = True  # as far as is known
+        self._answers = True  # as far as known
 
     @property
     def registered(self) -> bool:
@@ -212,13 +213,13 @@ class _Line:
 
     @property
     def drain_asked(self) -> bool | None:
-        """Whether the scheduler asks for a drain; None: not known, or said too long ago."""
+        """Whether the scheduler asks for a drain; None: unknown, or said too long ago."""
         if self._heard_at is None or time.monotonic() - self._heard_at > WORD_S:
             return None
         return self._drain_asked
 
     async def run(self) -> None:
-        """Send heartbeats, and register first where need be, for ever."""
+        """Send heartbeats forever, registering first when needed."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s):
@@ -245,11 +246,12 @@ class _Line:
             session.identity.epoch += 1
             try:
                 reply = await session.client.register(session.identity, session.state, scheduler=self.address)
-            except StaleWorker as error:  # of an earlier process with this id: go on above it
+            except StaleWorker as error:  # an earlier process used this id: continue above its epoch
                 session.raise_epoch(error.last)
                 continue
             session.heartbeat_s = reply.heartbeat_s
-            # A later one, with a capacity, may be under way: a heartbeat before it would say ready without.
+            # A later registration with a capacity may be under way: a heartbeat before it would report ready
+            # without one.
             self._accepted = max(self._accepted, revision)
             return
         raise Refused(
@@ -272,7 +274,7 @@ class _Line:
         if known is not None and reply.HasField("blocks"):
             known.heard(reply.blocks)
         if registrations != self._registrations:
-            return  # a registration overtook it: the answer is out of date
+            return  # a registration overtook it, so the answer is out of date
         if not reply.known:
             log.warning("scheduler %s has forgotten this worker: registering again", self.address)
             self._accepted = 0
@@ -282,7 +284,7 @@ class _Line:
         session.heard(self, reply, time.monotonic() - began)
 
     async def leave(self) -> None:
-        """Deregister the worker where it was registered, if the scheduler answers in time."""
+        """Deregister the worker if it was registered and the scheduler answers in time."""
         if not self._accepted:
             return
         self._accepted = 0

@@ -1,15 +1,13 @@
-"""Placing without a scheduler: from the last snapshot that it gave.
+"""Place without a scheduler, from its last snapshot.
 
-A router uses this while no scheduler answers, while one that has just begun may not know all workers, and
-where the one that answers has lost workers that the router itself reaches.
-Then:
+A router does so while no scheduler answers, while one that has just started may not know all workers, and
+when the scheduler has lost workers that the router itself reaches. Then:
 
-- Only workers of a snapshot are chosen, by the scheduler's own policy and limits. Those that died since are
+- Only workers of a snapshot are chosen, by the scheduler's own policy and limits. Workers that died since are
   known by their broken streams (`exclude`).
-- Bookings of others count, as of the snapshot, until their leases are over; those of this router count as
-  they are. Several routers do not see each other's bookings: workers refuse what does not fit, and it is
-  placed again.
-- A worker that was in no snapshot for `KEPT_S` is not chosen any more.
+- Others' bookings count, as of the snapshot, until their leases are over; this router's own count as they are
+  now. Routers do not see each other's bookings: workers refuse what does not fit, and it is placed again.
+- A worker that was in no snapshot for `KEPT_S` is no longer chosen.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from baton.scheduler.types import (
     same_limits,
 )
 
-KEPT_S = 600.0  # s; the longest absence of a scheduler that an operator may sleep through
+KEPT_S = 600.0  # s; the longest scheduler outage that an operator may sleep through
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class _Seen:
 
 
 class Standby:
-    """The last snapshot, and placements from it. Used in one event loop."""
+    """Keep the last snapshot and place from it. Belongs to one event loop."""
 
     def __init__(
         self, policy: PolicyOptions | None = None, clock: Callable[[], float] = time.monotonic
@@ -53,14 +51,14 @@ class Standby:
         self._policy: Policy | None = None
         self._fleet = FleetCopy()
         self._at = 0.0  # when the last snapshot came
-        self._lost: dict[str, _Seen] = {}  # workers of earlier snapshots, not in the last one, that are kept
-        self.lease_s = 0.0  # of a placement
+        self._lost: dict[str, _Seen] = {}  # kept workers of earlier snapshots that are not in the last one
+        self.lease_s = 0.0  # lease of a placement
 
     def learn(self, snapshot: pb.SnapshotReply, reached: Container[str] = ()) -> None:
         """Place from this snapshot from now on.
 
         Workers that are no longer in it go, but not while a scheduler settles, nor those that this router has
-        `reached`: their way to the scheduler may be cut. Workers that left go at once.
+        `reached`: only their connection to the scheduler may be cut. Workers that deregistered go at once.
         """
         now = self._clock()
         missing = {one.identity.worker_id: _Seen(one, self._at) for one in self._fleet.learn(snapshot)}
@@ -78,12 +76,12 @@ class Standby:
 
     @property
     def has(self) -> tuple[str, int]:
-        """The feed and the revision of the last snapshot: the next one need only tell what changed since."""
+        """The feed and revision of the last snapshot, so that the next one need only contain changes."""
         return self._fleet.feed, self._fleet.revision
 
     @property
     def keeps_lost(self) -> bool:
-        """Whether there are workers of earlier snapshots that are not in the last one."""
+        """Whether workers of earlier snapshots that are not in the last one are kept."""
         return bool(self._lost)
 
     @property
@@ -98,7 +96,7 @@ class Standby:
         return [seen.status for seen in self._seen() if seen.at >= oldest]
 
     def heard(self, within_s: float) -> list[pb.WorkerStatus]:
-        """Return the workers whose last heartbeat is not older than that. Safe in any thread."""
+        """Return the workers heard within `within_s` seconds. Safe in any thread."""
         now = self._clock()
         return [one.status for one in self._seen() if now - one.at + one.status.heartbeat_age_s <= within_s]
 
@@ -108,7 +106,7 @@ class Standby:
         return [*self._lost.values(), *(_Seen(status, at) for status in self._fleet.workers.values())]
 
     def place(self, need: Need, mine: Mapping[str, Reserved]) -> Assignment | NoChoice | None:
-        """Choose workers; None when no worker is known. `mine`: what this router holds, by worker id."""
+        """Choose workers; None when no worker is known. `mine`: this router's bookings by worker id."""
         workers = self._workers(mine)
         if self._policy is None or self._limits is None or not workers:
             return None
@@ -127,7 +125,7 @@ class Standby:
                 continue
             status = seen.status
             worker_id = status.identity.worker_id
-            valid = age_s <= self.lease_s  # others' bookings: nobody can have renewed them
+            valid = age_s <= self.lease_s  # others' bookings expire: nobody can have renewed them
             reserved = Reserved()
             if valid:
                 reserved.add(_booked(status))

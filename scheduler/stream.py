@@ -1,4 +1,4 @@
-"""A stream that is called as a method is: it takes a message and returns the answer.
+"""A gRPC stream that is called like a method: it takes a message and returns the answer.
 
 gRPC spends twice as much on a call as on a message of a stream.
 """
@@ -15,17 +15,17 @@ from baton.tasks import patiently
 
 
 class Stream:
-    """One stream, opened with the first message, and again after it broke. Messages go one at a time."""
+    """Keep one stream, opened with the first message and again after it broke. Messages go one at a time."""
 
     def __init__(self, opened: Callable[[], Any]) -> None:
-        """Open streams by `opened`, a method of a stub."""
+        """Open streams with `opened`, a method of a stub."""
         self._open = opened
         self._call: Any = None
 
     async def __call__(self, message: Any, timeout: float) -> Any:
         """Return the answer. Raises AioRpcError.
 
-        Without one in time the stream is given up: no late answer is taken for another message's.
+        Without an answer in time the stream is closed, so that a late one is not taken for another message's.
         """
         try:
             reply = await patiently(self._ask(message), timeout)

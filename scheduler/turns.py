@@ -1,17 +1,16 @@
-"""The order of several routers' requests where all workers are full: who has waited longest comes first.
+"""Order several routers' requests when all workers are full: the longest waiting comes first.
 
-Before that counts the priority of their classes: a request takes no place that one of a class before its own
-could have.
+Class priority counts before age: a request takes no place that one of a higher class could have.
 
-Each router keeps its own queue, and asks at once when a reservation of its own ends. Without an order
-between routers one with many running requests would take every place that comes free, while the requests
-of one with none, which only asks now and then, would wait until their time is over.
+Each router keeps its own queue, and asks at once when one of its reservations ends. Without an order between
+routers, one with many running requests would take every place that comes free, while the requests of a router
+with none, which asks only now and then, would wait until they time out.
 
-Several schedulers share their routers' requests. Each tells the others through their store, twice a second,
-which ones wait with it; a second is the tolerance between two requests' ages anyway.
+Several schedulers tell each other through their store, twice a second, which requests wait with them; two
+requests' ages are compared with a tolerance of a second anyway.
 
-The cost is one entry a router with waiting requests, and a look at each of them for a placement meanwhile.
-Among S schedulers it is S times that, and for each of them two calls of the store a second, or four while any
+The cost is one entry per router with waiting requests, and a look at each of them per placement meanwhile.
+With S schedulers it is S times that, and for each of them two calls of the store a second, or four while any
 request waits with it.
 """
 
@@ -27,8 +26,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.need import Need, need_from_wire, need_to_wire
 from baton.scheduler.store import Store
 
-TOLERANCE_S = 1.0  # s; a younger request takes a place that would stand empty until the elder asks again
-HEARD_S = 1.5  # s; routers ask once a second at least (RETRY_S of services/router/waiting.py)
+TOLERANCE_S = 1.0  # s; a younger request takes a place that would stand empty until the older one asks again
+HEARD_S = 1.5  # s; routers ask at least once a second (RETRY_S of services/router/waiting.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,13 @@ class _Waiting:
     heard: float  # on the clock
 
     def goes_before(self, need: Need, since: float) -> bool:
-        """Return whether it comes first. One that was refused once may have left."""
+        """Return whether this request comes first. After one refusal it may have left."""
         mine = self.need
         before = self.since < since if mine.priority == need.priority else mine.priority < need.priority
         return before and mine.waited_s > TOLERANCE_S
 
     def could_take(self, need: Need, worker_ids: set[str]) -> bool:
-        """Return whether those workers would do for it, too."""
+        """Return whether those workers could take this request as well."""
         mine = self.need
         return (
             worker_ids.isdisjoint(mine.exclude)
@@ -55,12 +54,12 @@ class _Waiting:
 
 
 class RouterTurns:
-    """The request of each router that was refused as all workers are full. For one scheduler's event loop."""
+    """Track, per router, the request refused because all workers are full. Belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}
-        self._elsewhere: list[_Waiting] = []  # with other schedulers
+        self._elsewhere: list[_Waiting] = []  # requests at other schedulers
 
     def refused(self, need: Need) -> None:
         """Note that `need` found no room: its router will ask again."""
@@ -68,14 +67,14 @@ class RouterTurns:
         self._waiting[need.router_id] = _Waiting(need, now - need.waited_s, now)
 
     def placed(self, need: Need) -> None:
-        """Note that `need` has its place. Another request of its router may wait on, as of a later class."""
+        """Note that `need` was placed. Its router may have another request waiting."""
         waiting = self._waiting.get(need.router_id)
         if waiting is not None and waiting.need.attempt.request_id == need.attempt.request_id:
             del self._waiting[need.router_id]
 
     @property
     def any(self) -> bool:
-        """Whether a request waits for room, as far as is known."""
+        """Whether a request waits for room, as far as known."""
         return bool(self._waiting or self._elsewhere)
 
     def elder(self, need: Need, worker_ids: set[str]) -> str:
@@ -93,13 +92,13 @@ class RouterTurns:
         return ""
 
     def told(self) -> pb.Turns:
-        """Return what waits here, for other schedulers."""
+        """Return the requests waiting here, for other schedulers."""
         now = self._clock()
         self._forget(now)
         return pb.Turns(heads=[_head(one, now) for one in self._waiting.values()])
 
     def hear(self, others: Sequence[pb.Turns]) -> None:
-        """Learn what waits with all other schedulers, in place of what was heard before."""
+        """Replace what is known of requests waiting at other schedulers."""
         now = self._clock()
         heads = [need_from_wire(head) for one in others for head in one.heads]
         self._elsewhere = [_Waiting(need, now - need.waited_s, now) for need in heads]
@@ -113,21 +112,21 @@ class RouterTurns:
 
 
 def _head(waiting: _Waiting, now: float) -> pb.Need:
-    """Return a request as it is now, for other schedulers: they need not know the names of its blocks."""
+    """Return a request as it is now, for other schedulers, which do not need the names of its blocks."""
     return need_to_wire(replace(waiting.need, waited_s=now - waiting.since, prefix=NO_KEYS))
 
 
 class SharedTurns:
-    """The requests that wait with one scheduler, told to the others over their store, and theirs."""
+    """Exchange waiting requests with other schedulers through the store."""
 
     def __init__(self, store: Store, turns: RouterTurns) -> None:
         self._store = store
         self._turns = turns
         self._id = uuid.uuid4().hex
-        self._told = False  # whether the others may know of anything
+        self._told = False  # whether the store may have an entry of ours
 
     async def tend(self) -> None:
-        """Tell and hear. To be called about twice a second where there are several schedulers."""
+        """Write and read waiting requests. Call it about twice a second if there are several schedulers."""
         mine = self._turns.told()
         if mine.heads or self._told:
             await self._store.tell("turns", self._id, mine.SerializeToString(), HEARD_S)

@@ -1,9 +1,9 @@
 """The scheduler's state, as plain objects with their invariants.
 
-Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a
+Wire messages (`baton.protos.scheduler_pb2`) are kept as they are if the scheduler only passes them on: a
 worker's identity and load, an attempt's cost. The objects that it reasons about are here: the workers
 (`WorkerRecord`, `FleetView`), what an attempt holds of them (`Booking`, `Known`), and the reports of routers.
-What an attempt needs is in `need.py`.
+An attempt's needs are in `need.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.protos import scheduler_pb2 as pb
 
 
 class PlacementLimits(Protocol):
-    """The bounds on a worker's load. The scheduler's settings hold them, and its snapshots for routers."""
+    """The bounds on a worker's load, found in the scheduler's settings and in its snapshots for routers."""
 
     max_queued_prompt_tokens: int
     max_queue_factor: float
@@ -34,7 +34,7 @@ def same_limits(one: PlacementLimits, other: PlacementLimits) -> bool:
 class PolicyOptions(Protocol):
     """The parts of a placement policy, by name; `PolicySettings` of the configuration tree is one."""
 
-    filters: list[str]  # asked in this order
+    filters: list[str]  # applied in this order
     pair_filters: list[str]
     scorers: dict[str, float]  # name -> weight above 0; scores are averaged by weight
     picker: str
@@ -54,16 +54,16 @@ class SchedulerOptions(PlacementLimits, Protocol):
 
     @property
     def policy(self) -> PolicyOptions:
-        """The parts of the policy that places."""
+        """The parts of the placement policy."""
 
 
 @dataclass(slots=True)
 class Reserved:
-    """The bookings on one worker, summed up; never below zero."""
+    """Sum up the bookings on one worker; never below zero."""
 
     prompt_tokens: int = 0  # placed here and not yet prefilled
     requests: int = 0  # placed here and not yet done here
-    blocks: int = 0  # of the KV cache, for requests to be decoded here
+    blocks: int = 0  # KV-cache blocks for requests to be decoded here
     decoding: int = 0  # requests that are prefilled, and decode here
 
     @property
@@ -79,7 +79,7 @@ class Reserved:
         self.decoding += other.decoding
 
     def take(self, other: Reserved) -> None:
-        """Undo `add`; what would be below zero becomes zero: a snapshot may be of another moment."""
+        """Undo `add`, clamping at zero: a snapshot may be of another moment."""
         self.prompt_tokens = max(0, self.prompt_tokens - other.prompt_tokens)
         self.requests = max(0, self.requests - other.requests)
         self.blocks = max(0, self.blocks - other.blocks)
@@ -88,16 +88,16 @@ class Reserved:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """One worker that is alive."""
+    """Describe one live worker."""
 
     identity: pb.WorkerIdentity
     state: pb.WorkerState
     load: pb.WorkerLoad | None  # None before its first heartbeat
     reserved: Reserved
-    drain_asked: bool  # of its name, by an operator
-    heard_at: float  # of its last message, on the clock of whoever keeps the record, seconds
-    epoch: int = 0  # of its last message
-    # Of the identity, which never changes: each placement reads them dozens of times.
+    drain_asked: bool  # an operator drained its name
+    heard_at: float  # time of its last message, on the clock of the record's owner, seconds
+    epoch: int = 0  # epoch of its last message
+    # Copied from the identity, which never changes: each placement reads them dozens of times.
     worker_id: str = field(init=False, repr=False)
     role: pb.Role = field(init=False, repr=False)
     capacity: pb.Capacity = field(init=False, repr=False)
@@ -108,28 +108,29 @@ class WorkerRecord:
 
     @property
     def held(self) -> bool:
-        """Whether it would take requests, had an operator not drained its name."""
+        """Whether it would take requests if an operator had not drained its name."""
         return self.drain_asked and self.state != pb.WORKER_STATE_DRAINING
 
     @property
     def placeable(self) -> bool:
-        """Whether it takes new requests: its engine is loaded, and nobody drains it."""
+        """Whether it takes new requests: its engine is loaded, and it is not drained."""
         ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked
         return ready and self.identity.HasField("capacity")
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """All workers alive, with what is booked on them.
+    """Hold all live workers, with what is booked on them.
 
-    The records follow what happens: read what you need at once.
+    The records are updated in place: read what you need at once.
     """
 
     workers: dict[str, WorkerRecord]
-    by_roles: dict[tuple[int, ...], list[WorkerRecord]] = field(default_factory=dict, repr=False)  # see `of`
+    # cache of `of`
+    by_roles: dict[tuple[int, ...], list[WorkerRecord]] = field(default_factory=dict, repr=False)
 
     def of(self, *roles: pb.Role) -> list[WorkerRecord]:
-        """Return the workers of these roles, in this order; not to be changed. Found once."""
+        """Return the workers of these roles, in this order; do not change the list. Cached."""
         found = self.by_roles.get(roles)
         if found is None:
             found = [one for role in roles for one in self.workers.values() if one.role == role]
@@ -139,9 +140,9 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """The share of its workers that one attempt holds.
+    """Describe the share of its workers that one attempt holds.
 
-    The worker that runs the prompt (the prefill worker, or the decode worker where there is none) gets the
+    The worker that runs the prompt (the prefill worker, or the decode worker if there is none) gets the
     prompt's tokens, the decode worker the blocks; each of them gets one request.
     """
 
@@ -169,7 +170,7 @@ class Booking:
         return (self.prefill_id, self.decode_id) if self.prefill_id else (self.decode_id,)
 
     def share(self, worker_id: str, *, prefilled: bool = False) -> Reserved:
-        """Return what it holds of `worker_id`; once `prefilled`, no prompt tokens."""
+        """Return what the attempt holds of `worker_id`; no prompt tokens once `prefilled`."""
         prefills = worker_id == self.prompt_worker_id and not prefilled
         decodes = worker_id == self.decode_id
         return Reserved(
@@ -182,7 +183,7 @@ class Booking:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A live attempt, as its router reports it: what it holds, and how far it is."""
+    """Describe a live attempt as its router reports it: what it holds, and how far it is."""
 
     booking: Booking
     prefilled: bool = False
@@ -194,13 +195,13 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class RouterReport:
-    """Events of a router's attempts since its last report; applied in the order of the fields."""
+    """Collect the events of a router's attempts since its last report; applied in the order of the fields."""
 
-    placed: tuple[Known, ...] = ()  # by another scheduler or the router itself, or reported again
+    placed: tuple[Known, ...] = ()  # placed by another scheduler or the router itself, or reported again
     prefilled: tuple[Attempt, ...] = ()
     finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
     renewed: tuple[Attempt, ...] = ()
-    shared: tuple[tuple[Attempt, int], ...] = ()  # with the KV blocks that are left of the booking
+    shared: tuple[tuple[Attempt, int], ...] = ()  # with the KV blocks that remain booked
 
     @classmethod
     def from_wire(cls, request: pb.ReportRequest) -> RouterReport:
@@ -219,15 +220,15 @@ class ReportResult:
     """The answer to a report."""
 
     lost: list[Attempt] = field(default_factory=list)  # renewed, but not booked (any more)
-    fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but no longer theirs
-    stale: int = 0  # events that carried an older epoch than the last one placed: ignored
+    fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but superseded or over
+    stale: int = 0  # ignored events with an older epoch than the last one placed
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The model that every worker of a topic must serve, and the worker that registered with it first.
+    """Name the model that every worker of a topic must serve, and the first worker that registered with it.
 
-    vLLM's version and the model's revision may differ: while a deployment is upgraded both are there.
+    vLLM's version and the model's revision may differ: during an upgrade both are present.
     """
 
     model: str
@@ -235,11 +236,11 @@ class Deployment:
 
     @classmethod
     def of(cls, identity: pb.WorkerIdentity) -> Deployment:
-        """Return the deployment that this worker would begin."""
+        """Return the deployment that this worker would start."""
         return cls(identity.model, identity.worker_id)
 
     def refusal(self, topic: str, newcomer: Deployment) -> str:
-        """Say why `newcomer` does not fit, in one line that names both sides; empty when it does."""
+        """Return a one-line reason why `newcomer` does not fit, naming both sides; empty if it does."""
         if newcomer.model == self.model:
             return ""
         here = f"in topic {topic!r} (worker {self.worker_id})"
@@ -252,18 +253,19 @@ class Heard:
 
     known: bool
     drain: bool
-    stale: bool = False  # it carried an older epoch than the worker's last message: ignored
+    stale: bool = False  # ignored: it carried an older epoch than the worker's last message
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Messages of processes about themselves, and the orders in force; serialized by the callers."""
+    """Messages of processes about themselves, and the current orders; serialized by the callers."""
 
     routers: Mapping[str, bytes] = field(default_factory=dict)
     fleets: Mapping[str, bytes] = field(default_factory=dict)
-    orders: Mapping[str, bytes] = field(default_factory=dict)  # by fleet
-    processes: Mapping[str, bytes] = field(default_factory=dict)  # routers and schedulers: where they are
-    turns: Mapping[str, bytes] = field(default_factory=dict)  # by scheduler: what waits for room (turns.py)
+    orders: Mapping[str, bytes] = field(default_factory=dict)  # keyed by fleet
+    processes: Mapping[str, bytes] = field(default_factory=dict)  # addresses of routers and schedulers
+    # scheduler -> requests waiting for room (turns.py)
+    turns: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +277,12 @@ class History:
 
 
 def name_of(identity: pb.WorkerIdentity) -> str:
-    """Return the name that a worker keeps when it is started again."""
+    """Return the name that a worker keeps across restarts."""
     return identity.name or identity.worker_id
 
 
 def shares(known: Known) -> Iterator[tuple[str, Reserved]]:
-    """Yield what an attempt holds now of its workers, by the worker's id, where it is anything."""
+    """Yield each worker's id and what an attempt now holds of it, if anything."""
     booking = known.booking
     for worker_id in booking.worker_ids:
         share = booking.share(worker_id, prefilled=known.prefilled)
@@ -304,7 +306,7 @@ def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
 
 
 def booked_to_wire(worker_id: str, booked: Reserved) -> pb.Booked:
-    """Return the message of what is booked on a worker."""
+    """Return the message for a worker's bookings."""
     return pb.Booked(
         worker_id=worker_id,
         prompt_tokens=booked.prompt_tokens,
@@ -326,7 +328,7 @@ def worker_to_wire(record: WorkerRecord) -> pb.Worker:
 
 
 def known_from_wire(message: pb.Booking, router_id: str) -> Known:
-    """Take a router's booking from the wire. Raises ValueError when it makes no sense."""
+    """Take a router's booking from the wire. Raises ValueError for an invalid one."""
     attempt = attempt_from_wire(message.attempt)
     booking = Booking(
         attempt=attempt,

@@ -1,4 +1,4 @@
-"""Calls what is due at its time, on a thread of its own."""
+"""Call functions at their deadlines, on a separate thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.keeping import keep_thread
 
 
 class Deadlines:
-    """Few deadlines, by key. Safe for any thread."""
+    """Keep a few deadlines by key. Safe for any thread."""
 
     def __init__(self, name: str) -> None:
         """Start the thread."""
@@ -21,7 +21,7 @@ class Deadlines:
         self._thread.start()
 
     def add(self, key: Hashable, when_s: float, call: Callable[[], object]) -> None:
-        """Have `call` called at this time (CLOCK_MONOTONIC), unless the key is removed before."""
+        """Call `call` at `when_s` (CLOCK_MONOTONIC), unless the key is removed before."""
         with self._changed:
             self._due[key] = when_s, call
             self._changed.notify()
@@ -43,7 +43,7 @@ class Deadlines:
             call()
 
     def _next(self) -> Callable[[], object] | None:
-        """Wait for the next call that is due; None when closed."""
+        """Wait for the next call that is due; return None when closed."""
         with self._changed:
             while not self._closed:
                 key = min(self._due, key=lambda one: self._due[one][0], default=None)

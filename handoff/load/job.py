@@ -1,4 +1,4 @@
-"""The order for a load, from the scheduler's side to a rank's loader."""
+"""Define the order for a load, from the scheduler's side to a rank's loader."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Key = tuple[str, int]  # request id, epoch
 
 @dataclass(frozen=True)
 class LoadJob:
-    """An order to bring the KV of a save into these cache blocks, once its manifest is here."""
+    """Order the KV of a save to be brought into these cache blocks, once its manifest is here."""
 
     request_id: str
     epoch: int
-    tokens: int  # that the source saves: the manifest has to say the same
+    tokens: int  # number that the source saves: the manifest has to agree
     parts: tuple[Part, ...]
-    arrived_s: float  # at the engine; CLOCK_MONOTONIC
+    arrived_s: float  # arrival at the engine; CLOCK_MONOTONIC
     saved_as: str = ""  # the id under which the source saved it; empty: request_id
-    manifest: Manifest | None = None  # where it came before the blocks did
-    complete: bool = False  # the prompt is, and the request waits for nothing but its KV
+    manifest: Manifest | None = None  # set if it came before the blocks did
+    complete: bool = False  # the prompt is complete, and the request waits only for its KV
 
     @property
     def saved_id(self) -> str:

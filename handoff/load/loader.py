@@ -1,16 +1,17 @@
-"""A rank's loads: which of them waits for what, from the reservation of blocks to the report of their end.
+"""Track a rank's loads, from the reservation of blocks to the report of their end.
 
     RESERVED --manifest--> QUEUED --a turn--> PULLING --all is here--> HELD --its token--> told
-        ^                                        |                       (at once, where that came before)
+        ^                                        |                       (at once, if the token came first)
         +------- an early pull that failed ------+
 
 The blocks of a load belong to its request and to nobody in the running batch, so the engine's steps go on
-meanwhile. Every job that is reserved is reported exactly once, however it ends: the engine holds the blocks
-until then.
+meanwhile. Every reserved job is reported exactly once, however it ends: the engine holds the blocks until
+then.
 
-A manifest may come while the prompt is still computed: an early pull brings what each of its steps leaves.
-One that fails leaves all at the source, unless something is gone there: it is pulled once more when the
-prompt is complete. A request goes on when its KV is here and it has its first token: `complete` says so.
+A manifest may come while the prompt is still computed: an early pull brings what each of its steps leaves. If
+it fails, everything stays at the source unless something has already been dropped there, and is pulled again
+when the prompt is complete. A request goes on when its KV is here and `complete` says that it has its first
+token.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
-    """The state of a load that is not told yet."""
+    """The states of a load that has not been reported yet."""
 
     RESERVED = "it has blocks, and no manifest that is to be pulled now"
     QUEUED = "it waits for its turn"
@@ -54,16 +55,16 @@ class State(enum.Enum):
 
 @dataclass(eq=False)
 class _Load:
-    """A load, and the progress of its pull."""
+    """Track a load, and the progress of its pull."""
 
     job: LoadJob
-    after: Mark | None  # the engine's work that was queued before the blocks became the load's
+    after: Mark | None  # engine work queued before the blocks became the load's
     progress: Progress
     state: State = State.RESERVED
     manifest: Manifest | None = None
-    whole_s: float = 0.0  # when the source said that the prompt is complete; 0: it is not yet
+    whole_s: float = 0.0  # when the source said that the prompt is complete; 0: not yet
     has_token: bool = False
-    failed: bool = False  # its early pull: the next one is for the whole, and the last
+    failed: bool = False  # its early pull failed: the next one is for everything, and the last
     cancelled: bool = False
 
     @property
@@ -88,10 +89,10 @@ class _Ended:
 
 
 class Loader:
-    """The loads of one rank.
+    """Keep the loads of one rank.
 
-    Nothing here waits for a pull. `begin` is for any thread; the rest is called on the engine's. There are
-    never more loads than requests for whose blocks the engine found room.
+    Nothing here waits for a pull. `begin` may be called from any thread; the rest is called on the engine's.
+    There are never more loads than requests for whose blocks the engine found room.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Loader:
     ) -> None:
         """Load into `cache`.
 
-        transports: best first; they are closed by whoever made them, after the loader.
+        transports: best first; whoever made them closes them after the loader.
         """
         self._cache = cache
         self._puller = puller
@@ -129,7 +130,7 @@ class Loader:
             thread.start()
 
     def reserve(self, job: LoadJob) -> None:
-        """Take blocks over for a load; pull at once where its manifest is at hand."""
+        """Take over blocks for a load; pull at once if its manifest is at hand."""
         load = _Load(job, self._cache.mark(), Progress(job))
         with self._lock:
             self._loads[job.key] = load
@@ -139,7 +140,7 @@ class Loader:
                 self._begin(load, job.manifest, whole_s)
 
     def begin(self, key: Key, manifest: Manifest) -> None:
-        """Pull what this manifest names, early or whole. From any thread; calling it again is harmless.
+        """Pull what this manifest names, early or whole. From any thread; idempotent.
 
         A load without blocks yet is ignored: its job will bring the manifest.
         """
@@ -148,7 +149,7 @@ class Loader:
                 self._begin(load, manifest, time.monotonic() if manifest.saved_at_s else 0.0)
 
     def complete(self, key: Key, manifest: Manifest) -> None:
-        """Note that a load's request has its first token, and that its prompt is complete."""
+        """Note that a load's prompt is complete and its request has its first token."""
         with self._lock:
             load = self._loads.get(key)
             if load is None or load.has_token:
@@ -162,12 +163,12 @@ class Loader:
             self.on_finished()
 
     def cancel(self, keys: Iterable[Key]) -> None:
-        """Stop the loads of requests that ended. Each is still told, once nothing writes to its blocks."""
+        """Stop the loads of ended requests. Each is still reported, once nothing writes to its blocks."""
         for key in keys:
             with self._lock:
                 load = self._loads.get(key)
                 if load is None or load.cancelled:
-                    continue  # told twice: by another rank's failure, and by its request's end
+                    continue  # cancelled twice: by another rank's failure, and by its request's end
                 load.cancelled = True
                 waited = load.state is not State.PULLING and self._leave(load)
                 if waited:
@@ -200,7 +201,7 @@ class Loader:
     # ---- under the lock
 
     def _begin(self, load: _Load, manifest: Manifest, whole_s: float) -> None:
-        """Move a load on for a manifest.
+        """Advance a load for which a manifest has come.
 
         whole_s: when its source said that the prompt is complete; 0: it did not
         """
@@ -211,13 +212,13 @@ class Loader:
                 late = partial(self._be_late, load.progress)
                 self._deadlines.add(load.progress, whole_s + self._pull_timeout_s, late)
             elif load.state is State.QUEUED and self._early.leave(load):
-                load.state = State.RESERVED  # those before it wait for prompts: it need not
+                load.state = State.RESERVED  # the early pulls before it wait for prompts; it need not
         if load.state is State.RESERVED and (load.whole_s or not load.failed):
             load.manifest, load.state = manifest, State.QUEUED
             (self._turns if load.whole_s else self._early).add(load)
 
     def _leave(self, load: _Load) -> bool:
-        """Give a load's place in a queue up. Return False for one whose turn has come meanwhile."""
+        """Give up a load's place in a queue. Return False if its turn has come meanwhile."""
         return load.state is not State.QUEUED or self._early.leave(load) or self._turns.leave(load)
 
     def _tell(self, load: _Load, problem: Problem | None) -> None:
@@ -262,7 +263,7 @@ class Loader:
             logger.info("request %r is pulled again at its end: %s", job.request_id, ended.problem)
         if told:
             self.on_finished()
-        # A pull that failed early leaves all there if nothing of it is gone: the prompt goes on.
+        # A pull that failed early left everything there if nothing was dropped: the prompt goes on.
         if not leaves:
             self._pulls.release(job, described, ended.shares, failed=ended.problem is not None)
 
@@ -274,7 +275,7 @@ class Loader:
         except HandoffError as error:
             lost = next((each.error for each in progress.taken if each.error is not None), None)
             ended.problem = Problem.of(_timed_out(job) if progress.late else lost or error)
-        except Exception as error:  # a load that is not reported would hold its request for ever
+        except Exception as error:  # an unreported load would hold its request forever
             logger.exception(
                 "loading request %r failed unexpectedly", job.request_id, extra={"request_id": job.request_id}
             )

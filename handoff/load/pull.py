@@ -1,8 +1,8 @@
-"""One pull: a save's records, out of all shards that a rank needs, checked and written into its cache.
+"""Pull a save's records from all shards that a rank needs, check them and write them into its cache.
 
-Where the source has more ranks or fewer (forms.py), a rank takes its heads out of several shards, a chunk of
-each in turns: they grow together. What has been taken of a save with fewer slots than records is gone there
-(taken.py).
+If the source has more ranks or fewer (forms.py), a rank takes its heads out of several shards, a chunk of
+each in turn, so that they advance together. Records taken from a save with fewer slots than records are gone
+at the source (taken.py).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _ENDED = object()
 
 @dataclass(eq=False)
 class Progress:
-    """The progress of one pull; its times are in seconds."""
+    """Track the progress of one pull; times are in seconds."""
 
     job: LoadJob
     cancellation: Cancellation = field(default_factory=Cancellation)
-    heard_s: float = 0.0  # time.monotonic; when it began, or bytes came last
-    whole_s: float = 0.0  # when its source said that the prompt is complete: times count from then on
-    late: bool = False  # it was cancelled at its deadline
-    taken: list[Taken] = field(default_factory=list)  # of each shard, once its pull has begun
+    heard_s: float = 0.0  # time.monotonic of the start, or of the last bytes
+    whole_s: float = 0.0  # when the source said that the prompt is complete: times count from then on
+    late: bool = False  # cancelled at its deadline
+    taken: list[Taken] = field(default_factory=list)  # one per shard, once its pull has begun
     transport: str = ""
     bytes: int = 0
     early_bytes: int = 0
@@ -52,11 +52,11 @@ class Progress:
 
     @property
     def told(self) -> bool:
-        """Whether the source may have let go of something: no other pull would find it all."""
+        """Whether the source may have let go of something: another pull would not find everything."""
         return any(one.told for one in self.taken)
 
     def report(self, rank: int, problem: Problem | None) -> ShardLoad:
-        """Return what the scheduler's side hears of it."""
+        """Return the report for the scheduler's side."""
         costs = Costs(*(value * 1e3 for value in (self.wait, self.move, self.check, self.load)))
         return ShardLoad(
             self.job.request_id,
@@ -72,7 +72,7 @@ class Progress:
 
 
 class Pulls:
-    """A rank's way to pull; safe for several threads at once."""
+    """Pull on behalf of a rank; safe for several threads at once."""
 
     def __init__(
         self,
@@ -109,8 +109,7 @@ class Pulls:
     ) -> None:
         """Bring all of it. Raises HandoffError.
 
-        after: the engine's work that was queued before the blocks became the load's; deadline: of
-        CLOCK_MONOTONIC
+        after: engine work queued before the blocks became the load's; deadline: CLOCK_MONOTONIC
         """
         seed = digests.seed(progress.job.saved_id, progress.job.epoch)
         landings: list[Landing] = []
@@ -131,7 +130,7 @@ class Pulls:
                 coming.append(_land(progress, landing, taken, transport, pulls))
             while coming:
                 coming = [each for each in coming if next(each, _ENDED) is not _ENDED]
-                if not progress.whole_s:  # all so far is hidden behind the prompt's own steps
+                if not progress.whole_s:  # everything so far is hidden behind the prompt's own steps
                     progress.early_bytes = progress.bytes
                     progress.move = 0.0
                     progress.check = -sum(each.check_s for each in landings)
@@ -160,9 +159,9 @@ class Pulls:
             self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
 
     def _orders(self, progress: Progress, described: Manifest, share: Share, deadline: float) -> list[Pull]:
-        """Return an order for each run of records, all under one deadline: mostly there is one.
+        """Return an order for each run of records, all under one deadline: usually there is one.
 
-        Where the prefix cache has the first blocks, what is missing of each group lies apart.
+        If the prefix cache has the first blocks, what is missing of each group lies apart.
         """
         job = progress.job
         pulls = []
@@ -196,7 +195,7 @@ class Pulls:
 def _land(
     progress: Progress, landing: Landing, taken: Taken, transport: Transport, pulls: Sequence[Pull]
 ) -> Generator[None]:
-    """Bring all of it, a chunk with each `next`. Raises TransportFailed for less."""
+    """Bring all of it, a chunk with each `next`. Raises TransportFailed if too few records come."""
     blocks = 0
     for pull in pulls:
         if taken.is_due(pull.first_block):
@@ -208,7 +207,7 @@ def _land(
                 start = time.monotonic()
                 records = next(chunks, None)
                 progress.move += time.monotonic() - max(start, progress.whole_s)
-                if taken.is_due(stop):  # the transport has found them left alone until now
+                if taken.is_due(stop):  # the transport has verified them until now
                     landing.finish()
                     taken.tell(stop)
                 if records is None:
@@ -229,5 +228,5 @@ def _land(
 
 
 def _chunks(transport: Transport, pull: Pull) -> Generator[Records]:
-    """Yield a pull's chunks; what transports return need not be closable."""
+    """Yield a pull's chunks; makes any transport's iterator closable."""
     yield from transport.pull(pull)

@@ -1,7 +1,7 @@
-"""Acknowledgements: the source of a save with fewer slots than records hears what a pull has taken of it.
+"""Acknowledge records to the source of a save with fewer slots than records, so that it can reuse the slots.
 
-One call is under way at most; what is taken meanwhile goes with the next one. A call that fails ends the
-pull: without it no further record would come.
+At most one call is under way; records taken meanwhile go with the next one. A failed call ends the pull,
+since without it no further record would come.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.protos.handoff_pb2 import TakenRequest
 
 
 class Taken:
-    """The acknowledgements of one pull of records. Without a window there are none."""
+    """Acknowledge the records of one pull. Without a window, no call is made."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Taken:
         failed: Callable[[], object],
         reader: tuple[int, int] = (0, 1),
     ) -> None:
-        """Begin with nothing taken.
+        """Start with nothing taken.
 
         failed: called, on any thread, when a call has failed. reader: this rank, and how many pull this save.
         """
@@ -52,21 +52,24 @@ class Taken:
         return bool(self._told or self._wanted)
 
     def is_due(self, place: int) -> bool:
-        """Return whether the source should hear that no records before this place are needed any more."""
+        """Return whether to tell the source now that no records before this place are needed."""
         return place - max(self._told, self._wanted) >= self._step
 
     def tell(self, place: int) -> None:
-        """Tell it, without waiting, that all records before this place were taken."""
+        """Tell the source, without waiting, that all records before this place were taken."""
         self._told = place
         self._soon()
 
     def pass_over(self, place: int) -> None:
-        """Tell it, without waiting, that the records from the last one taken to this place are not wanted."""
+        """Tell the source, without waiting, that the records up to this place are not wanted."""
         self._wanted = place
         self._soon()
 
     def end(self) -> None:
-        """Note that all is here: the calls under way do not matter. Raises the error of one that did."""
+        """Note that everything is here, so calls under way no longer matter.
+
+        Raises the error of a failed one.
+        """
         with self._lock:
             self._ended = True
         if self.error is not None:

@@ -1,9 +1,8 @@
-"""The order of a rank's pulls: few at once, and none that waits behind a source that does not answer.
+"""Order a rank's pulls: few at once, and none that waits behind an unresponsive source.
 
-More pulls at once share the same memory bus and the engine's cores, so that all end later. But one whose wire
-is cut moves nothing until its connection is found dead, seconds later: it counts as none, and what comes from
-other sources goes past it. What comes from the same source waits, as it would wait on the same connection.
-
+More concurrent pulls share the same memory bus and the engine's cores, so that all end later. But a pull
+whose network is cut moves nothing until its connection is found dead, seconds later: it does not count, and
+pulls from other sources go past it. Pulls from the same source wait, as they would on the same connection.
 Pulls from prompts that are still computed mostly wait for the next step there: they have turns of their own.
 """
 
@@ -14,11 +13,11 @@ import time
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
-MOVING = 2  # pulls at once that bring something
-STALLED_S = 1.0  # without a byte, from the begin or the last ones: a slow wire brings some within that
+MOVING = 2  # concurrent pulls that make progress
+STALLED_S = 1.0  # without a byte, from the start or the last bytes; a slow network brings some within that
 THREADS = 8  # MOVING pulls, and the stalled ones of three sources
-EARLY = 4  # pulls at once from prompts that are still computed; each holds a thread there, too
-_LOOK_S = STALLED_S / 4  # between looks for pulls that have stalled, while others wait
+EARLY = 4  # concurrent pulls from prompts still being computed; each also holds a thread at the source
+_LOOK_S = STALLED_S / 4  # interval of checks for stalled pulls, while others wait
 
 
 class Pulling(Protocol):
@@ -28,19 +27,20 @@ class Pulling(Protocol):
     def source(self) -> str:
         """The worker that saved the KV."""
 
-    heard_s: float  # time.monotonic; when it began, or bytes came last
+    heard_s: float  # time.monotonic of the start, or of the last bytes
 
 
 P = TypeVar("P", bound=Pulling)
 
 
 class Turns(Generic[P]):
-    """The loads that wait, and those that have a turn. Safe for any thread."""
+    """Hold the loads that wait, and those that have a turn. Safe for any thread."""
 
     def __init__(self, moving: int = MOVING, stalled_s: float = STALLED_S) -> None:
-        """Begin with none.
+        """Start empty.
 
-        moving: pulls at once that bring something; stalled_s: without a byte, until one counts no more.
+        moving: concurrent pulls that make progress; stalled_s: time without a byte after which a pull no
+        longer counts.
         """
         self._moving = moving
         self._stalled_s = stalled_s
@@ -56,7 +56,7 @@ class Turns(Generic[P]):
             self._changed.notify()
 
     def leave(self, load: P) -> bool:
-        """Give a place in the queue up. Return False for a load that has begun."""
+        """Give up a place in the queue. Return False for a load that has begun."""
         with self._changed:
             waits = load in self._waiting
             if waits:
@@ -64,7 +64,7 @@ class Turns(Generic[P]):
             return waits
 
     def take(self) -> P | None:
-        """Wait for the next load whose turn it is, and begin it; None when closed and none waits any more."""
+        """Wait for the next load whose turn it is, and start it; return None when closed and none waits."""
         with self._changed:
             while not (self._closed and not self._waiting):
                 if (load := self._next()) is not None:
@@ -76,7 +76,7 @@ class Turns(Generic[P]):
             return None
 
     def over(self, load: P) -> None:
-        """End a turn."""
+        """End a load's turn."""
         with self._changed:
             self._begun.remove(load)
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Room in shared memory for records: slots of one size, handed out in any number, bounded.
+"""Allocate shared memory for records: slots of one size, in any number, up to a bound.
 
-There is one segment, whose pages are brought in step by step, ahead of need. A save takes slots that are
-free, wherever they are: in one run if there is one that is long enough, else in few.
+There is one segment, whose pages are brought in step by step, ahead of need. A save takes free slots
+anywhere: in one run if one is long enough, else in few.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ STEP_BYTES = 64 << 20
 
 
 class _Holes:
-    """Free slots, as runs.
+    """Keep free slots as runs.
 
-    Invariant: the runs are sorted and apart from each other, and none goes beyond the end of a step. Memory
-    is pinned for an accelerator step by step, and no copy may span two of these pieces.
+    Invariant: the runs are sorted and apart from each other, and none crosses the end of a step. Memory is
+    pinned for an accelerator step by step, and no copy may span two of these pieces.
     """
 
     def __init__(self, step: int) -> None:
@@ -38,14 +38,14 @@ class _Holes:
         self.slots = 0
 
     def take(self, count: int) -> tuple[Run, ...]:
-        """Remove `count` slots, which must be there."""
+        """Remove `count` slots; that many must be free."""
         self.slots -= count
         for i, (first, size) in enumerate(self._runs):
             if size >= count:
                 self._runs[i : i + 1] = [(first + count, size - count)] if size > count else []
                 return ((first, count),)
         taken = []
-        for first, size in sorted(self._runs, key=lambda run: -run[1]):  # the longest first: few runs
+        for first, size in sorted(self._runs, key=lambda run: -run[1]):  # longest first, for few runs
             part = min(size, count)
             taken.append((first, part))
             count -= part
@@ -60,7 +60,7 @@ class _Holes:
         return tuple(sorted(taken))
 
     def give(self, first: int, count: int) -> None:
-        """Add a run, joined with its neighbours."""
+        """Add a run, merging it with its neighbours."""
         self.slots += count
         stop = first + count
         i = j = bisect.bisect(self._runs, (first, 0))
@@ -75,10 +75,10 @@ class _Holes:
 
 @dataclass(frozen=True)
 class StagingSlots:
-    """Slots of a segment; given back once, with `Arena.free`."""
+    """Hold slots of a segment; give them back once, with `Arena.free`."""
 
     memory: Segment = field(repr=False)
-    offset: int  # of the segment's first record
+    offset: int  # offset of the segment's first record
     record_bytes: int
     runs: tuple[Run, ...]
 
@@ -93,7 +93,7 @@ class StagingSlots:
 
 
 class Arena:
-    """Slots of `record_bytes` and a header, in at most `bound` bytes. Safe for any thread."""
+    """Hand out slots of `record_bytes` and a header, in at most `bound` bytes. Safe for any thread."""
 
     def __init__(
         self,
@@ -104,7 +104,9 @@ class Arena:
         pin: Callable[[Bytes], None] | None = None,
         create: Callable[[int, int], Segment] = segments.create,
     ) -> None:
-        """pin: called with memory when it can be used; the first piece begins with the headers.
+        """Create the arena.
+
+        pin: called with memory when it becomes usable; the first piece starts with the headers.
 
         Raises HandoffError for a bound below one slot.
         """
@@ -116,7 +118,7 @@ class Arena:
                 f" {bytes_for(1, record_bytes) / 2**20:.3g} MiB: raise it"
             )
         self._offset = records_at(self._slots)
-        unit = PAGE // math.gcd(PAGE, record_bytes)  # this many records end with a page
+        unit = PAGE // math.gcd(PAGE, record_bytes)  # this many records end on a page boundary
         self._step = max(1, step_bytes // record_bytes // unit) * unit
         self._ahead = max(1, self._step // 2)
         self._pin = pin
@@ -134,12 +136,12 @@ class Arena:
 
     @property
     def slots(self) -> int:
-        """All slots that there are, or may be."""
+        """All slots, including those not grown yet."""
         return self._slots
 
     @property
     def grown(self) -> int:
-        """Slots that are there, used or not."""
+        """Slots whose pages are there, used or not."""
         return self._grown
 
     @property
@@ -149,10 +151,10 @@ class Arena:
             return self._holes.slots + self._slots - self._grown
 
     def allocate(self, count: int) -> StagingSlots:
-        """Return `count` slots. Raises StagingFull, and only if fewer are free.
+        """Return `count` slots. Raises StagingFull only if fewer are free.
 
-        This takes microseconds if the slots' pages are there, which the thread that grows ahead takes care
-        of; else it brings them in.
+        Takes microseconds if the slots' pages are there, which the thread that grows ahead takes care of;
+        otherwise brings them in.
         """
         place = self._take(count)
         if place is None:
@@ -169,7 +171,7 @@ class Arena:
         return place
 
     def begin(self, size: int) -> None:
-        """Grow until the first `size` bytes of records are there, by one step at least."""
+        """Grow until the first `size` bytes of records are there, by at least one step."""
         with self._growing:
             while self._grown * self.record_bytes < max(1, size) and self._grow():
                 pass
@@ -200,7 +202,7 @@ class Arena:
         return StagingSlots(self._segment, self._offset, self.record_bytes, runs)
 
     def _grow(self) -> bool:
-        """Bring in a step's pages, under _growing. Returns False if all are there, or /dev/shm is full."""
+        """Bring in a step's pages, under _growing. Return False if all are there, or /dev/shm is full."""
         first, count = self._grown, min(self._step, self._slots - self._grown)
         if self._closed or not count:
             return False

@@ -1,7 +1,7 @@
-"""vLLM's cache tensors as one `BlockCache`: checked, described, and matched to the memory they lie in.
+"""Turn vLLM's cache tensors into one `BlockCache`: check, describe and locate them.
 
-Groups overlay each other: layers of two may lie in the same memory, of which each block is one group's at a
-time. Only within a group is the same memory the same layer's.
+Groups overlay each other: layers of two groups may lie in the same memory, each block of which belongs to one
+group at a time. Only within a group does the same memory mean the same layer.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def block_cache(
     """Make the cache of one rank. tensors: by layer, dimension 0 the block, in the order of the records.
 
     A tensor that several layers of a group share counts once. row_widths: elements that share a scale when
-    quantised, the innermost dimension by default. groups: the layers of each; with a single one, it has all.
-    Raises UnsupportedCache.
+    quantised, the innermost dimension by default. groups: the layers of each; a single group has all. Raises
+    UnsupportedCache.
     """
     devices = {tensor.device for tensor in tensors.values() if isinstance(tensor, torch.Tensor)}
     if len(devices) > 1:
@@ -65,7 +65,7 @@ def _grouped(
     for name, tensor in tensors.items():
         blocks = _as_blocks(name, tensor, num_blocks)
         number = whose.get(name, 0 if len(groups) == 1 else None)
-        if number is None:  # a layer without KV of its own reads another's
+        if number is None:  # a layer without its own KV reads another's
             if not any(one is tensor for other, one in tensors.items() if other in whose):
                 raise UnsupportedCache(f"layer {name}: its KV is in none of the {len(groups)} groups")
             continue
@@ -82,7 +82,7 @@ def _table(blocks: Mapping[str, torch.Tensor], widths: Sequence[int], wire_dtype
 
 
 def _filled_up(table: KVTable, record_bytes: int) -> KVTable:
-    """Return a table of records of that size: what is missing is zeros, which are read back to nowhere."""
+    """Pad a table to records of that size: packed as zeros, and discarded when unpacked."""
     missing = record_bytes - table.record_bytes
     if not missing:
         return table
@@ -109,7 +109,7 @@ def _as_blocks(name: str, tensor: Any, num_blocks: int) -> torch.Tensor:
 
 
 def _row_width(name: str, tensor: torch.Tensor, wanted: int | None) -> int:
-    """Return the number of elements, side by side in memory, that share a scale."""
+    """Return the number of elements, adjacent in memory, that share a scale."""
     sizes = [
         size
         for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
@@ -133,7 +133,7 @@ def _describe(
     pieces = tensor.shape[0] // num_blocks
     heads, stretches = division.heads.get(name, 0), 1
     if heads > 1:
-        # From the outermost in memory to the innermost; a single one of anything is nowhere, and counts last.
+        # From the outermost in memory to the innermost. Dimensions of size 1 have no place and come last.
         order = sorted(range(len(shape)), key=lambda at: (-strides[at], shape[at] == 1))
         outside = math.prod(shape[at] for at in order[: order.index(0)])
         together = math.prod(shape[1:]) // outside  # elements of a head
@@ -158,7 +158,7 @@ def _describe(
 
 
 def _strides(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a tensor whose dimensions lie in memory in this order, the outermost first."""
+    """Return the strides of a tensor whose dimensions lie in memory in this order, outermost first."""
     found, stride = [0] * len(shape), 1
     for at in reversed(order):
         found[at] = stride

@@ -2,7 +2,7 @@
 
 A record is the parts of one block of all layers of its group, layer after layer, as kernels/kv_pack packs
 them: the block's bytes as they are, or quantised. Records of all groups have one size. Those of consecutive
-blocks are consecutive, so that a puller which has the first blocks already asks for one contiguous range.
+blocks are consecutive, so that a puller which already has the first blocks asks for one contiguous range.
 This code does not care what the bytes mean (heads first or tokens first, K and V apart or together, MLA's
 latent, a state): both ends must agree on it, which the compatibility hash over `CacheLayer`s ensures.
 """
@@ -27,41 +27,39 @@ from baton.kernels.kv_pack import KVTable
 
 # vLLM's placeholder for a block that a sliding window has left behind: never read, never written.
 NULL_BLOCK = 0
-_SHARES = 64  # whose tables are kept: of all forms of the sources, in turns
-Tables = Mapping[int, KVTable]  # by group
+_SHARES = 64  # shares whose tables are cached
+Tables = Mapping[int, KVTable]  # keyed by group
 
 
 class Landing(ABC):
-    """The writing of one pull's records into the cache, from one thread; the blocks are its own meanwhile."""
+    """Write one pull's records into the cache, from one thread, which owns the blocks meanwhile."""
 
     def __init__(self, what: str, seed: int, tables: Tables) -> None:
-        """Begin. what: the pulled KV, for the texts of errors; seed: of its digests; tables: of its kind."""
+        """Start. what: the pulled KV, for error texts; seed: of its digests; tables: by group."""
         self.what = what
         self.seed = seed
         self._tables = tables
-        self.check_s = 0.0  # time for digests, where they are computed apart
+        self.check_s = 0.0  # time spent on digests that are computed separately
         self.load_s = 0.0
 
     @abstractmethod
     def take(self, part: Part, records: Bytes, saved: Digests) -> None:
         """Check a chunk against its digests and write it into the cache. `records` can be reused on return.
 
-        part: the records' places and blocks.
-
-        Raises DigestMismatch, possibly for an earlier chunk.
+        part: the records' places and blocks. Raises DigestMismatch, possibly for an earlier chunk.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait until all that was taken is in the cache. Raises DigestMismatch."""
+        """Wait until everything taken is in the cache. Raises DigestMismatch."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait until nothing writes the blocks any more, however the pull ended. Idempotent."""
+        """Wait until nothing writes to the blocks any more, however the pull ended. Idempotent."""
 
 
 class BlockCache(ABC):
-    """Copies between one rank's cache tensors and records.
+    """Copy between one rank's cache tensors and records.
 
     The caller ensures that the engine does not use the blocks meanwhile.
     """
@@ -69,7 +67,7 @@ class BlockCache(ABC):
     def __init__(
         self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...], division: Division = UNDIVIDED
     ) -> None:
-        """tables: of each group, all with one record's size, wire format and device."""
+        """Take `tables` by group, all with the same record size, wire format and device."""
         self.layers = layers
         self.device: Device | None = None  # set if the device can copy pinned records itself
         self.load_bytes = 0  # smallest efficient chunk of a load; 0: no preference
@@ -87,10 +85,10 @@ class BlockCache(ABC):
     def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
         """Gather cache blocks into the records of fill.view, and close it at the end.
 
-        parts: all that the fill is to write, in order. Called on the engine's thread, after the step that
-        wrote the blocks. On return the engine may reuse them by work that it queues from then on; the records
-        may still be on their way. On another thread it is called with a `mark` from after that step, and the
-        blocks have been read on return.
+        parts: everything the fill is to write, in order. Called on the engine's thread, after the step that
+        wrote the blocks: on return the engine may overwrite them by work that it queues from then on, while
+        the records may still be on their way. Other threads pass `after`, a `mark` set after that step; then
+        the blocks have been read on return.
         """
 
     @abstractmethod
@@ -104,8 +102,8 @@ class BlockCache(ABC):
     def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
         """Return a landing for one pull, on its thread.
 
-        after: a `mark` from when the blocks became its own. share: of whose records; this rank's own kind by
-        default.
+        after: a `mark` from when the blocks became the pull's. share: the one whose records are pulled; whole
+        records of this rank by default.
         """
 
     def _tables_of(self, share: Share | None) -> Tables:
@@ -117,7 +115,7 @@ class BlockCache(ABC):
         return cut_tables(self._tables, self.layers, self.form, self.rank, share)
 
     def mark(self) -> Mark | None:
-        """Mark the work that the engine has queued, on its thread: to write, or to read, only after it."""
+        """Mark the work that the engine has queued so far, so that reads or writes can wait for it."""
         return None
 
     def pin(self, memory: Bytes) -> None:  # noqa: B027 (host memory needs nothing)
@@ -128,14 +126,14 @@ class BlockCache(ABC):
 
 
 def wanted(block_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return block ids for unpacking: NULL_BLOCK is -1, which is not written."""
+    """Return block ids for unpacking: NULL_BLOCK becomes -1, which is not written."""
     ids = np.array(block_ids, np.int64)
     ids[ids == NULL_BLOCK] = -1
     return ids
 
 
 def pieces(total: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of pieces of at most `most`, and of one at least."""
+    """Yield (start, stop) of at least one piece, each of at most `most`."""
     step = max(1, most)
     for start in range(0, total, step):
         yield start, min(start + step, total)

@@ -1,4 +1,4 @@
-"""Tables that read heads out of another rank's records, into where this rank's cache has them."""
+"""Make tables that read heads out of another rank's records into this rank's cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.handoff.forms import Cut, Form, Share, heads_of, part_bytes
 from baton.handoff.layers import CacheLayer
 from baton.kernels.kv_pack import AS_IS, SCALE_BYTES, KVTable, Place
 
-_Piece = tuple[torch.Tensor, int, Place]  # of a layer's blocks, [num_blocks, elements]; row width; place
+_Piece = tuple[torch.Tensor, int, Place]  # a layer's blocks, [num_blocks, elements]; row width; place
 
 
 def cut_tables(
@@ -18,7 +18,7 @@ def cut_tables(
 ) -> dict[int, KVTable]:
     """Return, by group, tables that unpack the share's records into this rank's blocks.
 
-    Groups of which the shard has nothing for this rank have none. tables: of this rank's cache, by group.
+    Groups of which the shard has nothing for this rank are absent. tables: this rank's cache, by group.
     """
     found = {}
     for number, table in enumerate(tables):
@@ -53,9 +53,9 @@ def _begins(sizes: Sequence[int]) -> list[int]:
 def _pieces(
     layer: CacheLayer, cut: Cut, blocks: torch.Tensor, heads: tuple[int, int], *, begin: int, wire: str
 ) -> Iterator[_Piece]:
-    """Yield the pieces of a cut. heads: that the layer has here and there; begin: of its part in a record."""
+    """Yield the pieces of a cut. heads: the layer's here and there; begin: start of its part in a record."""
     ours, theirs = heads
-    size = layer.head_bytes // layer.element_bytes // layer.stretches  # elements of a head that lie together
+    size = layer.head_bytes // layer.element_bytes // layer.stretches  # adjacent elements of a head
     for stretch in range(layer.stretches):
         own, other = (stretch * ours + cut.here) * size, (stretch * theirs + cut.there) * size
         if wire == AS_IS or layer.element_bytes == 1:
@@ -67,7 +67,7 @@ def _pieces(
 
 
 def _rest(pieces: Sequence[_Piece], wire: str, table: KVTable, size: int) -> Iterator[_Piece]:
-    """Yield what the pieces leave out of a record, to be read to nowhere: a GPU digests what it moves."""
+    """Yield the rest of a record as pieces to discard: a GPU digests only what it moves."""
     taken = []
     for blocks, width, place in pieces:
         elements = blocks.shape[1]

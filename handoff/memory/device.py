@@ -8,12 +8,12 @@
     load   pulling thread     looks at 0 ─ waits until 0 is there ─ looks at 1 ─ …
            its queue                     └ copy 0, unpack 0             └ copy 1, unpack 1 ─ …
 
-Slots (a chunk each) are made once and reused, in turns. A pack waits for its slot's last copy, on the device;
+Slots (a chunk each) are made once and reused in turn. A pack waits for its slot's last copy, on the device;
 the engine's thread waits for nothing. A request of no more than `_SAVE_SLOTS` chunks frees its blocks at the
 speed of the device's memory, a longer one at that of the bus.
 Loads compute digests while they unpack: a broken chunk is noticed when it is in the cache already, and the
-load fails; the blocks belong to no other request. The device copies records from where they lie if that is
-pinned; else the thread copies them first to memory that is.
+load fails; the blocks belong to no other request. The device copies records directly if they lie in pinned
+memory; otherwise the thread first copies them to memory that is pinned.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ logger = logging.getLogger(__name__)
 # A save's chunk. On an H100 the engine's thread took 0.15 ms to queue each one.
 SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
 LOAD_BYTES = 32 << 20  # a load's chunk: a few operations and a wait each, while the bus moves it in 0.6 ms
-_LANES = 2  # made at the start: loads at the same time
+_LANES = 2  # made at the start, for concurrent loads
 
 
 class _Target(Protocol):
-    """Host memory for records, by the numbers of their blocks, in pieces."""
+    """Host memory for records, in pieces, by block number."""
 
     def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]: ...
 
@@ -80,11 +80,14 @@ class _Coming:
 
     copied: Mark
     digests: torch.Tensor  # [n] int64, pinned
-    keep: tuple[torch.Tensor, ...]  # read or written by work that is still queued
+    keep: tuple[torch.Tensor, ...]  # keep alive: queued work still reads or writes these
 
 
 class DeviceBlockCache(BlockCache):
-    """`mark` is called on the engine's thread, `fill` there or with a mark, `landing` on any."""
+    """Cache in device memory.
+
+    Call `mark` on the engine's thread, `fill` there or with a mark, `landing` on any.
+    """
 
     def __init__(
         self,
@@ -108,8 +111,8 @@ class DeviceBlockCache(BlockCache):
             self._packed = self.room(_SAVE_SLOTS * self._save_chunk, self.record_bytes)
         self._left: list[Mark | None] = [None] * _SAVE_SLOTS  # the last copy out of each slot
         self._next_slot = 0
-        self._sending = threading.Lock()  # of the slots and both queues
-        # Left by pulls that ended, by the size of their records.
+        self._sending = threading.Lock()  # guards the slots and both queues
+        # Lanes left by pulls that ended, keyed by the size of their records.
         self._lanes: defaultdict[int, queue.SimpleQueue[_Lane]] = defaultdict(queue.SimpleQueue)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-save")
         self._compile()
@@ -117,9 +120,9 @@ class DeviceBlockCache(BlockCache):
             self.give_back(lane)
 
     def room(self, records: int, record_bytes: int) -> torch.Tensor:
-        """Return device memory for so many records, to be used by the current queue.
+        """Return device memory for `records` records, to be used by the current queue.
 
-        The engine's queue has memory that it has freed, but still reads or writes: another may not have it.
+        The engine's queue may still read or write memory that it has freed, so another queue must not get it.
         """
         return torch.empty((records, record_bytes), dtype=torch.uint8, device=self.on)
 
@@ -147,7 +150,7 @@ class DeviceBlockCache(BlockCache):
             self._thread.submit(_bring, coming, fill)
         except BaseException:
             for each in (self._packing, self._copying):
-                each.mark().synchronize()  # nothing may write to the memory that is given up now
+                each.mark().synchronize()  # nothing may write to the memory that is released now
             fill.close()
             raise
         if after is not None:
@@ -178,9 +181,9 @@ class DeviceBlockCache(BlockCache):
             self.device.unpin(self._pinned.pop())
 
     def _send_down(self, parts: Sequence[Part], records: _Target, after: Mark | None = None) -> list[_Coming]:
-        """Queue all packs and copies: nothing here waits for the device.
+        """Queue all packs and copies, without waiting for the device.
 
-        after: where the calling thread is not the engine's, which then waits for nothing of this.
+        after: given if the calling thread is not the engine's, whose queue then does not wait.
         """
         engine = self.device.current()
         with self._sending:
@@ -225,11 +228,11 @@ def _arrived(chunk: _Coming) -> Digests:
 
 
 def _bring(coming: list[_Coming], fill: Fill) -> None:
-    """Publish each chunk when it has arrived; on a thread of its own."""
+    """Publish each chunk when it has arrived; on a separate thread."""
     try:
         for chunk in coming:
             fill.add(_arrived(chunk))
-    except Exception:  # the device's; pullers learn of it by the fill
+    except Exception:  # a device error; pullers learn of it from the fill
         logger.exception("KV did not arrive from the device")
     finally:
         fill.close()
@@ -237,10 +240,10 @@ def _bring(coming: list[_Coming], fill: Fill) -> None:
 
 @dataclass
 class _Lane:
-    """A queue and room for a chunk, used by one pull at a time.
+    """Hold a queue and room for a chunk, used by one pull at a time.
 
-    All of it is made once: each call into torch releases the GIL, and waits for a busy engine's thread to get
-    it back.
+    All of it is made once: each call into torch releases the GIL, and must wait for a busy engine's thread to
+    get it back.
     """
 
     cache: DeviceBlockCache
@@ -256,12 +259,12 @@ class _Lane:
             self.digests = torch.empty(chunk, dtype=torch.int64, device=on)
         self.ids_host = device.pinned((chunk,), torch.int64)
         self.digests_host = device.pinned((chunk,), torch.int64)
-        self.host: torch.Tensor | None = None  # pinned, for records that are not: made when it is needed
+        self.host: torch.Tensor | None = None  # pinned, for records that are not; made on first use
 
 
 @dataclass(frozen=True)
 class _Landed:
-    """A queued chunk of a load: its digests are compared when the device is done."""
+    """Track a queued chunk of a load: its digests are compared when the device is done."""
 
     first_block: int
     saved: Digests
@@ -300,7 +303,7 @@ class _DeviceLanding(Landing):
         self._cache.give_back(lane)
 
     def _queue(self, lane: _Lane, part: Part, records: Bytes, saved: Digests) -> bool:
-        """Queue a chunk. Return whether the device reads it from where it lies: then it must stay."""
+        """Queue a chunk. Return whether the device reads it in place: then it must stay."""
         count, device = len(records), self._cache.device
         parts = device.pinned_parts(records)
         lane.ids_host.numpy()[:count] = wanted(part.block_ids)
@@ -316,7 +319,7 @@ class _DeviceLanding(Landing):
                 target.copy_(lane.host[:count], non_blocking=True)
             for start, stop in parts:
                 memory = (ctypes.c_uint8 * (stop - start)).from_address(records.ctypes.data + start)
-                source = torch.frombuffer(memory, dtype=torch.uint8)  # read-only or not
+                source = torch.frombuffer(memory, dtype=torch.uint8)  # works for read-only memory, too
                 target.view(-1)[start:stop].copy_(source, non_blocking=True)
             kv_pack.unpack(self._tables[part.group], target, ids, found)
             lane.digests_host[:count].copy_(found, non_blocking=True)

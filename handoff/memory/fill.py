@@ -1,7 +1,7 @@
 """The writing side of a save's memory: records arrive in order, at once or while the save can be pulled.
 
-A prompt that is computed in several steps is saved by a `Fill` for each, and one that has a window of slots
-by one for each part of that.
+A prompt computed in several steps is saved by one `Fill` per step, and a save with a window of slots by one
+per part of the window.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Fill:
     def __init__(
         self, view: SaveView, seed: int, closed: Callable[[bool], None], first: int, stop: int
     ) -> None:
-        """Begin to write the records from `first` to `stop`.
+        """Start writing the records from `first` to `stop`.
 
-        view: whose records are to be written; seed: of its digests; closed: called by `close`, with whether
-        all of them were written.
+        view: where to write them; seed: of their digests; closed: called by `close`, with whether all were
+        written.
         """
         self.view = view
         self._seed = seed
@@ -34,12 +34,12 @@ class Fill:
         self._stop = stop
 
     def add(self, own: Digests) -> None:
-        """Publish the next len(own) records, which are written. own: their digests without a seed."""
+        """Publish the next len(own) records, which have been written. own: their digests without a seed."""
         self.view.arrived(self._whole, digests.seeded(own, self._seed, self._whole))
         self._whole += len(own)
 
     def close(self) -> None:
-        """End the writing; readers of records that never arrived get an error."""
+        """Finish writing; readers of records that never arrived get an error."""
         complete = self._whole == self._stop
         if not complete:
             self.view.fail()

@@ -1,4 +1,4 @@
-"""A KV cache in host memory: gathered and scattered on the calling thread."""
+"""Gather and scatter a KV cache in host memory, on the calling thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CACHED_BYTES = 512 << 10
 
 
 class HostBlockCache(BlockCache):
-    """A cache in host memory: all work is done on the calling thread, on return. Any thread may call."""
+    """Cache in host memory: all work is done on the calling thread, on return. Any thread may call."""
 
     def __init__(
         self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...], division: Division = UNDIVIDED
@@ -31,7 +31,7 @@ class HostBlockCache(BlockCache):
         super().__init__(layers, tables, division)
         self.gather(
             0, (), np.empty((0, self.record_bytes), np.uint8)
-        )  # compiles: no save shall wait for that
+        )  # compiles, so that no save has to wait for that
 
     def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
         del after  # what a step wrote is there when it ends
@@ -51,7 +51,7 @@ class HostBlockCache(BlockCache):
     def scatter(
         self, group: int, records: Bytes, block_ids: Sequence[int], table: KVTable | None = None
     ) -> None:
-        """Write records to cache blocks of a group; NULL_BLOCK is left alone. table: of the records' kind."""
+        """Write records to cache blocks of a group, except NULL_BLOCK. table: layout of the records."""
         kv_pack.unpack(table or self._tables[group], records, wanted(block_ids), None)
 
     def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
@@ -60,7 +60,7 @@ class HostBlockCache(BlockCache):
 
 
 class _HostLanding(Landing):
-    """A landing that checks first and copies then: nothing of a broken chunk reaches the cache."""
+    """Check first and copy then: nothing of a broken chunk reaches the cache."""
 
     def __init__(self, cache: HostBlockCache, what: str, seed: int, tables: Tables) -> None:
         super().__init__(what, seed, tables)

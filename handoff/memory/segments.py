@@ -1,12 +1,12 @@
 """Shared memory that never outlives its owner: named, mapped by any process of the host, removed with it.
 
-The owner calls `create`, `Segment.grow` and `Segment.close`, and `remove_stale` at its start; a reader
+The owner calls `create`, `Segment.grow` and `Segment.close`, and `remove_stale` at its start; a reader calls
 `attach`.
 
 A segment's owner holds a lock on it (flock) for as long as it lives. The kernel drops that lock however the
-owner ends, so a segment whose lock can be taken is a dead owner's: unlike a process id, this also holds
-across containers that share /dev/shm. The name appears only after the lock is held (O_TMPFILE, then
-linkat), so that no start-up sweep can catch a segment half made.
+owner ends, so a segment whose lock can be taken has a dead owner: unlike a process id, this also holds across
+containers that share /dev/shm. The name appears only after the lock is held (O_TMPFILE, then linkat), so that
+no start-up sweep can catch a half-made segment.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:  # it imports torch
 DIRECTORY = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
 _PREFIX = "baton-kv-"
 _NAME = re.compile(rf"{_PREFIX}[0-9]+-[0-9a-f]{{12}}")
-# Do not wait for a named pipe, nor follow a link.
+# Do not block on a named pipe, nor follow a link.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 PAGE = mmap.PAGESIZE
-_PIN_BYTES = 64 << 20  # at once, by a reader, whose pages are there
+_PIN_BYTES = 64 << 20  # pinned at once by a reader; the pages exist already
 _TOUCH_BYTES = 4 << 20  # touched at once; between two of these the thread can end with its process
 
 
 class Segment:
-    """A shared memory segment of this process: `name`, `data` [size] uint8, writable where it was grown."""
+    """Own a shared memory segment: `name`, `data` [size] uint8, writable where it was grown."""
 
     def __init__(self, name: str, descriptor: int, size: int) -> None:
         self.name = name
@@ -50,11 +50,11 @@ class Segment:
         self._descriptor = descriptor
 
     def grow(self, start: int, stop: int) -> None:
-        """Bring in the pages from `start` to `stop`, both whole pages: they are zeros, and can be used.
+        """Bring in the zeroed pages from `start` to `stop`, both page-aligned.
 
         The first touch of a fresh page costs as much as 30 copies of it, so it happens here, not in a save.
-        Raises OSError (ENOSPC) if /dev/shm is too small: it must be found out now, as a later write would
-        end in SIGBUS.
+        Raises OSError (ENOSPC) if /dev/shm is too small: it must be found out now, as a later write would end
+        in SIGBUS.
         """
         os.posix_fallocate(self._descriptor, start, stop - start)
         for at in range(start, stop, _TOUCH_BYTES):
@@ -104,19 +104,19 @@ def _name(descriptor: int, name: str) -> None:
 
 
 class Attached:
-    """Another process' segment: `data` [size] uint8, read-only, unmapped when the array goes."""
+    """Map another process' segment: `data` [size] uint8, read-only, unmapped when the array goes."""
 
     def __init__(self, descriptor: int) -> None:
         self.data: Bytes = np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
         self._descriptor = os.dup(descriptor)
         weakref.finalize(self, os.close, self._descriptor).atexit = False
-        self._pinned = 0  # bytes, from the beginning on
+        self._pinned = 0  # bytes, from the start
         self._pinning = threading.Lock()
 
     def pin(self, device: Device, stop: int) -> None:
-        """Pin a step more of what the owner has grown, unless all is pinned up to `stop`.
+        """Pin a step more of what the owner has grown, unless everything up to `stop` is pinned.
 
-        What was not grown stays as it is: pinning brings pages in, and that is for the owner to decide.
+        Memory not grown yet is left alone: pinning brings pages in, and that is for the owner to decide.
         """
         with self._pinning:
             if stop <= self._pinned:
@@ -127,13 +127,13 @@ class Attached:
                 return
             if device.pin(memory):
                 weakref.finalize(self.data, device.unpin, memory.ctypes.data).atexit = False
-            self._pinned += memory.size  # also if it was refused: it would be refused again
+            self._pinned += memory.size  # even if it was refused: it would be refused again
 
 
 def attach(name: str) -> Attached:
     """Map another process' segment.
 
-    Raises FileNotFoundError when the owner is gone, ValueError for a name that is no segment's.
+    Raises FileNotFoundError when the owner is gone, ValueError for an invalid name.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a segment")
@@ -162,14 +162,14 @@ def remove_stale() -> list[str]:
         try:
             descriptor = os.open(path, _READ)
         except OSError:
-            continue  # it is gone, a link, or another user's
+            continue  # gone, a link, or another user's
         try:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 removed.append(path.name)
         except OSError:
-            continue  # its owner lives, or another user owns it and we may read but not remove it
+            continue  # the owner lives, or another user owns it and we may read but not remove it
         finally:
             os.close(descriptor)
     return removed

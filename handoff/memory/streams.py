@@ -1,7 +1,7 @@
 """An accelerator as a device cache needs it: queues of work, marks in them, pinned memory.
 
-`Inline` is a device without queues, the CPU: all work is done at once. With it the code for accelerators
-runs, and is tested, where there is none.
+`Inline` stands for a device without queues, the CPU: all work is done at once. It lets the code for
+accelerators run, and be tested, without one.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Device(Protocol):
         """Return host memory that the device reads and writes by itself."""
 
     def pin(self, memory: Bytes) -> bool:
-        """Turn existing host memory into such memory, for as long as it is mapped. Return whether it is."""
+        """Pin existing host memory for as long as it is mapped. Return whether that succeeded."""
 
     def unpin(self, address: int) -> None:
         """Undo `pin`. Call it before the memory at this address is unmapped."""
 
     def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
-        """Return (start, stop) of the bytes that one copy may span; nothing unless all of it was pinned."""
+        """Return (start, stop) of the bytes that one copy may span; empty unless all of it was pinned."""
 
 
 class Pins:
-    """The host memory that was pinned, by its addresses. No copy may span two of its pieces."""
+    """Track pinned host memory by address. No copy may span two of its pieces."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class Cuda:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def pin(self, memory: Bytes) -> bool:
-        """Register the memory. Without it copies are slower, but right all the same."""
+        """Register the memory. If that fails, copies are slower but still correct."""
         flags = 0 if memory.flags.writeable else _READ_ONLY
         with torch.cuda.device(self._device):  # a new thread uses the first device, not its rank's
             status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, flags))
@@ -151,7 +151,7 @@ class Cuda:
         return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
 
     def _forget_error(self) -> None:
-        """Take the error that a failed call leaves: else the thread's next launch raises it."""
+        """Clear the error that a failed call leaves: otherwise the thread's next launch raises it."""
         with suppress(RuntimeError):
             torch.ones(1, device=self._device)
 
@@ -168,14 +168,14 @@ class _Stream:
         self._stream.wait_event(mark)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event(blocking=True)  # else each wait keeps a core busy
+        event = torch.cuda.Event(blocking=True)  # otherwise each wait keeps a core busy
         event.record(self._stream)
         mark: Mark = event
         return mark
 
 
 class Inline:
-    """A device that does all work at once."""
+    """Do all work at once, as a device without queues."""
 
     def __init__(self) -> None:
         self._pins = Pins()

@@ -1,8 +1,8 @@
-"""The records of saves with a window that have no slot yet: they stay in the engine's blocks until they have.
+"""Keep records of windowed saves that have no slot yet in the engine's blocks, until slots come free.
 
-A thread copies them as slots come free, whatever the engine does meanwhile, prompt after prompt in turns.
-The engine must not write to a block that waits here: before a step that may, `withhold` is called for prompts
-that were preempted, and the blocks of a request that ended are freed when `copied` says so.
+A thread copies them as slots come free, whatever the engine does meanwhile, serving prompts in turn. The
+engine must not write to a block that waits here: before a step that may, `withhold` is called for preempted
+prompts, and the blocks of an ended request are freed when `copied` says so.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
-TURN_BYTES = 16 << 20  # a turn copies no more: others get theirs, and a preemption waits for one turn
-_WITHHOLD_S = 30.0  # for a turn that has begun; a turn takes milliseconds
+# bytes copied per turn, so that other saves get theirs and a preemption waits for one turn only
+TURN_BYTES = 16 << 20
+_WITHHOLD_S = 30.0  # limit for a turn that has begun; a turn takes milliseconds
 
 
 @dataclass(eq=False)
 class _Stream:
-    """One save. Invariant: `reached` is the place behind what was copied and what waits."""
+    """Track one save. Invariant: `reached` is the place after what was copied and what waits."""
 
     entry: Entry
     waiting: deque[tuple[Part, Mark | None]] = field(default_factory=deque)
@@ -38,11 +39,11 @@ class _Stream:
     copying: bool = False
 
     def next_turn(self) -> tuple[Part, Mark | None] | None:
-        """Take the next records for which there is room; None if there are none."""
+        """Take the next records for which there is room; return None if there are none."""
         entry, start = self.entry, self.entry.next
         most = windows.at_once(TURN_BYTES // entry.record_bytes, entry.slots, entry.num_blocks)
         room = min(entry.room, most)
-        while self.waiting and self.waiting[0][0].stop <= start:  # nobody wants these
+        while self.waiting and self.waiting[0][0].stop <= start:  # skip records that nobody wants
             self.waiting.popleft()
         if self.copying or not self.waiting or room <= 0:
             return None
@@ -55,14 +56,14 @@ class _Stream:
 
 
 class Backlog:
-    """The records for which the windows of saves have no slot. Safe for any thread."""
+    """Hold the records of windowed saves that have no slot yet. Safe for any thread."""
 
     def __init__(self, cache: BlockCache, staging: Staging) -> None:
-        """Begin with nothing; `staging` tells of room from now on."""
+        """Start empty; `staging` reports room from now on."""
         self._cache = cache
         self._staging = staging
-        self._streams: dict[Key, _Stream] = {}  # whose turn it is comes first
-        self._leaving: set[Key] = set()  # their requests have ended, and their blocks are kept for this
+        self._streams: dict[Key, _Stream] = {}  # next turn first
+        self._leaving: set[Key] = set()  # ended requests whose blocks are kept for this
         self.on_copied: Callable[[], object] = lambda: None  # called when blocks of one of these may be freed
         self._changed = threading.Condition()
         self._closed = False
@@ -71,7 +72,7 @@ class Backlog:
         self._thread.start()
 
     def add(self, entry: Entry, parts: Sequence[Part], mark: Mark | None) -> None:
-        """Queue further records of a published entry. mark: of the step that wrote their blocks.
+        """Queue further records of a published entry. mark: the step that wrote their blocks.
 
         Raises UnknownHandoff, LeaseExpired for an entry that has ended.
         """
@@ -86,15 +87,15 @@ class Backlog:
             self._changed.notify_all()
 
     def reached(self, entry: Entry) -> int:
-        """Return the place of the first record that is neither copied nor waits."""
+        """Return the place of the first record that is neither copied nor waiting."""
         with self._changed:
             stream = self._streams.get(entry.key)
             return stream.reached if stream is not None and stream.entry is entry else entry.filled
 
     def withhold(self, keys: Iterable[Key]) -> None:
-        """Let go of the blocks of prompts that will be computed again; on return nothing reads them.
+        """Let go of the blocks of prompts that will be recomputed; on return nothing reads them.
 
-        Raises HandoffError where that does not come: the engine must not go on, or KV would be wrong.
+        Raises HandoffError if a turn does not end: the engine must not go on, or KV would be wrong.
         """
         with self._changed:
             streams = [self._streams[key] for key in keys if key in self._streams]
@@ -107,7 +108,7 @@ class Backlog:
             raise HandoffError(f"KV of a preempted request is still being copied after {_WITHHOLD_S:g} s")
 
     def leave(self, keys: Iterable[Key]) -> None:
-        """Note that requests have ended, whose blocks are kept until `copied` returns them."""
+        """Note that requests have ended whose blocks are kept until `copied` returns them."""
         with self._changed:
             self._leaving.update(keys)
 
@@ -141,7 +142,7 @@ class Backlog:
         return stream is None or not (stream.waiting or stream.copying)
 
     def _drop_ended(self) -> None:
-        """Forget what nobody will pull any more."""
+        """Forget saves that nobody will pull any more."""
         for key, stream in list(self._streams.items()):
             if stream.entry.ended:
                 stream.waiting.clear()
@@ -162,14 +163,14 @@ class Backlog:
                 self._cache.fill((part,), fill, mark)
             except HandoffError as error:
                 logger.info("KV of request %r is not copied: %s", stream.entry.request_id, error)
-            except Exception:  # the device's; pullers learn of it by the fill
+            except Exception:  # a device error; pullers learn of it from the fill
                 logger.exception("KV of request %r could not be copied", stream.entry.request_id)
             with self._changed:
                 stream.copying = False
             self._look()
 
     def _next(self) -> tuple[_Stream, Part, Mark | None] | None:
-        """Return the next turn; its save goes behind the others."""
+        """Return the next turn; its save moves behind the others."""
         for key, stream in self._streams.items():
             if not stream.entry.ended and (turn := stream.next_turn()) is not None:
                 self._streams[key] = self._streams.pop(key)

@@ -1,8 +1,8 @@
-"""The port at which pullers get records: it lets in pullers with a session, and has their requests answered.
+"""The port from which pullers get records: it admits pullers with a session and has their requests answered.
 
-One thread waits for new connections, for greetings, and for requests on the connections that are kept
-between them. A request gets a thread of its own until it is answered. All is bounded: connections, those of
-which have not greeted yet, threads, and the time for each of these.
+One thread waits for new connections, for greetings, and for requests on idle connections. A request gets a
+thread of its own until it is answered. Everything is bounded: connections, those that have not greeted yet,
+threads, and the time for each.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from baton.protos.handoff_pb2 import ConnectReply
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS = 256  # at once; for a further one the idlest is closed
-STRANGERS = 32  # of them: have not greeted yet
+CONNECTIONS = 256  # at once; a further one closes the idlest
+STRANGERS = 32  # those that have not greeted yet
 GREETING_S = 5.0
-IDLE_S = 900.0  # a puller's connection without a pull is closed
+IDLE_S = 900.0  # a connection without a pull for this long is closed
 CALLS = 64  # running at once, each with a thread
-REST_S = 30.0  # a thread without a call ends
-_SESSIONS = 1024  # that were given out and not used yet
+REST_S = 30.0  # a thread idle for this long ends
+_SESSIONS = 1024  # given out and not used yet
 _SESSION_S = 30.0
-_CUT_S = 2.0  # for a call to notice that its connection was cut
-_DEAF_S = 1.0  # after a connection that the system could not give us
+_CUT_S = 2.0  # time for a call to notice that its connection was cut
+_DEAF_S = 1.0  # pause after accept failed
 
 
 @dataclass(eq=False)
 class _Stranger:
-    """A connection that has not greeted yet."""
+    """Hold a connection that has not greeted yet."""
 
     socket: socket.socket
     ends_s: float  # time.monotonic
@@ -49,15 +49,15 @@ class _Stranger:
 
 @dataclass(eq=False)
 class _Guest:
-    """A connection that has greeted. A request may come on it at any time."""
+    """Hold a connection that has greeted. A request may come on it at any time."""
 
     socket: socket.socket
     line: Line
-    ends_s: float = 0.0  # time.monotonic, while it waits for one
+    ends_s: float = 0.0  # time.monotonic, while it waits for a request
 
 
 class Door:
-    """The listening socket of a rank, and its connections. Safe for any thread."""
+    """Own a rank's listening socket and its connections. Safe for any thread."""
 
     def __init__(self, host: str, port: int, answer: Callable[[Line], bool], *, sealed: bool) -> None:
         """Listen at once; port 0 takes a free one.
@@ -67,7 +67,7 @@ class Door:
         """
         self._answer = answer
         self._sealed = sealed
-        # gRPC takes either wildcard for the addresses of both families, and others dial what it listens on.
+        # gRPC binds both families for either wildcard, and others dial the address that it listens on.
         both = addresses.is_wildcard(host) and socket.has_dualstack_ipv6()
         self._listener = addresses.listen("::" if both else host, port)
         self._listener.setblocking(False)
@@ -79,22 +79,23 @@ class Door:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._deaf_until = 0.0
         self._listening = False
-        self._strangers: OrderedDict[socket.socket, _Stranger] = OrderedDict()  # soonest end first, both
+        # both ordered by end, soonest first
+        self._strangers: OrderedDict[socket.socket, _Stranger] = OrderedDict()
         self._idle: OrderedDict[socket.socket, _Guest] = OrderedDict()
         self._sessions: OrderedDict[bytes, tuple[float, ConnectReply]] = OrderedDict()  # oldest first
-        self._lock = threading.Lock()  # of all below
+        self._lock = threading.Lock()  # guards everything below
         self._called = threading.Condition(self._lock)
         self._quiet = threading.Condition(self._lock)
         self._calls: deque[_Guest] = deque()
         self._answered: deque[_Guest] = deque()
-        self._running: dict[_Guest, None] = {}  # called, until it is answered
-        self._free = 0  # threads that wait and were promised no call
+        self._running: dict[_Guest, None] = {}  # being answered
+        self._free = 0  # idle threads not promised a call
         self._closed = False
         self._thread = keep_thread(self._watch, "baton-kv-door")
         self._thread.start()
 
     def invite(self) -> ConnectReply:
-        """Return what one puller needs for one connection, soon."""
+        """Return what one puller needs to connect once, soon."""
         reply = ConnectReply(port=self.port, session=secrets.token_bytes(SESSION_BYTES))
         if self._sealed:
             from baton.security.sealing import new_key
@@ -160,14 +161,15 @@ class Door:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return
-        except OSError as error:  # out of descriptors or memory: the waiting connection would be seen again
+        # out of descriptors or memory: the waiting connection would be seen again at once
+        except OSError as error:
             logger.warning("a connection for KV cannot be accepted: %s", error.strerror)
             self._selector.unregister(self._listener)
             self._listening, self._deaf_until = False, time.monotonic() + _DEAF_S
             return
         connection.setblocking(False)
         stranger = _Stranger(connection, time.monotonic() + GREETING_S)
-        if len(self._strangers) >= STRANGERS:  # a puller greets within milliseconds: the oldest is none
+        if len(self._strangers) >= STRANGERS:  # a puller greets within milliseconds: the oldest is not one
             oldest = next(iter(self._strangers.values()))
             self._refuse(oldest, f"{STRANGERS} others came that say nothing either")
         if self._has_room():
@@ -191,12 +193,12 @@ class Door:
                 self._greet(guest)
             else:
                 self._call(guest)
-        except Exception:  # a bug must not meet the same bytes again
+        except Exception:  # drop the connection: a bug must not meet the same bytes again
             self._drop(guest)
             raise
 
     def _greet(self, stranger: _Stranger) -> None:
-        """Read on in a greeting; once it is whole, requests may come."""
+        """Read more of a greeting; once it is whole, requests may come."""
         wanted = len(GREETING) + SESSION_BYTES - len(stranger.greeting)
         try:
             came = stranger.socket.recv(wanted)
@@ -270,11 +272,11 @@ class Door:
             self._refuse(guest, f"no pull for {IDLE_S:g} s")
 
     def _refuse(self, guest: _Stranger | _Guest, text: str) -> None:
-        """Hang up with a word."""
+        """Hang up, giving a reason."""
         with contextlib.suppress(OSError):
             guest.socket.send(shut(text), socket.MSG_DONTWAIT)
             guest.socket.shutdown(socket.SHUT_WR)
-            guest.socket.recv(4096, socket.MSG_DONTWAIT)  # unread bytes would make the word a reset
+            guest.socket.recv(4096, socket.MSG_DONTWAIT)  # unread bytes would turn it into a reset
         self._drop(guest)
 
     def _drop(self, guest: _Stranger | _Guest) -> None:
@@ -285,7 +287,7 @@ class Door:
         guest.socket.close()
 
     def _rouse(self) -> None:
-        with contextlib.suppress(OSError):  # full, so it is roused; or closed
+        with contextlib.suppress(OSError):  # full, so it is awake anyway; or closed
             self._wake.send(b"\0")
 
     # ---- the threads of calls
@@ -301,7 +303,7 @@ class Door:
                 self._over(guest, again=again)
 
     def _next_call(self) -> _Guest | None:
-        """Wait for a call; None when the thread should end."""
+        """Wait for a call; return None when the thread should end."""
         with self._lock:
             while not self._calls:
                 if self._closed or not self._called.wait(REST_S):

@@ -1,4 +1,4 @@
-"""One saved prompt of a rank: its slots, and how far they are filled and taken."""
+"""Describe one saved prompt of a rank: its slots, and how far they are filled and taken."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Entry:
     num_blocks: int
     slots: int
     filled: int = 0  # records whose writing has begun
-    taken: int = 0  # records that are not needed here any more; stays 0 where each has a slot
-    wanted: int = 0  # the first one that is, if more are not: those never need a slot
+    taken: int = 0  # records no longer needed here; stays 0 if each has a slot
+    wanted: int = 0  # place of the first record still wanted; those before it never need a slot
     published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
     expires_at: float = float("inf")  # the same
     readers: int = 0  # pulls under way, and Fills
     growing: bool = False  # its prompt is still computed: further fills will come
     ended: bool = False
-    had_by: set[int] = field(default_factory=set, repr=False)  # the readers that have released it, of several
-    # Of each reader: what it has taken, and from where on it wants others.
+    had_by: set[int] = field(default_factory=set, repr=False)  # readers, of several, that have released it
+    # reader -> (records taken, place from which it wants records).
     taken_by: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @property
@@ -58,7 +58,7 @@ class Entry:
         return max(self.filled, self.wanted)
 
     def take(self, taken: int, wanted: int, reader: tuple[int, int]) -> None:
-        """Note what a reader has taken; what all of them have need not be kept."""
+        """Note what a reader has taken; what all readers have taken need not be kept."""
         rank, readers = reader
         self.taken_by[rank] = taken, max(wanted, self.taken_by.get(rank, (0, 0))[1])
         if len(self.taken_by) >= readers:

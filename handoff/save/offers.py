@@ -1,4 +1,4 @@
-"""The offers of a save: each transport says how its other end finds it."""
+"""Collect the transports' offers of a save, which tell pullers how to find it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 def offers(
     staging: Staging, offering: Sequence[Transport], entry: Entry, rank: int, chunk_bytes: int
 ) -> dict[str, bytes]:
-    """Ask each transport what it offers of a published entry, by name.
+    """Ask each transport for its offer of a published entry, by name.
 
     rank: whose staging this is; chunk_bytes: of records read at once by a transport that reads them.
     """
@@ -36,7 +36,7 @@ def offers(
             continue
         try:
             offer = transport.offer(saved)
-        except Exception:  # another package's: the other transports carry the KV all the same
+        except Exception:  # another package's bug: the other transports carry the KV all the same
             logger.exception(
                 "transport %r offers nothing of request %r",
                 transport.name,
@@ -46,6 +46,7 @@ def offers(
             continue
         if offer is not None:
             found[transport.name] = offer
-    if staging.renew([entry.key]):  # gone before all had offered: they would never hear of its end
+    # it ended before all had offered: withdraw, as they would never hear of its end
+    if staging.renew([entry.key]):
         transports.withdraw(offering, *entry.key)
     return found

@@ -1,4 +1,4 @@
-"""Pulls over TCP, at the rank that saved: each sends what staging holds, as it comes."""
+"""Answer pulls over TCP at the saving rank, sending what staging holds as it becomes available."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from baton.handoff.frames import FAIL, MOST_RECORDS, PULL, RECORDS, WAIT, WAIT_S
 from baton.handoff.save.staging import Staging
 from baton.protos.handoff_pb2 import PullRequest
 
-GROWING = 16  # pulls that wait for prompts that are still computed: each holds a thread for a while
-_REQUEST_S = 5.0  # for a request that has begun to come
+GROWING = 16  # pulls waiting for prompts still being computed; each holds a thread for a while
+_REQUEST_S = 5.0  # to receive a request that has begun to arrive
 _TOO_LONG = f"a pull may take {MAX_PULL_S:g} s at most"
 
 
 class Pulls:
-    """Answers the pulls of one rank's saves. Safe for any thread."""
+    """Answer the pulls of one rank's saves. Safe for any thread."""
 
     def __init__(self, staging: Staging, rank: int, chunk_bytes: int) -> None:
-        """chunk_bytes: of records in a frame, at most, where a single one is not larger."""
+        """Serve `staging`. chunk_bytes: maximum size of a frame, unless a single record is larger."""
         self._staging = staging
         self._rank = rank
         self._chunk_bytes = chunk_bytes
@@ -48,7 +48,7 @@ class Pulls:
                 raise MalformedManifest(f"a pull that cannot be read: {error}") from None
             self._send(line, request)
         except PullCancelled:
-            return False  # nobody is there
+            return False  # the other end is gone
         except HandoffError as error:
             line.send(Frame(FAIL, f"{type(error).__name__}\n{error}".encode()))
         return True
@@ -87,7 +87,7 @@ class Pulls:
 
 
 class _Watch:
-    """Whether a pull goes on. A pull may not hold its save and its thread for longer than MAX_PULL_S."""
+    """Decide whether a pull goes on: it may hold its save and its thread for at most MAX_PULL_S."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -106,7 +106,7 @@ class _Watch:
     def waiting(self) -> None:
         """Raise PullTimeout when it takes too long, PullCancelled when nobody waits any more.
 
-        Tell whoever waits that this rank is well.
+        Tells the waiting puller that this rank is well.
         """
         if time.monotonic() > self._ends_s:
             raise PullTimeout(_TOO_LONG)

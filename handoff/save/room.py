@@ -1,6 +1,6 @@
-"""Admission of prompts to a prefill: only those whose KV will find room in staging.
+"""Admit prompts to a prefill only if their KV will find room in staging.
 
-A prompt prefilled without room is prefilled once more by the decode worker, among the streams that it
+A prompt prefilled without room would be prefilled once more by the decode worker, among the streams that it
 decodes. So it waits, for a short while; then its router learns that there is no room, and may try another
 worker.
 
@@ -15,38 +15,38 @@ from collections.abc import Mapping
 
 from baton.handoff import windows
 
-KEPT_SHARE = 2  # such prompts keep at most this part of the engine's cache; one may keep more
-WAIT_S = 3.0  # time for some pulls of long prompts; a router that learns of it has other workers
+KEPT_SHARE = 2  # 1/n of the engine's cache that such prompts may keep; a single one may keep more
+WAIT_S = 3.0  # enough for some pulls of long prompts; after it, the router may choose another worker
 
 
 class SaveRoom:
-    """Staging's room as the scheduler's side knows it. Used on the engine's thread.
+    """Track staging's room for the scheduler's side. Used on the engine's thread.
 
     Invariant: a request is promised room, waits for it, or is unknown.
     """
 
     def __init__(self, cache_blocks: int, wait_s: float = WAIT_S) -> None:
-        """Know of no rank. cache_blocks: of the engine."""
+        """Start without ranks. cache_blocks: size of the engine's cache."""
         self.windows = True  # whether the ranks' transports move saves with fewer slots than records
         self._keepable = cache_blocks // KEPT_SHARE
-        self._keeping: dict[str, int] = {}  # by request id: blocks beyond the window, until `freed`
+        self._keeping: dict[str, int] = {}  # request id -> blocks beyond the window, until `freed`
         self._wait_s = wait_s
-        self._staging: Mapping[int, tuple[int, int]] = {}  # by rank: free blocks, and all blocks
-        self._promised: dict[str, int] = {}  # by request id: slots
-        self._waiting: dict[str, tuple[int, float]] = {}  # slots, until when; first come, first served
+        self._staging: Mapping[int, tuple[int, int]] = {}  # rank -> (free blocks, all blocks)
+        self._promised: dict[str, int] = {}  # request id -> slots
+        self._waiting: dict[str, tuple[int, float]] = {}  # slots, deadline; first come, first served
         self._overdue: list[str] = []
 
     def hear(self, staging: Mapping[int, tuple[int, int]]) -> None:
-        """Take over what ranks report after a step: free blocks and all, by rank."""
+        """Take the ranks' reports after a step: free and total blocks, by rank."""
         self._staging = {**self._staging, **staging}
 
     def slots(self, blocks: int) -> int:
-        """Return how many slots a save of so many blocks gets: all, or a window."""
+        """Return how many slots a save of `blocks` blocks gets: one for each, or a window."""
         capacity = min((capacity for _, capacity in self._staging.values()), default=0)
         return windows.slots_for(blocks, capacity) if self.windows and capacity else blocks
 
     def admits(self, request_id: str, blocks: int, slots: int) -> bool:
-        """Return whether a request that will save so many blocks in so many slots may be prefilled now.
+        """Return whether a request that will save `blocks` blocks in `slots` slots may be prefilled now.
 
         A request that has waited for too long may, too: `take_overdue` names it first.
         """
@@ -67,11 +67,11 @@ class SaveRoom:
         return False
 
     def promised(self, request_id: str) -> bool:
-        """Return whether all that the request will save is promised room."""
+        """Return whether room is promised for everything that the request will save."""
         return self._promised.get(request_id, 0) > 0
 
     def kept(self, request_id: str) -> None:
-        """Note that a promised request has its room, before it is complete: that is not free any more."""
+        """Note that a promised request already took its room, so that it is not free any more."""
         if request_id in self._promised:
             self._promised[request_id] = 0
 
@@ -88,7 +88,7 @@ class SaveRoom:
             self._overdue.remove(request_id)
 
     def freed(self, request_id: str) -> None:
-        """Note that the engine's blocks of a request are kept no more."""
+        """Note that the engine's blocks of a request are no longer kept."""
         self._keeping.pop(request_id, None)
 
     def _may_keep(self, blocks: int) -> bool:
@@ -98,7 +98,7 @@ class SaveRoom:
         free = min((free for free, _ in self._staging.values()), default=slots)
         capacity = min((capacity for _, capacity in self._staging.values()), default=slots)
         if slots > capacity:
-            return True  # it never will fit here: the decode worker prefills it
+            return True  # it will never fit here: the decode worker prefills it
         ahead = 0
         for other, (others, _) in self._waiting.items():
             if other == request_id:

@@ -1,8 +1,8 @@
-"""A rank's saves: whole blocks of every layer into staging, digested on the way.
+"""Save a rank's blocks of every layer into staging, digesting them on the way.
 
-A prompt that is computed in several steps is saved step by step, into one entry: its first records can be
-pulled while the others are computed. Where the entry has a slot for each record, a step's are copied when it
-ends; where it has a window of fewer, they wait in the engine's blocks (backlog.py).
+A prompt computed in several steps is saved step by step, into one entry: its first records can be pulled
+while the others are computed. If the entry has a slot for each record, a step's records are copied when it
+ends; if it has a window of fewer, they wait in the engine's blocks (backlog.py).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from baton.protos.handoff_pb2 import Shard
 
 @dataclass(frozen=True)
 class SaveJob:
-    """An order to keep these blocks, in this order, for whoever pulls attempt `epoch` at the request."""
+    """Order to keep these blocks, in this order, for whoever pulls attempt `epoch` at the request."""
 
     request_id: str
     epoch: int
     parts: tuple[Part, ...]
-    # Of a prompt that is computed in several steps: the records of all, and whether these are the last ones.
+    # For a prompt computed in several steps: its total records, and whether these are the last ones.
     whole: int | None = None
     last: bool = True
-    slots: int | None = None  # of a window; one for each record by default
+    slots: int | None = None  # size of the window; one for each record by default
 
     @property
     def key(self) -> Key:
@@ -48,7 +48,7 @@ class SaveJob:
 
 @dataclass(frozen=True)
 class _Growing:
-    """A prompt that is still computed: the entry of its records so far, or why there is none."""
+    """Track a prompt still being computed: the entry of its records so far, or why there is none."""
 
     entry: Entry | None = None
     shard: bytes = b""  # serialized handoff.Shard
@@ -56,7 +56,7 @@ class _Growing:
 
 
 class Saver:
-    """The saving end of a rank, called on the engine's thread after the step that wrote the blocks."""
+    """Save for a rank. Called on the engine's thread after the step that wrote the blocks."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class Saver:
         self.backlog = Backlog(cache, staging)
 
     def save(self, job: SaveJob) -> ShardSave | None:
-        """Save the job's blocks and offer them over each transport. What was saved before is left out.
+        """Save the job's blocks and offer them over each transport. Blocks saved before are left out.
 
-        The engine may reuse the blocks on return; those of a save with a window when the backlog says so.
-        Returns None for a part between the first and the last. Never raises HandoffError: a save that fails
-        is a problem to report, with the last part, and not the end of a step.
+        The engine may reuse the blocks on return; those of a windowed save when the backlog says so. Returns
+        None for a part between the first and the last. Never raises HandoffError: a failed save is a problem
+        to report, with the last part, and not the end of a step.
         """
         start = time.monotonic()
         before = self._growing.pop(job.key, None)
@@ -108,15 +108,15 @@ class Saver:
         )
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """End the saves of prompts that are computed no further."""
+        """End the saves of prompts that are not computed any further."""
         for key in keys:
             if self._growing.pop(key, None) is not None:
                 self._staging.release(*key)
 
     def withhold(self, keys: Iterable[Key]) -> None:
-        """Let go of the blocks of requests that were preempted.
+        """Let go of the blocks of preempted requests.
 
-        One whose prompt was complete is computed no more, so that its save would never be: it ends.
+        A request whose prompt was complete will not be recomputed, so its save would never finish: it ends.
         """
         keys = list(keys)
         self.backlog.withhold(keys)
@@ -125,7 +125,7 @@ class Saver:
                 self._staging.release(*key)
 
     def _grow(self, job: SaveJob, before: _Growing) -> _Growing:
-        """Save the job's part, if all went well so far."""
+        """Save the job's part, if nothing has failed so far."""
         if before.problem is not None:
             return before
         try:

@@ -1,7 +1,7 @@
-"""A rank's Handoff service: connections for pulls, releases, renewals, and what was taken.
+"""A rank's Handoff service: connections for pulls, releases, renewals, and acknowledgements.
 
-Its calls are gRPC's. Records go over TCP connections (door.py, pulls.py), and a puller gets one by a call: so
-gRPC's certificates and the table of roles decide who does.
+Its calls are gRPC. Records go over TCP connections (door.py, pulls.py), which a puller obtains by a call: so
+gRPC's certificates and the table of roles decide who gets one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Context = grpc.ServicerContext
 
 
 class HandoffService(HandoffServicer):
-    """The gRPC server of one rank, with threads of its own, and the door through which records go."""
+    """Run the gRPC server of one rank, on its own threads, and the door through which records go."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class HandoffService(HandoffServicer):
     ) -> None:
         """Listen on `listen` (host:port; port 0 takes free ones) and on the port after it at once.
 
-        advertise: the host under which others find the service; that of `listen` if empty. trials: of this
-        rank; without, none are made here. Raises HandoffError when the service cannot listen.
+        advertise: the host under which others find the service; that of `listen` if empty. trials: this
+        rank's; without them, none are made here. Raises HandoffError when the service cannot listen.
         """
         self._staging = staging
         self._trials = trials
@@ -148,7 +148,7 @@ class HandoffService(HandoffServicer):
 
 
 def _fail(context: Context, error: HandoffError) -> NoReturn:
-    """End the call with the error; its name goes beside the text, so that the caller can raise the same."""
+    """End the call with the error; its name goes with the text, so that the caller can raise the same."""
     context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.NOT_FOUND)
     context.abort(code, str(error))

@@ -1,4 +1,4 @@
-"""The size of staging, shared memory for a rank's saved KV, where the configuration gives none."""
+"""Choose the size of staging, a rank's shared memory for saved KV, if the configuration gives none."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from baton.handoff.memory.views import bytes_for
 
 # Half of the rank's KV cache: as much as a batch and the prompts behind it hold while they wait to be pulled.
 CACHE_SHARE = 2
-# A quarter of what /dev/shm has free: other ranks and workers of the host start beside this one, and see
-# the same.
+# A quarter of the free space of /dev/shm: other ranks and workers of the host start at the same time and see
+# the same free space.
 FREE_SHARE = 4
 
 
@@ -29,7 +29,7 @@ class StagingSize:
 def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_bytes: int) -> StagingSize:
     """Return the size.
 
-    prompt_blocks: of the longest prompt, which fits if /dev/shm allows it; one block always does.
+    prompt_blocks: blocks of the longest prompt, which fits if /dev/shm allows it; one block always does.
     """
     share = StagingSize(bytes_for(cache_blocks // CACHE_SHARE, record_bytes), "half of the KV cache")
     prompt = StagingSize(bytes_for(prompt_blocks, record_bytes), "one prompt of max_model_len")

@@ -1,9 +1,9 @@
-"""Saved KV on its way: kept in shared memory under a lease until pulled, given up, or out of time.
+"""Hold saved KV in shared memory under a lease until it is pulled, given up, or expired.
 
 An entry's life: `reserve`; `filling` (by one `Fill`, or by one for each step that computes a part of the
 prompt); `publish`, which begins the lease; then pulls `read` it, and renewals keep the lease for as long as
-somebody wants the KV; one end, `release` or expiry. Any thread may call any method. A thread of its own ends
-leases, so that they run out with an idle engine as well. memory/views.py describes how it all lies in memory.
+somebody wants the KV; one end, `release` or expiry. Any thread may call any method. A separate thread ends
+leases, so that they expire even while the engine is idle. memory/views.py describes the layout in memory.
 
 An entry may have fewer slots than records: a window. Its one puller says what it has `taken`, and those slots
 are filled again (backlog.py). What was taken is gone.
@@ -32,7 +32,7 @@ from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 4096  # ended entries of which a late pull still learns how they ended
+_REMEMBERED = 4096  # ended entries remembered, so that a late pull learns how they ended
 
 
 def _nothing(*_: object) -> None:
@@ -40,7 +40,7 @@ def _nothing(*_: object) -> None:
 
 
 class Staging:
-    """The saved prompts of one rank, bounded by its arena."""
+    """Hold the saved prompts of one rank, bounded by its arena."""
 
     def __init__(self, arena: Arena, lease_s: float, ended: Callable[[str, int], None] = _nothing) -> None:
         """Start with nothing saved.
@@ -54,7 +54,7 @@ class Staging:
         # Called, without a lock, when records of a window were taken, and when an entry has ended.
         self.on_room: Callable[[], None] = _nothing
         self._entries: dict[Key, Entry] = {}
-        self._pinned: dict[Entry, None] = {}  # published, in that order, and their memory is not free
+        self._pinned: dict[Entry, None] = {}  # published and memory not free yet, in order of publication
         self._fates: OrderedDict[Key, type[HandoffError]] = OrderedDict()
         self._deadlines: list[tuple[float, int, Entry]] = []  # heap
         self._order = itertools.count()
@@ -64,9 +64,9 @@ class Staging:
         self._reaper.start()
 
     def reserve(self, request_id: str, epoch: int, num_blocks: int, slots: int | None = None) -> Entry:
-        """Return room for a save, visible to nobody yet. Raises StagingFull.
+        """Return room for a save, not visible to anybody yet. Raises StagingFull.
 
-        slots: of a window; one for each block by default.
+        slots: size of the window; one for each block by default.
         """
         slots = min(num_blocks, slots or num_blocks)
         entry = Entry(request_id, epoch, self._arena.allocate(slots), num_blocks, slots)
@@ -74,7 +74,7 @@ class Staging:
         return entry
 
     def filling(self, entry: Entry, first: int = 0, stop: int | None = None) -> Fill:
-        """Begin to write a reserved entry's records from `first` to `stop`, all by default.
+        """Start writing a reserved entry's records from `first` to `stop`, all by default.
 
         There must be room for them. Raises UnknownHandoff, LeaseExpired for an entry that has ended.
         """
@@ -119,7 +119,7 @@ class Staging:
         entry.growing = False
 
     def discard(self, entry: Entry) -> None:
-        """Give up an entry that was reserved and never published."""
+        """Give up an entry that was reserved but never published."""
         with self._changed:
             self._abandon(entry)
 
@@ -149,9 +149,9 @@ class Staging:
     ) -> Generator[Records]:
         """Yield an entry's records in order, chunk by chunk, each as soon as it is whole.
 
-        blocks: the first, and how many; None: all. check: called while a chunk is waited for, and may raise.
-        The entry is held until the iteration ends. Raises UnknownHandoff, LeaseExpired, MalformedManifest for
-        blocks that it does not have, AlreadyTaken, SaveFailed.
+        blocks: the first, and how many; None: all. check: called while waiting for a chunk, and may raise.
+        The entry is held until the iteration ends. Raises UnknownHandoff, LeaseExpired, AlreadyTaken,
+        SaveFailed, and MalformedManifest for blocks that it does not have.
         """
         with self.opened(request_id, epoch) as entry:
             first, count = blocks or (0, entry.num_blocks)
@@ -182,11 +182,11 @@ class Staging:
     def take(
         self, request_id: str, epoch: int, taken: int, wanted: int = 0, reader: tuple[int, int] = (0, 1)
     ) -> None:
-        """Let the slots of all records before `taken` be used again; those before `wanted` need none.
+        """Let the slots of all records before `taken` be reused; records before `wanted` need none.
 
-        What was said before may be said again. reader: the rank that says so, and how many pull this save:
-        what all of them have taken is gone. Raises UnknownHandoff, LeaseExpired, MalformedManifest for an
-        entry that has no window, for less than the reader had taken before, and for what is not whole yet.
+        Repeating an earlier call is harmless. reader: the calling rank, and how many pull this save: what all
+        of them have taken is gone. Raises UnknownHandoff, LeaseExpired, and MalformedManifest for an entry
+        without a window, for less than the reader had taken before, and for records that are not whole yet.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
@@ -204,7 +204,7 @@ class Staging:
         self.on_room()
 
     def release(self, request_id: str, epoch: int, reader: tuple[int, int] = (0, 1)) -> bool:
-        """End a lease. Returns False for one that had ended before, or never begun.
+        """End a lease. Return False for one that had ended before, or never begun.
 
         reader: the rank that has pulled it, and how many will: the lease ends with the last one's release.
         """
@@ -220,7 +220,7 @@ class Staging:
         return True
 
     def renew(self, keys: Iterable[Key]) -> list[Key]:
-        """Begin these leases anew. Returns the keys of entries that are gone."""
+        """Renew these leases. Return the keys of entries that are gone."""
         with self._changed:
             expires_at, gone = time.monotonic() + self.lease_s, []
             for key in keys:
@@ -233,7 +233,7 @@ class Staging:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks for which there is room."""
+        """Number of blocks for which there is room."""
         return self._arena.free_slots
 
     @property
@@ -243,7 +243,7 @@ class Staging:
 
     @property
     def capacity(self) -> int:
-        """Blocks for which there would be room if nothing were saved."""
+        """Number of blocks for which there would be room if nothing were saved."""
         return self._arena.slots
 
     @property
@@ -258,9 +258,9 @@ class Staging:
         return len(entries), sum(entry.slots * entry.record_bytes for entry in entries)
 
     def overdue_s(self) -> float:
-        """Return how much older than one lease the oldest save is whose memory is not free; at least 0.
+        """Return by how much the oldest save whose memory is not free exceeds one lease; at least 0.
 
-        Renewals make one older, for as long as somebody wants it; so do readers that do not end.
+        Renewals make it older, for as long as somebody wants it; so do readers that do not finish.
         """
         with self._changed:
             oldest = next(iter(self._pinned), None)
@@ -280,7 +280,7 @@ class Staging:
         self._arena.close()
 
     def _written(self, entry: Entry, complete: bool) -> None:
-        """Note that a Fill is through. What a window was to hold after a failure is not waited for."""
+        """Note that a Fill is done. After a failure, the rest of a window is not waited for."""
         self._left(entry)
         if entry.windowed and not complete and self._entries.get(entry.key) is entry:
             self.release(*entry.key)
@@ -290,7 +290,7 @@ class Staging:
         self.on_room()
 
     def _left(self, entry: Entry) -> None:
-        """Note that a reader, or a Fill, is through with an entry."""
+        """Note that a reader, or a Fill, is done with an entry."""
         with self._changed:
             entry.readers -= 1
             self._free_if_done(entry)
@@ -336,7 +336,7 @@ class Staging:
                 self._tell_end(*entry.key)
 
     def _expire(self, now: float) -> list[Entry]:
-        """End the leases that have run out; returns their entries."""
+        """End the expired leases; return their entries."""
         expired = []
         while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now):
             entry = heapq.heappop(self._deadlines)[2]

@@ -1,7 +1,7 @@
-"""Test payloads: how fast a transport is between two workers, measured with what carries real KV.
+"""Measure how fast a transport is between two workers, with test payloads that travel as real KV does.
 
-The rank that pulls asks the other one for a sample, which is staged and offered as saved KV is, pulls it with
-its own transport, checks the digests and releases it. Nothing enters an engine's cache.
+The pulling rank asks the other one for a sample, which is staged and offered like saved KV, pulls it with its
+own transport, checks the digests and releases it. Nothing enters an engine's cache.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MAX_BYTES = 64 << 20
 SAMPLE_TIMEOUT_S = 5.0  # to have one made
 PULL_TIMEOUT_S = 5.0
 EPOCH = 1
-_SAMPLES = 4  # that are kept at a time; the oldest one ends for a further one
-_SHARE = 8  # a sample takes this part of the free staging at most: the rest is for prompts
+_SAMPLES = 4  # kept at a time; a further one ends the oldest
+_SHARE = 8  # at most 1/n of the free staging: the rest is for prompts
 
 
 class Trials:
-    """Both ends of trials, of one rank. Safe for any thread."""
+    """Serve both ends of trials for one rank. Safe for any thread."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class Trials:
         rank: int,
         chunk_bytes: int,
     ) -> None:
-        """Sample `staging`; pull with `transports`, which somebody else closes, as the client."""
+        """Sample `staging`; pull with `transports`. The caller closes these and the client."""
         self._staging = staging
         self._transports = transports
         self._client = client
         self._rank = rank
         self._chunk_bytes = chunk_bytes
         self._samples: deque[Key] = deque()
-        self._lock = threading.Lock()  # of _samples
-        self._pulling = threading.Lock()  # one at a time: a second one would halve what both measure
+        self._lock = threading.Lock()  # guards _samples
+        self._pulling = threading.Lock()  # one trial at a time: a second one would halve what both measure
 
     def sample(self, size: int) -> pb.SampleReply:
         """Stage and offer at most `size` bytes of noise, at least a block. Raises StagingFull."""
@@ -97,7 +97,7 @@ class Trials:
             fill.close()
 
     def trial(self, request: pb.TrialRequest) -> pb.TrialReply:
-        """Have a sample made, and pull it. What fails is in the reply's problem, in one line."""
+        """Have a sample made, and pull it. A failure becomes the reply's problem, in one line."""
         if not self._pulling.acquire(blocking=False):
             return pb.TrialReply(problem="another trial is under way on this worker: try again")
         try:
@@ -122,7 +122,7 @@ class Trials:
         try:
             if not transport.reaches(sample.shard):
                 raise NoCommonTransport(f"{request.transport} does not reach {request.source} from here")
-            # The first block alone: what is connected or mapped once is no part of the measurement.
+            # Pull the first block alone: connecting and mapping happen once and must not be measured.
             self._pull(transport, sample, 1)
             began = time.monotonic()
             size = self._pull(transport, sample, sample.num_blocks)
@@ -131,7 +131,7 @@ class Trials:
             self._client.release_sample(request.source, sample)
 
     def _pull(self, transport: Transport, sample: pb.SampleReply, blocks: int) -> int:
-        """Pull the first blocks and check them. Returns their bytes; raises HandoffError."""
+        """Pull the first blocks and check them. Return their bytes; raises HandoffError."""
         pull = Pull(
             request_id=sample.request_id,
             epoch=EPOCH,
@@ -144,7 +144,8 @@ class Trials:
         )
         seed, came = digests.seed(sample.request_id, EPOCH), 0
         for records in transport.pull(pull):
-            here = np.array(records.data)  # as into an engine's cache: what was lent is not ours
+            # copy, as into an engine's cache: the transport only lends its memory
+            here = np.array(records.data)
             digests.compare(
                 pull.what,
                 records.first_block,

@@ -1,4 +1,4 @@
-"""Transports by name: Baton's own, and those that other packages add (docs/extending.md)."""
+"""Load transports by name: Baton's own, and those that other packages add (docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ BY_DEFAULT = ("shm", "nixl", "tcp")
 def usable(names: Sequence[str] | None) -> list[str]:
     """Return the names of the transports to use here, best first: the given ones, or those of BY_DEFAULT.
 
-    Of the latter, one that cannot be used or does not pay is left out. Raises HandoffError for a given one
-    that cannot.
+    Defaults that cannot be used or do not pay are left out. Raises HandoffError for a given one that cannot
+    be used.
     """
     kinds = {name: REGISTRY.load(name) for name in names or BY_DEFAULT}
     hindrances = {
@@ -53,14 +53,14 @@ def usable(names: Sequence[str] | None) -> list[str]:
 
 
 def possible() -> list[str]:
-    """Return the names of Baton's own transports that can be used here, also of those that do not pay."""
+    """Return the names of Baton's own transports that can be used here, including those that do not pay."""
     return [name for name in BY_DEFAULT if not REGISTRY.load(name).hindrance()]
 
 
 def create(names: Sequence[str] | None = None) -> list[Transport]:
-    """Make the transports of these names, in that order; by default those of BY_DEFAULT that can be had.
+    """Make the transports of these names, in that order; by default the usable ones of BY_DEFAULT.
 
-    Raises HandoffError for a given one that cannot be had.
+    Raises HandoffError for a given one that cannot be used.
     """
     made: list[Transport] = []
     for name in usable(names):
@@ -92,11 +92,11 @@ def read_for(transports: Iterable[Transport], device: Device) -> None:
 
 
 def withdraw(transports: Iterable[Transport], request_id: str, epoch: int) -> None:
-    """Let each transport withdraw what it offered of a save."""
+    """Let each transport withdraw its offer of a save."""
     for transport in transports:
         try:
             transport.withdraw(request_id, epoch)
-        except Exception:  # another package's: it ends neither the thread nor the other transports
+        except Exception:  # another package's bug: it must end neither the thread nor the other transports
             logger.exception(
                 "transport %r did not withdraw request %r",
                 transport.name,

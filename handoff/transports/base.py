@@ -1,6 +1,6 @@
 """The interface of a transport: it brings records from where they were saved into a puller's process.
 
-docs/extending.md is the page for authors of one.
+docs/extending.md is the page for authors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # it imports torch
 
 
 class Cancellation:
-    """A flag that any thread sets once; it stops a pull that is blocked."""
+    """Signal, once and from any thread, that a blocked pull should stop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Cancellation:
             callback()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Run `callback` when the pull is cancelled; at once if it is."""
+        """Run `callback` when the pull is cancelled, or at once if it already is."""
         with self._lock:
             if not self._set:
                 self._callbacks.append(callback)
@@ -54,15 +54,17 @@ class Cancellation:
 
 @dataclass(frozen=True)
 class SavedShard:
-    """One rank's save under its lease: what a transport can offer to pullers."""
+    """Describe one rank's save under its lease: what a transport can offer to pullers."""
 
     request_id: str
     epoch: int
     rank: int
     num_blocks: int
     slots: int  # fewer than blocks only for transports with `windows`
-    ticket: bytes  # which `Pull.shard.ticket` has to be: a transport with a server of its own compares them
-    place: StagingSlots  # in this host's shared memory; reused when the lease has ended, whoever looks at it
+    # A transport with its own server compares this with `Pull.shard.ticket`.
+    ticket: bytes
+    # In this host's shared memory; reused when the lease has ended, even while somebody reads it.
+    place: StagingSlots
     read: Callable[[], Iterator[Records]]  # all records in order, as they arrive; raises SourceError
 
     @property
@@ -73,21 +75,21 @@ class SavedShard:
 
 @dataclass(frozen=True)
 class Pull:
-    """One rank's order: `num_blocks` records of its shard from `first_block` on."""
+    """Order `num_blocks` records of a shard from `first_block` on, for one rank."""
 
     request_id: str
     epoch: int
     shard: Shard
-    saved_blocks: int  # all that the shard has
+    saved_blocks: int  # total of the shard
     first_block: int
     num_blocks: int
     deadline: float  # CLOCK_MONOTONIC, seconds
-    chunk_bytes: int  # at once, as far as whole records allow
+    chunk_bytes: int  # maximum moved at once, as far as whole records allow
     cancellation: Cancellation = field(default_factory=Cancellation)
 
     @property
     def what(self) -> str:
-        """The pulled KV and where it lies, for the texts of errors."""
+        """The pulled KV and where it lies, for error texts."""
         shard = self.shard
         return f"KV of request {self.request_id!r}, epoch {self.epoch}, rank {shard.rank} at {shard.address}"
 
@@ -103,11 +105,11 @@ class Pull:
 
     @property
     def records_a_chunk(self) -> int:
-        """Whole records that fit into a chunk, one at least, and of a window no more than a part."""
+        """Whole records that fit into a chunk, at least one, and at most one part of a window."""
         return windows.at_once(self.chunk_bytes // self.record_bytes, self.slots, self.saved_blocks)
 
     def check_time(self) -> None:
-        """Raise PullCancelled or PullTimeout when the pull is to end now."""
+        """Raise PullCancelled or PullTimeout when the pull must end now."""
         if self.cancellation.is_set:
             raise PullCancelled(f"{self.what}: the request was aborted while it was pulled")
         if time.monotonic() >= self.deadline:
@@ -115,15 +117,15 @@ class Pull:
 
 
 class Transport(ABC):
-    """Both ends of one way to move records: one object for each rank, called from several threads.
+    """Implement both ends of one way to move records: one object per rank, called from several threads.
 
     The saving rank `offer`s each save; the offers of all its transports travel in `Shard.offers`, by name.
     The pulling rank takes the first of its own transports that `reaches` the shard, and `pull`s.
     """
 
-    name: ClassVar[str]  # the one under which it is registered
-    # Whether it moves saves with fewer slots than records: record r lies in slot r % slots, and comes there
-    # only when the consumer of `pull` has had record r - slots. Others are not asked to offer such a save.
+    name: ClassVar[str]  # the name under which it is registered
+    # Whether it moves saves with fewer slots than records: record r lies in slot r % slots, and arrives there
+    # only after the consumer of `pull` has had record r - slots. Others are not asked to offer such a save.
     windows: ClassVar[bool] = False
 
     @classmethod
@@ -133,32 +135,32 @@ class Transport(ABC):
 
     @classmethod
     def needless(cls) -> str:
-        """Return why it is used here only where it is named, though it could be; empty if it pays."""
+        """Return why it is used here only if named, though it would work; empty if it pays."""
         return ""
 
     def register(self, memory: Bytes) -> None:  # noqa: B027 (most need not know)
-        """Take note of a piece of staging's memory, whole pages, before any save lies in it.
+        """Take note of a page-aligned piece of staging's memory, before any save lies in it.
 
-        No save's record lies in two of them; the first piece holds all headers. They stay mapped for as long
-        as this object refers to them.
+        No record spans two pieces; the first piece holds all headers. They stay mapped for as long as this
+        object refers to them.
         """
 
     @abstractmethod
     def offer(self, saved: SavedShard) -> bytes | None:
-        """Return what a puller needs to find this save, in any form of the transport's own; None: no offer.
+        """Return what a puller needs to find this save, in the transport's own format; None: no offer.
 
         Called on the engine's thread, which waits. Records may still be arriving, so copy on a thread of your
         own.
         """
 
     def withdraw(self, request_id: str, epoch: int) -> None:  # noqa: B027 (most keep nothing of their own)
-        """Let go of what `offer` keeps: the lease ended, by a release or unpulled. Called for each save.
+        """Drop what `offer` keeps: the lease ended, by a release or unpulled. Called for each save.
 
-        A lease that ends while the save is offered is withdrawn twice: what is not known is ignored.
+        A lease that ends while the save is offered is withdrawn twice: ignore unknown saves.
         """
 
     def reads_for(self, device: Device) -> None:  # noqa: B027 (most bring records in memory of their own)
-        """Take note of the device to which pulled records go: what is pinned for it, it copies by itself."""
+        """Take note of the device to which pulled records go: it copies memory pinned for it by itself."""
 
     @abstractmethod
     def reaches(self, shard: Shard) -> bool:
@@ -170,8 +172,8 @@ class Transport(ABC):
 
         The consumer copies a chunk out before it asks for the next one. When asked for the next (or for the
         end), the transport makes sure that the memory it lent was not changed meanwhile. Calls
-        `pull.check_time` between chunks. Raises TransportError or SourceError, or one of their kinds.
+        `pull.check_time` between chunks. Raises TransportError, SourceError or a subclass.
         """
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Let go of connections, mappings and threads. Idempotent."""
+        """Close connections, mappings and threads. Idempotent."""

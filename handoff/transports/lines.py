@@ -1,4 +1,4 @@
-"""The puller's connections, by source, kept for the next pull: to make one takes a call and a greeting."""
+"""Keep the puller's connections by source for later pulls: making one takes a call and a greeting."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from baton.handoff.frames import GREETING, Line
 from baton.handoff.transports.base import Pull
 from baton.protos.handoff_pb2 import ConnectReply, ConnectRequest
 
-_KEPT = 6  # of one source: as many as pulls of a rank run at once, early ones included
-_SOURCES = 64  # with connections that are kept
+_KEPT = 6  # per source: as many as pulls of a rank run at once, early ones included
+_SOURCES = 64  # sources with idle connections
 _CONNECT_S = 5.0
 _LOOK_S = 0.25
 
 
 @dataclass
 class _Kept:
-    """The connections of a source that no pull uses, and the certificate with which they were made."""
+    """Hold a source's idle connections, and the certificate with which they were made."""
 
     credentials: object
     lines: deque[Line] = field(default_factory=deque)
 
 
 class Lines:
-    """Connections to ranks. Safe for any thread."""
+    """Keep connections to ranks. Safe for any thread."""
 
     def __init__(self) -> None:
         self._channels = Channels()
@@ -62,7 +62,10 @@ class Lines:
         line.close()
 
     def make(self, pull: Pull) -> tuple[Line, bytes]:
-        """Make a connection, and return what goes ahead of its first request. Raises HandoffError."""
+        """Connect, and return the connection and the bytes to send before its first request.
+
+        Raises HandoffError.
+        """
         reply = self._invited(pull)
         host, _ = addresses.split(pull.shard.address)
         connection = _connected(pull, host, reply.port)
@@ -81,7 +84,7 @@ class Lines:
         return line, GREETING + reply.session
 
     def close(self) -> None:
-        """Close what is kept. Idempotent."""
+        """Close idle connections. Idempotent."""
         with self._lock:
             self._closed = True
             lines = [line for kept in self._kept.values() for line in kept.lines]
@@ -93,10 +96,13 @@ class Lines:
     def _take(self, address: str) -> Line | None:
         with self._lock:
             lines = self._of(address).lines
-            return lines.pop() if lines else None  # the last one used: the others may end idle
+            return lines.pop() if lines else None  # the most recently used: the others may time out
 
     def _of(self, address: str) -> _Kept:
-        """Return a source's connections, and mark it as used last. Close those of an older certificate."""
+        """Return a source's connections and mark it as most recently used.
+
+        Close those of an older certificate.
+        """
         credentials = self._channels.credentials
         kept = self._kept.pop(address, None)
         if kept is None or kept.credentials is not credentials:
@@ -157,7 +163,7 @@ def _connected(pull: Pull, host: str, port: int) -> socket.socket:
 def _wait(
     connection: socket.socket, address: tuple[object, ...], ends_s: float, look: Callable[[], None]
 ) -> str:
-    """Connect a socket that does not block. Returns what went wrong; empty if nothing did."""
+    """Connect a non-blocking socket. Return what went wrong; empty if nothing did."""
     code = connection.connect_ex(address)
     if code == errno.EINPROGRESS:
         poller = select.poll()

@@ -1,8 +1,8 @@
-"""NIXL: the puller reads the source's staging itself, over RDMA where there is one.
+"""Read the source's staging with NIXL, over RDMA where available.
 
 As over shared memory, headers and records are read where the source keeps them, and a record's ticket is
-looked at before and after: the first look tells that the record is whole, the second that it was left alone.
-NIXL has no deadlines, no digests and no tickets of its own, and does not encrypt (docs/security.md).
+checked before and after: the first look tells that the record is whole, the second that it was left alone.
+NIXL has no deadlines, digests or tickets of its own, and does not encrypt (docs/security.md).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from baton.handoff.transports.nixl_buffers import Buffer, Read
 from baton.protos.handoff_pb2 import NixlOffer, NixlRegion, Run, Shard
 
 _RDMA = Path("/sys/class/infiniband")
-_ADDRESSES = 1 << 57  # of a process, at most
+_ADDRESSES = 1 << 57  # upper bound of a process's addresses
 _LINE = 64  # bytes
-_AHEAD = 512  # headers that are read at once, to learn which records are whole
+_AHEAD = 512  # headers read at once, to learn which records are whole
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0005, 1.2, 0.01  # between looks for a record, over the network
 
 
 class Nixl(Transport):
-    """Offers the records' place in this rank's memory, and reads it."""
+    """Offer the records' place in this rank's memory, and read other ranks'."""
 
     name: ClassVar[str] = "nixl"
 
@@ -134,7 +134,7 @@ class _Chunk:
 
 
 class _Reader:
-    """One pull: while its consumer has one chunk, the next one is on its way.
+    """Run one pull: while the consumer has one chunk, the next one is on its way.
 
     The buffer holds the headers of a look, then two halves: a chunk's headers, and its records.
     """
@@ -163,7 +163,7 @@ class _Reader:
         for first, last in self._plan.pieces(pull.first_block, stop, self._most):
             while first < last:
                 if first >= whole:
-                    if ahead is not None:  # what is there does not wait for what is to come
+                    if ahead is not None:  # available records do not wait for later ones
                         yield self._checked(ahead, self._headers_again(ahead))
                         ahead = None
                     whole = self._wait(first, stop)
@@ -178,7 +178,7 @@ class _Reader:
             yield self._checked(ahead, self._headers_again(ahead))
 
     def _wait(self, first: int, stop: int) -> int:
-        """Wait until the record of block `first` is whole. Return the end of those that are."""
+        """Wait until the record of block `first` is whole. Return the end of the whole ones."""
         stop = min(stop, first + _AHEAD)
         pieces = [self._at(*self._plan.headers_of(*one)) for one in self._plan.pieces(first, stop, _AHEAD)]
         look_s = _LOOK_S
@@ -193,13 +193,13 @@ class _Reader:
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
 
     def _headers_again(self, chunk: _Chunk) -> Read:
-        """Begin to read a chunk's headers once more, when its records are there."""
+        """Start reading a chunk's headers once more, when its records are there."""
         self._await(chunk.read)
         piece = self._at(*self._plan.headers_of(chunk.first, chunk.stop))
         return self._read([piece], self._headers_at(chunk.half))
 
     def _checked(self, chunk: _Chunk, again: Read) -> Records:
-        """Return a chunk, with the digests that lie beside the ticket found after its records."""
+        """Return a chunk, with the digests beside the ticket found after its records."""
         self._await(again)
         count = chunk.stop - chunk.first
         headers = self._headers(self._headers_at(chunk.half), count)
@@ -236,10 +236,10 @@ class _Reader:
 
 
 def _most(pull: Pull) -> int:
-    """Return the number of records that are read at once, at most."""
+    """Return the maximum number of records read at once."""
     return min(pull.records_a_chunk, pull.num_blocks)
 
 
 def _half_bytes(pull: Pull) -> int:
-    """Return the bytes that so many records and their headers take, whole cache lines."""
+    """Return the bytes of that many records and their headers, in whole cache lines."""
     return -(-_most(pull) * (HEADER_BYTES + pull.record_bytes) // _LINE) * _LINE

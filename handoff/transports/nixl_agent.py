@@ -1,12 +1,12 @@
-"""A rank's NIXL agent: memory that peers may read, reads of theirs, and the thread that answers them.
+"""A rank's NIXL agent: memory that peers may read, reads from peers, and the thread that answers them.
 
-NIXL's own progress thread would keep a core busy for as long as the process lives, so it is off. Whoever
-waits for a read polls it; the agent's own thread polls for peers: often while something is offered or a read
-that was given up is still on its way, a few times a second otherwise.
+NIXL's own progress thread would keep a core busy for as long as the process lives, so it is off. A thread
+that waits for a read polls it; the agent's own thread polls for peers: often while something is offered or an
+abandoned read is still under way, a few times a second otherwise.
 
 Leans on nixl 1.5: nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
 remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
-get_new_notifs, backends). Its exceptions have no class in common but Exception.
+get_new_notifs, backends). Its exceptions have no common class but Exception.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from baton.keeping import keep_thread
 logger = logging.getLogger(__name__)
 
 _BACKEND, _KIND = "UCX", "DRAM"  # staging and buffers are host memory
-# Unless the environment says otherwise. Log levels: what fails is told by our own errors. Segments: UCX's
-# 8 KiB make TCP half as fast. Unreleased registrations: without a limit, UCX was seen to leak memory (vLLM
-# sets the same).
+# Defaults that the environment may override. Log levels: our own errors report failures. Segments: UCX's 8
+# KiB make TCP half as fast. Unreleased registrations: without a limit, UCX was seen to leak memory (vLLM sets
+# the same).
 _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",
     "UCX_LOG_LEVEL": "fatal",
@@ -41,23 +41,23 @@ _ENVIRONMENT = {
     "UCX_TCP_RX_SEG_SIZE": "64k",
     "UCX_TCP_TX_SEG_SIZE": "64k",
 }
-_SERVE_S = 0.001  # between two looks for what peers want, while something is offered
-_IDLE_S = 0.1  # otherwise: for peers that come too late, and connections that end
+_SERVE_S = 0.001  # interval of polling for peers while something is offered
+_IDLE_S = 0.1  # interval otherwise: for peers that come too late, and connections that end
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # between two looks at a read
-CONTACT_S = 5.0  # for a peer to answer for the first time
-_SHUNNED_S = 60.0  # for which one that did not is not asked again
+CONTACT_S = 5.0  # time for a peer's first answer
+_SHUNNED_S = 60.0  # time for which an unresponsive peer is not asked again
 _MAX_PEERS = 256  # above this, the least recently used idle peer is disconnected
 
 
 @dataclass(frozen=True)
 class Region:
-    """Memory that peers may read."""
+    """Hold memory that peers may read."""
 
     number: int
     memory: Bytes = field(repr=False)  # keeps it mapped
     start: int  # address
     stop: int
-    metadata: bytes  # with which a peer can read it; the first one's also says how to connect
+    metadata: bytes  # for peers to read it; the first region's also tells how to connect
 
 
 @dataclass
@@ -69,14 +69,15 @@ class _Peer:
 
 
 class Agent:
-    """Safe for any thread; NIXL itself is called by one at a time."""
+    """Wrap NIXL, which only one thread may call at a time. Safe for any thread."""
 
     def __init__(self) -> None:
-        """Start NIXL, with UCX, in half a second. Raises HandoffError when that is not possible."""
+        """Start NIXL, with UCX, in half a second. Raises HandoffError if that fails."""
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         if not rpc.is_open():
-            os.environ["UCX_NET_DEVICES"] = "lo"  # whoever reaches UCX's ports reads and writes this memory
+            # a process that reaches UCX's ports can read and write this memory
+            os.environ["UCX_NET_DEVICES"] = "lo"
         self.name = secrets.token_hex(16)
         try:
             from nixl._api import nixl_agent, nixl_agent_config
@@ -87,13 +88,13 @@ class Agent:
             raise HandoffError(f"NIXL cannot start: {type(error).__name__}: {error}") from error
         if _BACKEND not in self._nixl.backends:
             raise HandoffError(f"this NIXL has no {_BACKEND}; there are: {', '.join(self._nixl.plugin_list)}")
-        self._lock = threading.Lock()  # NIXL is called under it
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by agent; changed under _lock
-        self._reads: set[Read] = set()  # those under way; the same
-        self._shunned: dict[str, float] = {}  # agents that cannot be reached, until when; the same
+        self._lock = threading.Lock()  # guards calls of NIXL
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()  # keyed by agent; guarded by _lock
+        self._reads: set[Read] = set()  # reads under way; guarded by _lock
+        self._shunned: dict[str, float] = {}  # unreachable agent -> until when; guarded by _lock
         self.regions: tuple[Region, ...] = ()
         self.buffers = Buffers()
-        self._changed = threading.Condition()  # of what follows; never held while _lock is taken
+        self._changed = threading.Condition()  # guards the fields below; never held while _lock is taken
         self._offered: set[Hashable] = set()
         self._closed = False
         self._thread = keep_thread(self._serve, "baton-nixl")
@@ -112,20 +113,20 @@ class Agent:
             self.regions = (*self.regions, region)
 
     def begin(self, key: Hashable) -> None:
-        """Look often for what peers want, until `end`."""
+        """Poll for peers often, until `end`."""
         with self._changed:
             self._offered.add(key)
             self._changed.notify()
 
     def end(self, key: Hashable) -> None:
-        """Note that what was offered is so no more. One that is not known is ignored."""
+        """Withdraw an offer. Unknown keys are ignored."""
         with self._changed:
             self._offered.discard(key)
 
     # ---- on the side that reads
 
     def know(self, peer: str, regions: Mapping[int, bytes], what: str) -> None:
-        """Load a peer's metadata, as far as that is new. Raises TransportFailed."""
+        """Load a peer's metadata, as far as it is new. Raises TransportFailed."""
         if peer == self.name:
             return
         with self._lock:
@@ -148,14 +149,14 @@ class Agent:
                     self._forget(idle)
 
     def shuns(self, peer: str) -> bool:
-        """Return whether the peer did not answer a while ago: a firewall may be between."""
+        """Return whether the peer failed to answer recently: a firewall may be between."""
         return self._shunned.get(peer, 0.0) > time.monotonic()
 
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[Buffer]:
         """Lend a buffer of at least `size` bytes: a power of two, so that there are few sizes to keep.
 
-        It is lent to nobody else while reads that have not ended may still write to it.
+        It is not lent again while unfinished reads may still write to it.
         """
         size = 1 << (size - 1).bit_length()
         buffer = self.buffers.take(size) or self._new_buffer(size)
@@ -169,7 +170,7 @@ class Agent:
     def read(
         self, peer: str, pieces: Sequence[tuple[int, int]], buffer: Buffer, offset: int, what: str
     ) -> Read:
-        """Begin to read a peer's memory into the buffer, one piece after the other, from `offset` on.
+        """Start reading a peer's memory into the buffer, one piece after the other, from `offset` on.
 
         pieces: address and size of each, each within a region. Raises TransportFailed.
         """
@@ -204,7 +205,7 @@ class Agent:
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
 
     def close(self) -> None:
-        """Let go of all memory and connections. Idempotent."""
+        """Release all memory and connections. Idempotent."""
         with self._changed:
             if self._closed:
                 return
@@ -240,7 +241,7 @@ class Agent:
     # ---- called with _lock
 
     def _learn(self, read: Read, call: Callable[[], str]) -> None:
-        """Learn a read's state. One that failed has lost its peer: the next pull connects anew."""
+        """Update a read's state. A failed read loses its peer: the next pull connects anew."""
         try:
             with _named(f"{read.what}: NIXL"):
                 read.state = State(call())
@@ -262,7 +263,7 @@ class Agent:
             self._nixl.release_xfer_handle(read.handle)
 
     def _forget(self, peer: str) -> None:
-        """Disconnect a peer, after its reads: NIXL was seen to crash where one outlived its connection."""
+        """Disconnect a peer, after its reads: NIXL was seen to crash if one outlived its connection."""
         for read in [read for read in self._reads if read.peer == peer]:
             self._let_go(read, State.FAILED)
         known, now = self._peers.pop(peer, None), time.monotonic()
@@ -270,7 +271,7 @@ class Agent:
             self._shunned = {name: until for name, until in self._shunned.items() if until > now}
             self._shunned[peer] = now + _SHUNNED_S
         if known is not None and known.regions:
-            with contextlib.suppress(TransportFailed), _named(peer):  # it may be gone by itself
+            with contextlib.suppress(TransportFailed), _named(peer):  # it may have gone by itself
                 self._nixl.remove_remote_agent(peer)
 
     # ---- buffers
@@ -303,7 +304,7 @@ class Agent:
             self.buffers.tend(self._look, self._give_up)
 
     def _answer(self) -> None:
-        """Have UCX do what peers ask for. They send no notifications; to look for some makes it work."""
+        """Have UCX serve peers' reads. They send no notifications; polling for some makes it progress."""
         try:
             with self._lock:
                 self._nixl.get_new_notifs()

@@ -1,7 +1,7 @@
-"""Memory into which pulls over NIXL read, and its reuse: only when nothing may write to it any more.
+"""Reuse buffers for pulls over NIXL, but only once nothing may write to them any more.
 
-A pull that gives up leaves its reads on their way. NIXL forgets one that is let go of, but the network brings
-its bytes all the same; so the buffer waits for them.
+A pull that gives up leaves its reads under way. NIXL forgets a released read, but the network still delivers
+its bytes, so the buffer waits for them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 
 from baton.handoff.records import Bytes
 
-_LINGER_S = 1.0  # for reads to end by themselves; then they are given up, and their peer is disconnected
-_SETTLE_S = 5.0  # from then on until nothing can come any more
+_LINGER_S = 1.0  # for reads to end by themselves; after that their peer is disconnected
+_SETTLE_S = 5.0  # from then on until nothing can arrive any more
 
 
 class State(Enum):
-    """The state of a read, by NIXL's word for it."""
+    """The state of a read, with NIXL's name for it."""
 
     UNDER_WAY = "PROC"
     THERE = "DONE"
@@ -32,26 +32,26 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Read:
-    """Bytes of a peer on their way into a buffer. `what` is for the texts of errors."""
+    """Track a peer's bytes on their way into a buffer. `what` is for error texts."""
 
     peer: str
     what: str
-    handle: Any  # NIXL's
+    handle: Any  # NIXL's handle
     state: State = State.UNDER_WAY
     began_s: float = field(default_factory=time.monotonic)
 
 
 class Buffer:
-    """Memory of this process into which reads of one pull go."""
+    """Hold memory of this process into which reads of one pull go."""
 
     def __init__(self, size: int) -> None:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.data: Bytes = np.frombuffer(memory, np.uint8)
         self.address = int(self.data.ctypes.data)
-        self.reads: list[Read] = []  # those that may still write to it
+        self.reads: list[Read] = []  # reads that may still write to it
 
     def expect(self, read: Read) -> None:
-        """Note a read that begins."""
+        """Note a read that starts."""
         self.reads = [one for one in self.reads if one.state is not State.THERE]
         self.reads.append(read)
 
@@ -62,15 +62,15 @@ class Buffer:
 
 
 class Buffers:
-    """The buffers that no pull has. Safe for any thread."""
+    """Hold the buffers that no pull uses. Safe for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.free: list[Buffer] = []
-        self.left: dict[Buffer, float] = {}  # by pulls that gave up; since when, time.monotonic
+        self.left: dict[Buffer, float] = {}  # abandoned buffer -> since when, time.monotonic
 
     def take(self, size: int) -> Buffer | None:
-        """Return a free one of at least `size` bytes, None if there is none."""
+        """Return a free buffer of at least `size` bytes, or None."""
         with self._lock:
             found = next((one for one in self.free if one.data.size >= size), None)
             if found is not None:
@@ -78,7 +78,7 @@ class Buffers:
             return found
 
     def give(self, buffer: Buffer) -> None:
-        """Take one back from its pull."""
+        """Take a buffer back from its pull."""
         with self._lock:
             if buffer.is_quiet:
                 self.free.append(buffer)
@@ -86,9 +86,9 @@ class Buffers:
                 self.left[buffer] = time.monotonic()
 
     def tend(self, look: Callable[[Read], None], give_up: Callable[[Read], None]) -> None:
-        """Free those to which nothing can be written any more.
+        """Free buffers to which nothing can be written any more.
 
-        look: brings a read's state up to date; give_up: disconnects the peer of one, which has failed then.
+        look: updates a read's state; give_up: disconnects the peer of a read, which has failed then.
         """
         with self._lock:
             left = list(self.left.items())

@@ -1,4 +1,4 @@
-"""Shared memory: on one host the puller reads records where the source keeps them, without asking it."""
+"""Read records on the same host from the source's shared memory, without asking the source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it imports torch
 
 
 class Shm(Transport):
-    """Offers the records' place, and reads it. Their tickets tell whether they were left alone."""
+    """Offer the records' place, and read it. Tickets tell whether the records were left alone."""
 
     name: ClassVar[str] = "shm"
     windows: ClassVar[bool] = True
@@ -94,10 +94,10 @@ class Shm(Transport):
             )
 
     def _attach(self, pull: Pull, name: str) -> Attached:
-        gone = []  # until the lock is free: to unpin a segment takes its time
+        gone = []  # freed outside the lock, as unpinning a segment takes time
         with self._lock:
             if name not in self._attached:
-                # A new name means a new segment or a new source: let go of those whose owners are gone.
+                # A new name means a new segment or a new source: drop segments whose owners are gone.
                 for known in [known for known in self._attached if not segments.exists(known)]:
                     gone.append(self._attached.pop(known))
                 try:

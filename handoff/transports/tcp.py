@@ -1,4 +1,4 @@
-"""TCP: the source sends records over a connection of the puller's, from where they lie into its buffer."""
+"""Receive records over TCP, straight from the source's staging into the puller's buffer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from baton.handoff.transports.base import Pull, SavedShard, Transport
 from baton.handoff.transports.lines import Lines
 from baton.protos.handoff_pb2 import PullRequest, Shard
 
-_BUFFERS = 4  # kept for later pulls: fresh memory costs as much as its bytes do
+_BUFFERS = 4  # kept for later pulls: fresh memory costs as much as transferring its bytes
 _KEEP_BYTES = 16 << 20  # larger ones are not kept
 
 
 class Tcp(Transport):
-    """Pulls from the port that every rank's Handoff service opens beside its own."""
+    """Pull from the port that every rank's Handoff service opens beside its own."""
 
     name: ClassVar[str] = "tcp"
     windows: ClassVar[bool] = True
@@ -33,7 +33,7 @@ class Tcp(Transport):
 
     def offer(self, saved: SavedShard) -> bytes:
         del saved
-        return b""  # the shard's address says all
+        return b""  # the shard's address is enough
 
     def reaches(self, shard: Shard) -> bool:
         return self.name in shard.offers and bool(shard.address)
@@ -67,7 +67,7 @@ class Tcp(Transport):
     def _asked(self, pull: Pull, most: int, grip: _Grip) -> tuple[Line, Frame]:
         """Send the request; return the connection and the first frame that came.
 
-        A connection that was kept may have ended meanwhile, unseen: then a fresh one is asked.
+        A kept connection may have ended unnoticed: then a fresh one is used.
         """
         request = Frame(PULL, _request(pull, most).SerializeToString())
         line = self._lines.kept(pull.shard.address)
@@ -99,7 +99,7 @@ class Tcp(Transport):
 
 
 class _Refused(Exception):
-    """The source has said why it sends no more; the connection is in order."""
+    """Report that the source has said why it sends no more; the connection stays usable."""
 
     def __init__(self, error: HandoffError) -> None:
         super().__init__(str(error))
@@ -107,7 +107,7 @@ class _Refused(Exception):
 
 
 class _Grip:
-    """A pull's hold on its connection. A cancellation cuts the one held, and never one that was let go."""
+    """Hold a pull's connection. A cancellation cuts the one held, and never one that was let go."""
 
     def __init__(self) -> None:
         self._line: Line | None = None
@@ -115,28 +115,28 @@ class _Grip:
         self._lock = threading.Lock()
 
     def hold(self, line: Line) -> None:
-        """Hold this one."""
+        """Hold this connection."""
         with self._lock:
             self._line = line
             if self._cut:
                 line.cut()
 
     def cut(self) -> None:
-        """Cut what is held, and what will be."""
+        """Cut the connection held now or later."""
         with self._lock:
             self._cut = True
             if self._line is not None:
                 self._line.cut()
 
     def let_go(self, to: Callable[[Line], None]) -> None:
-        """Hand on what is held."""
+        """Hand on the connection held."""
         with self._lock:
             line, self._line = self._line, None
         if line is not None:
             to(line)
 
     def close(self) -> None:
-        """Close what is held."""
+        """Close the connection held."""
         with self._lock:
             if self._line is not None:
                 self._line.close()

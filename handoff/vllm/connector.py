@@ -3,15 +3,14 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses what stands under "for the worker's host".
+uses the methods under "for the worker's host".
 
 Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
-(vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups,
-KVConnectorRole, KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed),
-has_kv_transfer_group, get_kv_transfer_group (vllm.distributed.kv_transfer),
-KVTransferConfig.kv_connector_extra_config, Scheduler.{requests, finished_recving_kv_req_ids: read by
-_handle_blocked_waiting_request}, RequestStatus.WAITING_FOR_REMOTE_KVS; further symbols in the modules beside
-this one.
+(vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups, KVConnectorRole,
+KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed), has_kv_transfer_group,
+get_kv_transfer_group (vllm.distributed.kv_transfer), KVTransferConfig.kv_connector_extra_config,
+Scheduler.{requests, finished_recving_kv_req_ids: read by _handle_blocked_waiting_request},
+RequestStatus.WAITING_FOR_REMOTE_KVS; further symbols in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ from baton.rpc import CALL_TIMEOUT_S
 
 
 class BatonConnector(KVConnectorBase_V1, SupportsHMA):
-    """One object for each role: the scheduler's has `_scheduler`, a rank's `_worker`, once it has a cache."""
+    """One object per role: the scheduler's has `_scheduler`, a rank's has `_worker` once its cache exists."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Make a role's object.
+        """Create the object for a role.
 
         Raises HandoffError for a wrong configuration or a cache that cannot be handed over.
         """
@@ -53,7 +52,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._config = HandoffConfig.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
-        self._near: WorkerSide | None = None  # the only rank's, where it is in the scheduler's process
+        self._near: WorkerSide | None = None  # the only rank's side, if it is in the scheduler's process
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 self._config, facts.groups(kv_cache_config), kv_cache_config.num_blocks
@@ -61,9 +60,9 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: a save ends in the step that computed the last block; no preemption comes in between.
+        """False: a save ends in the step that computed the last block, so no preemption comes in between.
 
-        What is not copied by then is kept, as the request ends in that step.
+        Blocks not copied by then are kept, as the request ends in that step.
         """
         return False
 
@@ -80,7 +79,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler_side.facts
 
     def take_reports(self) -> Reports:
-        """Return what began, was saved and loaded since the last call; to be called after each step.
+        """Return what began, was saved and was loaded since the last call; call it after each step.
 
         A save is reported in the step that brings its request's first token.
         """
@@ -100,10 +99,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler_side.try_handoff(sources, transport, size, timeout_s)
 
     def wake_on_loads(self, wake: Callable[[], object]) -> bool:
-        """Have `wake` called, on any thread, when a load has ended, or what was kept may be freed.
+        """Have `wake` called, on any thread, when a load has ended, or kept blocks may be freed.
 
-        Return whether it will be. It is not where ranks have processes of their own: their loads are noticed
-        in the next step. Where it is, `promote` is to be called before each step.
+        Return whether it will be. If ranks have processes of their own it will not: their loads are noticed
+        in the next step. If it will, call `promote` before each step.
         """
         rank = get_kv_transfer_group() if has_kv_transfer_group() else None
         if not isinstance(rank, BatonConnector):
@@ -116,7 +115,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         """Let requests whose KV is here take part in the step that begins next.
 
         vLLM would hear of them with a step's results, and schedule them a step later. Failed loads and those
-        of aborted requests go that way, as they do from ranks in processes of their own.
+        of aborted requests take that way, as do all from ranks in separate processes.
         """
         if self._near is None:
             return
@@ -138,16 +137,16 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler_side.idle_loads(told=told)
 
     def is_unheard(self, request_id: str) -> bool:
-        """Return whether a request waits, without blocks, for a source that has not said anything."""
+        """Return whether a request waits, without blocks, for a source that has not sent anything."""
         return self._scheduler_side.is_unheard(request_id)
 
     def begin_now(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Do as `begin_load` does, from any thread and at once; nothing where ranks are other processes."""
+        """Do as `begin_load` does, from any thread and at once; do nothing if ranks are other processes."""
         if self._near is not None:
             self._near.loader.begin((request_id, epoch), manifest)
 
     def begin_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let a load that has blocks, or will have them, pull what is there of a prompt."""
+        """Let a load that has blocks, or will have them, pull what is available of a prompt."""
         self._scheduler_side.begin_load(request_id, epoch, manifest)
         self.begin_now(request_id, epoch, manifest)
 
@@ -194,7 +193,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler_side.freed(connector_output.finished_sending or ())
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        """All of them: vLLM zeroes no block of a load, which may be under way by then."""
+        """Return all groups: vLLM must not zero blocks of a load, which may be under way by then."""
         del request
         return tuple(range(len(self._kv_cache_config.kv_cache_groups)))
 

@@ -4,12 +4,12 @@ Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, qua
 get_total_num_kv_heads), cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES, tensor_parallel_size},
 speculative_config (method, uses_draft_kv_cache, draft_model_config.{as of model_config}),
 compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.backends.cpu_attn sets before a
-connector is given the caches;
-KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec), vllm.v1.kv_cache_interface: AttentionSpec
-(block_size, num_kv_heads, head_size, head_size_v), FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
-(sliding_window, extra_retained_tokens), MambaSpec (mamba_type, shapes, dtypes, mamba_cache_mode),
-UniformTypeKVCacheSpecs.kv_cache_specs; and on the tokens that SingleTypeKVCacheManager.get_num_skipped_tokens
-of each of these lets go; vllm.model_executor.layers.mamba.mamba_utils.is_conv_state_dim_first.
+connector is given the caches; KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec),
+vllm.v1.kv_cache_interface: AttentionSpec (block_size, num_kv_heads, head_size, head_size_v),
+FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec (sliding_window, extra_retained_tokens), MambaSpec
+(mamba_type, shapes, dtypes, mamba_cache_mode), UniformTypeKVCacheSpecs.kv_cache_specs; and on the tokens that
+SingleTypeKVCacheManager.get_num_skipped_tokens of each of these lets go;
+vllm.model_executor.layers.mamba.mamba_utils.is_conv_state_dim_first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KNOWN = (FullAttentionSpec, SlidingWindowSpec, MambaSpec)
 
 
 def groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
-    """Return what each group keeps. Raises UnsupportedCache for a kind that cannot be handed over."""
+    """Return the rule of each group. Raises UnsupportedCache for a kind that cannot be handed over."""
     return tuple(_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
 
 
@@ -69,7 +69,7 @@ def _group(shared: Any) -> CacheGroup:
 
 
 def _form(specs: Sequence[MambaSpec]) -> str:
-    """Return what the bytes of a state mean: its tensors' shapes and dtypes, in their order in memory."""
+    """Return what the bytes of a state mean: its tensors' shapes and dtypes, in memory order."""
     spec = specs[0]
     tensors = (
         f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
@@ -85,9 +85,9 @@ def layer_names(kv_cache_config: Any) -> list[list[str]]:
 
 
 def row_widths(kv_cache_config: Any) -> dict[str, int]:
-    """Return, by layer, the elements of one token of one head, keys and values apart; for MLA of the latent.
+    """Return, by layer, the elements per token and head, keys and values apart; for MLA, of the latent.
 
-    Where heads of keys and values differ in size, it is their greatest common divisor. States have no rows.
+    If heads of keys and values differ in size, it is their greatest common divisor. States have no rows.
     """
     return {
         name: math.gcd(int(spec.head_size), int(spec.head_size_v or 0))
@@ -107,8 +107,8 @@ def _specs(kv_cache_config: Any) -> Iterator[tuple[str, Any]]:
 def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
     """Return each layer's KV heads over all tensor-parallel ranks; 1 for MLA, whose latent every rank has.
 
-    For some layers vLLM gives the largest number of shards; for others it follows from their heads.
-    States are left out, and so are layers with one head per rank that may be the same on several ranks.
+    For some layers vLLM gives the largest number of shards; for others it follows from their heads. States
+    are left out, and so are layers with one head per rank that may be the same on several ranks.
     """
     ranks = vllm_config.parallel_config.tensor_parallel_size
     configs = [vllm_config.model_config, getattr(vllm_config.speculative_config, "draft_model_config", None)]
@@ -133,7 +133,7 @@ def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
 def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
     """Return the instruction sets with which a CPU computes attention; empty on a GPU, and for MLA.
 
-    Each of them keeps keys and values in an order of its own; AMX's has the same shape as another CPU's.
+    Each has its own order of keys and values; AMX's has the same shape as another CPU's.
     """
     layers = vllm_config.compilation_config.static_forward_context
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
@@ -141,7 +141,7 @@ def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
 
 
 def parallel_sizes(vllm_config: Any, cache: BlockCache) -> dict[str, int]:
-    """Return the sizes in which two workers must not differ, by names that say why."""
+    """Return the sizes that must be equal on two workers, by names that say why."""
     found = {name: int(getattr(vllm_config.parallel_config, name)) for name in _PARALLEL_SIZES}
     if undivided := next((layer.name for layer in cache.layers if not layer.heads), None):
         found[f"tensor_parallel_size (equal on both: {undivided} has no heads to divide)"] = cache.form.ranks
@@ -158,7 +158,8 @@ def facts(
     """Return the facts of one rank. Raises UnsupportedCache."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     if speculative is not None and not speculative.uses_draft_kv_cache():
-        speculative = None  # it drafts from tokens or hidden states, and keeps nothing in the KV cache
+        # such a method drafts from tokens or hidden states, and keeps nothing in the KV cache
+        speculative = None
     drafter = speculative.draft_model_config if speculative is not None else None
     return Facts(
         vllm_version=vllm.__version__,

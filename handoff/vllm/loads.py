@@ -1,4 +1,4 @@
-"""The scheduler's half of loads: what requests wish for, the orders to the ranks, and the reports.
+"""The scheduler's half of loads: the requests' wishes, the orders to the ranks, and the reports.
 
 Leans on vllm.v1.request.Request (request_id, num_tokens), and on what scheduler_side.py leans on.
 """
@@ -22,34 +22,34 @@ from baton.protos.handoff_pb2 import Manifest
 
 @dataclass
 class _Load:
-    """A load, from the request's arrival on."""
+    """Track a load, from the request's arrival on."""
 
     wish: LoadWish
     manifest: Manifest | None
-    complete: bool  # its prompt is, and its request has its first token
-    arrived_s: float  # the request, or the word that its prompt is complete
-    tokens: int = 0  # that are pulled; known once there are blocks
+    complete: bool  # its prompt is complete, and its request has its first token
+    arrived_s: float  # of the request, or of the word that its prompt is complete
+    tokens: int = 0  # number pulled; known once there are blocks
     cancelled: bool = False  # its request has ended
     done: list[ShardLoad] = field(default_factory=list)
 
     def end(self, request: Any) -> int:
         """Return the number of the request's tokens whose KV is wanted.
 
-        The last one is always computed here: its logits give the next token. Without its first token a
-        request gets that one before it runs.
+        The last one is always computed here: its logits give the next token. A request without its first
+        token gets that one before it runs.
         """
         return int(min(self.wish.tokens, request.num_tokens - self.complete))
 
 
 class Loads:
-    """The loads of an engine. All methods are called on the engine's thread."""
+    """Track the loads of an engine. All methods are called on the engine's thread."""
 
     def __init__(self, groups: tuple[CacheGroup, ...], client: HandoffClient, host: str) -> None:
-        """Begin with none. host: the id of this machine."""
+        """Start empty. host: the id of this machine."""
         self._groups = groups
         self._client = client
         self._host = host
-        self._wished: dict[str, _Load] = {}  # by request id, until there are blocks
+        self._wished: dict[str, _Load] = {}  # keyed by request id, until there are blocks
         self.ordered: dict[Key, _Load] = {}
         self._ended: list[Loaded] = []
 
@@ -57,7 +57,7 @@ class Loads:
         return len(self._wished) + len(self.ordered)
 
     def waiting(self, *, begun: bool) -> int:
-        """Return the number of requests that wait. begun: also those whose KV is on its way."""
+        """Return the number of requests that wait. begun: include those whose KV is on its way."""
         ordered = (load for load in self.ordered.values() if begun or load.manifest is None)
         return len(self._wished) + sum(not load.cancelled for load in ordered)
 
@@ -67,7 +67,7 @@ class Loads:
         self._wished[request_id] = _Load(wish, wish.manifest, complete, time.monotonic())
 
     def is_unheard(self, request_id: str) -> bool:
-        """Return whether a request has no blocks yet, and its source has not said anything."""
+        """Return whether a request has no blocks yet, and its source has not sent anything."""
         load = self._wished.get(request_id)
         return load is not None and load.manifest is None
 
@@ -135,7 +135,7 @@ class Loads:
             jobs.completes.append((key, manifest))
 
     def finished(self, request_id: str, jobs: StepJobs) -> None:
-        """Stop the load of a request that ended, or release what it has not begun to load."""
+        """Stop the load of a request that ended, or release KV that it has not begun to load."""
         for key, load in self.ordered.items():
             if key[0] == request_id:
                 load.cancelled = True
@@ -144,17 +144,17 @@ class Loads:
             self._give_up(request_id, unused)
 
     def update(self, part: ShardLoad, ranks: int, jobs: StepJobs) -> None:
-        """Take over the end of one rank's load; with the last one's it is reported."""
+        """Record the end of one rank's load; report the load with the last rank's."""
         key = part.request_id, part.epoch
         load = self.ordered[key]
         load.done.append(part)
         if len(load.done) < ranks:
-            if part.problem is not None:  # an early load of another rank would wait for its prompt's end
+            if part.problem is not None:  # another rank's early load would wait for the prompt's end
                 jobs.cancels.append(key)
             return
         del self.ordered[key]
         done, manifest = load.done, load.manifest
-        # An early load that failed knows of no save's end.
+        # An early load that failed does not know when the save ended.
         near = manifest is not None and manifest.host == self._host
         start = (manifest.saved_at_s if manifest is not None and near else 0.0) or load.arrived_s
         self._ended.append(
@@ -172,7 +172,7 @@ class Loads:
         )
 
     def take(self) -> tuple[Loaded, ...]:
-        """Return those that ended since the last call."""
+        """Return the loads that ended since the last call."""
         ended, self._ended = tuple(self._ended), []
         return ended
 

@@ -23,25 +23,26 @@ from baton.protos.handoff_pb2 import Manifest
 
 @dataclass
 class StepJobs(KVConnectorMetadata):
-    """From the scheduler to the ranks: the work of one engine step."""
+    """Carry the work of one engine step from the scheduler to the ranks."""
 
     saves: list[SaveJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
-    begins: list[tuple[Key, Manifest]] = field(default_factory=list)  # loads that have a manifest now
-    completes: list[tuple[Key, Manifest]] = field(default_factory=list)  # those whose requests can go on
+    begins: list[tuple[Key, Manifest]] = field(default_factory=list)  # loads that now have a manifest
+    completes: list[tuple[Key, Manifest]] = field(default_factory=list)  # loads whose requests can go on
     cancels: list[Key] = field(default_factory=list)  # loads whose requests ended
-    drops: list[Key] = field(default_factory=list)  # saves whose prompts are computed no further
+    drops: list[Key] = field(default_factory=list)  # saves whose prompts are not computed any further
     preempted: list[Key] = field(default_factory=list)  # requests whose blocks this step may write to
-    ended: list[Key] = field(default_factory=list)  # requests whose blocks are kept until all is copied
+    # requests whose blocks are kept until everything is copied
+    ended: list[Key] = field(default_factory=list)
 
 
 @dataclass
 class StepResults(KVConnectorWorkerMetadata):
-    """From the ranks to the scheduler: the results of a step."""
+    """Carry the results of a step from the ranks to the scheduler."""
 
     saves: list[ShardSave] = field(default_factory=list)
     loads: list[ShardLoad] = field(default_factory=list)
-    staging: dict[int, tuple[int, int]] = field(default_factory=dict)  # by rank: free blocks, and all blocks
+    staging: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> (free blocks, all blocks)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
         if not isinstance(other, StepResults):
@@ -51,11 +52,11 @@ class StepResults(KVConnectorWorkerMetadata):
 
 @dataclass(frozen=True)
 class RankHandshake(KVConnectorHandshakeMetadata):
-    """From a rank to the scheduler, once, when its cache exists."""
+    """Describe a rank to the scheduler, once, when its cache exists."""
 
     rank: int
-    address: str  # of its Handoff service, as processes of this machine dial it
-    slots: int  # of staging
-    windows: bool  # whether a save may have fewer slots than records: one of its transports moves such
+    address: str  # its Handoff service, as processes of this machine dial it
+    slots: int  # size of staging
+    windows: bool  # whether one of its transports moves saves with fewer slots than records
     compatibility_hash: str
     facts: Mapping[str, str]  # the hash's ingredients in words

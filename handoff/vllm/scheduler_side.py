@@ -54,18 +54,18 @@ from baton.rpc import host_id
 
 @dataclass
 class _Prompt:
-    """A prompt that is computed, to be saved as far as it is final after each step."""
+    """Track a prompt being computed, to be saved as far as it is final after each step."""
 
     request: Any
     wish: SaveWish
-    refused: bool = False  # what it was to save is not cached: it never begins
+    refused: bool = False  # not cached as required: its save never begins
     chunks: int = 0  # steps in which a part of it was computed
-    records: int = 0  # whose save was ordered
+    records: int = 0  # records whose save was ordered
 
 
 @dataclass
 class _Save:
-    """A save under way on the ranks. It outlives its request, which ends in the same step."""
+    """Track a save under way on the ranks. It outlives its request, which ends in the same step."""
 
     num_tokens: int
     chunks: int = 0  # known at the end
@@ -76,7 +76,7 @@ class _Save:
 
 
 class SchedulerSide:
-    """The state of all saves and loads of an engine. All methods are called on the engine's thread."""
+    """Hold the state of all saves and loads of an engine. All methods are called on the engine's thread."""
 
     def __init__(self, config: HandoffConfig, groups: tuple[CacheGroup, ...], cache_blocks: int) -> None:
         self._config = config
@@ -86,13 +86,13 @@ class SchedulerSide:
         self._client = HandoffClient()
         self._loads = Loads(groups, self._client, self._host)
         self._ranks: list[RankHandshake] = []
-        self._to_save: dict[str, _Prompt] = {}  # by request id, until its save begins
+        self._to_save: dict[str, _Prompt] = {}  # keyed by request id, until the save begins
         self._saving: dict[Key, _Save] = {}
         self._jobs = StepJobs()
         self.ordered = StepJobs()  # jobs of the last step
         self._begun: list[Begun] = []
         self._saved: list[Saved] = []
-        self._kept: dict[str, Key] = {}  # requests whose blocks a window's save may read, by request id
+        self._kept: dict[str, Key] = {}  # request id -> request whose blocks a windowed save may read
         self._room = SaveRoom(cache_blocks)
 
     # ---- for the worker's host
@@ -121,7 +121,7 @@ class SchedulerSide:
         return max(0, self._loads.waiting(begun=told) - prompts)
 
     def is_unheard(self, request_id: str) -> bool:
-        """Return whether a request waits, without blocks, for a source that has not said anything."""
+        """Return whether a request waits, without blocks, for a source that has not sent anything."""
         return self._loads.is_unheard(request_id) and request_id not in self._to_save
 
     def take_reports(self) -> Reports:
@@ -148,7 +148,7 @@ class SchedulerSide:
         self._loads.complete((request_id, epoch), manifest, self._jobs)
 
     def load_ended(self, part: ShardLoad) -> None:
-        """Take over the end of one rank's load."""
+        """Record the end of one rank's load."""
         self._loads.update(part, len(self._ranks), self._jobs)
 
     def staged(self, timeout_s: float) -> Staged:
@@ -162,7 +162,7 @@ class SchedulerSide:
     # ---- for vLLM's scheduler
 
     def set_ranks(self, handshakes: Mapping[int, RankHandshake]) -> None:
-        """Take over the ranks' descriptions. Raises CompatibilityMismatch when they differ."""
+        """Take the ranks' descriptions. Raises CompatibilityMismatch when they differ."""
         self._ranks = [handshakes[rank] for rank in sorted(handshakes)]
         hashes = {rank.compatibility_hash for rank in self._ranks}
         if len(hashes) != 1:
@@ -195,8 +195,8 @@ class SchedulerSide:
     def _may_begin(self, prompt: _Prompt, num_computed: int) -> bool:
         """Return whether a prompt that will be saved may be computed now, from this token on.
 
-        One that is to be saved only if it is cached is refused, once, if more of it would have to be computed
-        than the end of what is cached: a block, and another one where vLLM drafts from hidden states.
+        A prompt to be saved only if cached is refused, once, if more than the end of the cached part would
+        have to be computed: a block, and another one if vLLM drafts from hidden states.
         """
         request, most = prompt.request, 2 * max(group.block_size for group in self._groups)
         left = request.num_tokens - num_computed
@@ -219,7 +219,7 @@ class SchedulerSide:
         """Return the step's loads, and a save of each prompt's records that are final after it."""
         for request_id in scheduler_output.preempted_req_ids or ():
             if (prompt := self._to_save.get(request_id)) is not None:
-                prompt.records = 0  # the ranks know what they have copied, and leave that out
+                prompt.records = 0  # the ranks skip what they have already copied
             if (key := self._kept.get(request_id)) is not None:
                 self._jobs.preempted.append(key)
         for request_id in [name for name in self._to_save if name in scheduler_output.num_scheduled_tokens]:
@@ -234,13 +234,13 @@ class SchedulerSide:
         return self.ordered
 
     def _has_more(self, prompt: _Prompt, end: int) -> bool:
-        """Tell whether a step that ends before the prompt does leaves records that can travel."""
+        """Return whether a step that ends before the prompt does leaves records that can travel."""
         request_id, epoch = prompt.request.request_id, prompt.wish.epoch
         promised = self._room.promised(request_id) or (request_id, epoch) in self._saving
         return promised and final_records(self._groups, end) > prompt.records
 
     def _save(self, prompt: _Prompt, tables: Sequence[Sequence[int]], end: int) -> None:
-        """Order the save of what is final after the first `end` tokens; with the last, of all the rest."""
+        """Order the save of what is final after `end` tokens; after the last one, of everything left."""
         request, epoch = prompt.request, prompt.wish.epoch
         whole, last = num_records(self._groups, request.num_tokens), end >= request.num_tokens
         parts: tuple[Part, ...]
@@ -276,15 +276,15 @@ class SchedulerSide:
     def _slots(self, request: Any, records: int) -> int:
         """Return how many slots of staging the save of a request gets.
 
-        Only of one that ends with its prompt the blocks stay as they are until they are copied.
+        Only a request that ends with its prompt leaves its blocks as they are until they are copied.
         """
         ends = request.max_tokens <= request.num_output_tokens + 1
         return self._room.slots(records) if ends else records
 
     def finished(self, request: Any) -> bool:
-        """Stop the load of a request that ended, or release what it has not begun to load.
+        """Stop the load of a request that ended, or release KV that it has not begun to load.
 
-        Returns whether its blocks are to be kept until the ranks say that nothing reads them.
+        Returns whether its blocks must be kept until the ranks say that nothing reads them.
         """
         self._loads.finished(request.request_id, self._jobs)
         if (prompt := self._to_save.pop(request.request_id, None)) is not None:
@@ -301,12 +301,12 @@ class SchedulerSide:
         return key is not None
 
     def freed(self, request_ids: Iterable[str]) -> None:
-        """Note that all ranks have copied what they kept of these."""
+        """Note that all ranks have copied the kept blocks of these requests."""
         for request_id in request_ids:
             self._room.freed(request_id)
 
     def update(self, results: StepResults) -> None:
-        """Take over what the ranks did in a step."""
+        """Process what the ranks did in a step."""
         self._room.hear(results.staging)
         for saved in results.saves:
             self._add_save(saved)

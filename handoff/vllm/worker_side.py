@@ -48,11 +48,11 @@ from baton.security.identity import Identity
 logger = logging.getLogger(__name__)
 
 STEPS_KEPT = 3  # results kept: one more step than vLLM has in flight
-BEGIN_BYTES = 1 << 30  # a GPU's engine waits until so much staging, at most, is brought in
+BEGIN_BYTES = 1 << 30  # a GPU's engine waits until at most this much staging is brought in
 
 
 class WorkerSide:
-    """One rank's side, made when its cache tensors exist."""
+    """Own one rank's side, made when its cache tensors exist."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class WorkerSide:
         """Start the service.
 
         Raises HandoffError if the cache cannot be handed over or the service cannot listen, SecurityError if
-        it must not.
+        it must not listen.
         """
         self._cache = cache = block_cache(
             kv_caches,
@@ -113,8 +113,8 @@ class WorkerSide:
         self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
         self._jobs: StepJobs | None = None  # jobs of the last step
-        self._ended: list[ShardLoad] = []  # loads to be told with the step, where `take_loads` was called
-        self._near = False  # to the scheduler: it takes loads before each step
+        self._ended: list[ShardLoad] = []  # loads to report with the step, after `take_loads`
+        self._near = False  # the scheduler is in this process and takes loads before each step
         # Results of the last steps, which a failed step may have kept from the scheduler's side.
         self._told: deque[tuple[StepResults, KVConnectorTransferResults]] = deque(maxlen=STEPS_KEPT)
         self._untold: tuple[KVConnectorTransferResults, ...] = ()
@@ -123,7 +123,7 @@ class WorkerSide:
         atexit.register(self.close)
 
     def _make_staging(self, config: HandoffConfig, cache: BlockCache, blocks: int, longest: int) -> Staging:
-        """Make staging. blocks: of the cache; longest: blocks of the longest prompt."""
+        """Make staging. blocks: size of the cache; longest: blocks of the longest prompt."""
         if config.staging_mib is None:
             size = sizing.staging_size(cache.record_bytes, blocks, longest, sizing.free_bytes())
         else:
@@ -135,7 +135,7 @@ class WorkerSide:
             transports.register(self._transports, memory)
 
         arena = Arena(size.bytes, cache.record_bytes, pin=came)
-        # Now: to pin memory while the engine captures a graph would end the capture. And a GiB takes a
+        # Now: pinning memory while the engine captures a graph would end the capture. And a GiB takes a
         # second, for which the first long prompt would hold up a GPU's engine.
         arena.begin(min(longest * cache.record_bytes, BEGIN_BYTES) if cache.device is not None else 0)
         # Called on staging's or the service's threads.
@@ -173,7 +173,7 @@ class WorkerSide:
         )
 
     def withhold(self, jobs: StepJobs) -> None:
-        """Read no block any more that the step may write to."""
+        """Stop reading blocks that the step may write to."""
         self._saver.withhold(jobs.preempted)
 
     def begin_step(self, jobs: StepJobs) -> None:
@@ -243,7 +243,7 @@ class WorkerSide:
         return found if jobs.saves or found.saves or found.loads or found.staging else None
 
     def _report_room(self) -> None:
-        """Report staging's room where it has changed since the last report."""
+        """Report staging's room if it has changed since the last report."""
         room = self.staging.free_blocks, self.staging.capacity
         if room != self._reported_room:
             self._reported_room = self._results.staging[self._rank] = room
@@ -257,7 +257,7 @@ class WorkerSide:
         self.loader.on_finished = self._saver.backlog.on_copied = wake
 
     def take_loads(self, promote: Callable[[ShardLoad], bool]) -> None:
-        """Have loads that ended promoted; those that are not are told with the step that begins next."""
+        """Have loads that ended promoted; report the others with the step that begins next."""
         self._ended += [load for load in self.loader.take_finished() if not promote(load)]
 
     def close(self) -> None:
@@ -271,6 +271,6 @@ class WorkerSide:
         for transport in self._transports:
             try:
                 transport.close()
-            except Exception:  # another package's: the others are closed all the same
+            except Exception:  # another package's bug: close the others all the same
                 logger.exception("transport %r did not close", transport.name)
         self._client.close()

@@ -1,12 +1,12 @@
-"""Packing of all layers' KV blocks into one contiguous buffer in one launch, and back, with digests.
+"""Pack all layers' KV blocks into one contiguous buffer in one launch, and back, with digests.
 
     table = KVTable(layers, widths, "fp8_e4m3")          once for each cache
     pack(table, block_ids, records, digests)             blocks -> records [n, table.record_bytes]
     unpack(table, records, block_ids, digests)           records -> blocks
 
-`records` and `digests` lie where the table's tensors do: tensors on CUDA, where all work is queued on the
-current stream and nothing waits; tensors or numpy arrays on the CPU, where all work is done on return, on
-the calling thread. To pack a part of the blocks, pass slices of `block_ids`, `records` and `digests`.
+`records` and `digests` lie on the device of the table's tensors: tensors on CUDA, where all work is queued on
+the current stream and nothing waits; tensors or numpy arrays on the CPU, where all work is done on return, on
+the calling thread. To pack only some of the blocks, pass slices of `block_ids`, `records` and `digests`.
 README.md has the maths.
 """
 
@@ -65,9 +65,8 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
 def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
     """Scatter records to blocks, in the cache's own dtype; a negative block id is skipped.
 
-    Shapes as in `pack`; `digests` are overwritten with those of the records as they are, on a GPU with those
-    of what the table names of them. On the CPU they may be left out. Raises ValueError for buffers of another
-    shape.
+    Shapes as in `pack`; `digests` are overwritten with those of the records, on a GPU with those of the parts
+    that the table names. On the CPU they may be left out. Raises ValueError for buffers of another shape.
     """
     _check(table, block_ids, records, digests)
     if table.on_cpu:
@@ -87,7 +86,7 @@ def digest(records: Buffer, digests: Buffer) -> None:
     _cpu().digest(_address(records), records.shape[1], _array(digests, np.uint64))
 
 
-# Imported when first needed, and cached: a piece of a handoff is 20 us of work.
+# Imported on first use, and cached: a piece of a handoff is 20 us of work.
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """The CPU form: one thread of machine code, compiled by numba on first import (3 s, once on each machine).
 
-It runs on the calling thread and without the interpreter's lock. torch would start a second team of OpenMP
-threads on the cores that an engine is pinned to, and needs a pass over memory for every operation; here the
-digest is computed while a part is in the cache: copying with it takes as long as copying without.
+It runs on the calling thread and without the GIL. torch would start a second team of OpenMP threads on the
+cores that an engine is pinned to, and needs a pass over memory for every operation. Here the digest is
+computed while a part is in the cache, so that copying with it takes no longer than without.
 
 A quantised part goes through a buffer of float32, with one simple loop for each operation, which LLVM
 vectorises.
@@ -38,8 +38,8 @@ _HALF, _ONE = np.uint64(32), np.uint64(1)
 _FP8_LARGEST, _INT8_LARGEST = np.float32(LARGEST["fp8_e4m3"]), np.float32(LARGEST["int8"])
 _TINY_BITS = np.float32(TINY).view(np.uint32)
 _MAGNITUDE, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
-# Added to a float32, it leaves the sum's last bit worth 1: the sum is rounded to integers, to even on ties,
-# and their two's complement stands in its lowest bits.
+# Adding this to a float32 leaves the sum's last bit worth 1: the value is rounded to an integer, ties to
+# even, whose two's complement is in the lowest bits.
 _INTEGERS = np.float32(1.5 * 2**23)
 # The same for multiples of 2**-9, the step of e4m3 below 2**-6; and of 2**-24, that of float16 below 2**-14.
 _FP8_STEPS, _FP8_STEPS_BITS = np.float32(2.0**14), np.float32(2.0**14).view(np.uint32)
@@ -72,7 +72,7 @@ def _bits(typing: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _float(typing: Any, bits: Any) -> Any:
-    """Return the float32 of those bits."""
+    """Return the float32 with those bits."""
     del typing, bits
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -83,7 +83,7 @@ def _float(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _move(typing: Any, source: Any, target: Any, size: Any) -> Any:
-    """Call the C library's memcpy, on addresses. For blocks of 32 KiB it is faster than a loop by a fifth."""
+    """Call the C library's memcpy, on addresses. For blocks of 32 KiB it is a fifth faster than a loop."""
     del typing, source, target, size
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -98,7 +98,7 @@ def _move(typing: Any, source: Any, target: Any, size: Any) -> Any:
 
 @compiled("uint64(int64, int64, uint64)")
 def _digest(address: Any, words: Any, first: Any) -> Any:
-    """Digest `words` words, the first of which is word `first` of its record."""
+    """Digest `words` words, starting with word `first` of the record."""
     data = carray(_pointer(address), words, np.uint64)
     total = np.uint64(0)
     for i in range(words):
@@ -110,7 +110,7 @@ def _digest(address: Any, words: Any, first: Any) -> Any:
 
 @compiled("uint64(int64, int64, int64, uint64)")
 def _copy(source: Any, target: Any, words: Any, first: Any) -> Any:
-    """Copy, and digest on the way."""
+    """Copy, and compute the digest on the way."""
     left, right = carray(_pointer(source), words, np.uint64), carray(_pointer(target), words, np.uint64)
     total = np.uint64(0)
     for i in range(words):
@@ -148,7 +148,7 @@ def _load(kind: Any, source: Any, count: Any, bits: Any) -> None:
 
 @compiled()
 def _store(kind: Any, bits: Any, count: Any, target: Any) -> None:
-    """Store the bits of float32 as elements, rounded to the nearest, to even on ties."""
+    """Store the bits of float32 as elements, rounded to the nearest, ties to even."""
     if kind == _FLOAT32:
         words = carray(_pointer(target), count, np.uint32)
         for i in range(count):
@@ -182,7 +182,8 @@ def _scale(largest: Any, rows: Any, width: Any, bits: Any, scales: Any) -> None:
         most = _TINY_BITS
         for i in range(width):
             size = np.uint32(here[i] & _MAGNITUDE)
-            most = size if size > most else most  # NaN is above all. `max` would use 64 bits, and be slower
+            # NaN compares above all. `max` would use 64 bits, and be slower
+            most = size if size > most else most
         factor = largest / _float(most)
         scales[row] = _float(most) / largest
         for i in range(width):
@@ -191,7 +192,7 @@ def _scale(largest: Any, rows: Any, width: Any, bits: Any, scales: Any) -> None:
 
 @compiled()
 def _encode(fp8: Any, count: Any, bits: Any, codes: Any) -> None:
-    """Round to codes. bits: of float32, in the format's range; overwritten."""
+    """Round to codes. bits: float32 in the format's range; overwritten."""
     if fp8:
         for i in range(count):
             sign, rest = (bits[i] >> np.uint32(24)) & np.uint32(0x80), np.uint32(bits[i] & _MAGNITUDE)

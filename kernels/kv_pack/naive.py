@@ -29,7 +29,7 @@ def digest(record: bytes) -> int:
 def pack(
     blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str, block_ids: Sequence[int]
 ) -> tuple[list[bytes], list[int]]:
-    """Return records and their digests. blocks: of each layer, [num_blocks, elements]."""
+    """Return records and their digests. blocks: each layer's, [num_blocks, elements]."""
     records = []
     for block in block_ids:
         record = b""

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-WORD = 8  # bytes, copied and digested at once. Every offset and size is a multiple of it
+WORD = 8  # bytes copied and digested at once; every offset and size is a multiple of it
 SCALE_BYTES = 4  # float32
 AS_IS = "auto"
 WIRE_DTYPES = (AS_IS, "fp8_e4m3", "int8")
 
-# The largest value of a format; a scale maps a row's largest magnitude to it.
+# The largest value of each format; a scale maps a row's largest magnitude to it.
 LARGEST = {"fp8_e4m3": 448.0, "int8": 127.0}
 # Rows of a smaller magnitude come back as zeros: its reciprocal times LARGEST must be finite in float32.
 TINY = 2.0**-96
@@ -33,15 +33,15 @@ class PartKind(enum.IntEnum):
 
 
 class TableColumn(enum.IntEnum):
-    """Columns of `KVTable.columns`. Sizes and offsets are in bytes."""
+    """The columns of `KVTable.columns`. Sizes and offsets are in bytes."""
 
     BASE = 0  # address of block 0
-    STRIDE = 1  # from block to block
-    SIZE = 2  # of a block
-    OFFSET = 3  # of the layer's part in a record
+    STRIDE = 1  # from one block to the next
+    SIZE = 2  # size of a block
+    OFFSET = 3  # offset of the layer's part in a record
     KIND = 4
-    ROWS = 5  # of a block, each with a scale
-    WIDTH = 6  # elements a row
+    ROWS = 5  # rows per block, each with a scale
+    WIDTH = 6  # elements per row
     SCALES = 7  # offset of the scales in a record
 
 
@@ -49,21 +49,21 @@ _KINDS = {torch.float32: PartKind.FLOAT32, torch.float16: PartKind.FLOAT16, torc
 
 
 class Place(NamedTuple):
-    """The place of a layer's part in a record: bytes from its beginning."""
+    """Locate a layer's part in a record, in bytes from its start."""
 
     offset: int
-    scales: int = 0  # of a quantised one
+    scales: int = 0  # offset of the scales of a quantised part
 
 
 class KVTable:
-    """One cache's layers for one wire format. Immutable; keeps the tensors alive.
+    """Describe one cache's layers for one wire format. Immutable; keeps the tensors alive.
 
-    A record is one block of all layers, one part after another in the given order. As is, a part is the
-    block's bytes. Quantised, it is one byte for each element, in the block's order, then a float32 scale
+    A record is one block of all layers, one part after another in the given order. An unquantised part is the
+    block's bytes. A quantised one is one byte for each element, in the block's order, then a float32 scale
     for each row. Layers whose elements are bytes already stay as they are.
 
-    With places of their own the parts are pieces of larger ones, in records of another table: such a table
-    unpacks alone, and what it does not name of a record is left out.
+    Explicit places make the parts pieces of larger ones, in records of another table: such a table can only
+    unpack, and skips the parts of a record that it does not name.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class KVTable:
     ) -> None:
         """Describe a cache.
 
-        blocks: of each layer, [num_blocks, elements], the last dimension contiguous, all on one device.
-        widths: of each layer, elements that share a scale; used only for layers that are quantised.
-        places: of each layer in a record of `record_bytes`; one after another by default.
-        Raises ValueError for a layer that cannot be packed.
+        blocks: each layer's, [num_blocks, elements], the last dimension contiguous, all on one device.
+        widths: each layer's number of elements that share a scale; used only for quantised layers. places:
+        each layer's in a record of `record_bytes`; one after another by default. Raises ValueError for a
+        layer that cannot be packed.
         """
         if wire not in WIRE_DTYPES:
             raise ValueError(f"unknown wire format {wire!r}; allowed: {', '.join(WIRE_DTYPES)}")
@@ -119,7 +119,7 @@ def part_bytes(row: npt.NDArray[np.int64]) -> int:
 
 
 def scaled_bytes(rows: int, width: int) -> int:
-    """Return the bytes of so many quantised rows, scales included."""
+    """Return the bytes of `rows` quantised rows, scales included."""
     return rows * (width + SCALE_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""N-gram matches of a whole batch: drafts are what followed a text's last tokens earlier in it.
+"""N-gram matches of a whole batch: drafts are the tokens that followed a text's last tokens earlier in it.
 
 This is prompt lookup decoding (Saxena, 2023). README.md defines the matches, and describes how they are
 found.
@@ -26,14 +26,14 @@ def ngram_match(
 ) -> None:
     """Continue each request's text by its most recent longest match, of max_n down to min_n tokens.
 
-    tokens [rows, width] int32 and lengths [rows] int32: texts, and how many tokens of each count.
-    rows [batch] int64: each request's row; None: the first `batch`, in order.
-    tails [batch, n], of any integer type: tokens that follow a request's text; None: there are none.
-    limits [batch] int32: most drafts.
+    tokens [rows, width] int32 and lengths [rows] int32: texts, and how many tokens of each count. rows
+    [batch] int64: each request's row; None: the first `batch`, in order. tails [batch, n], of any integer
+    type: tokens that follow a request's text; None: there are none. limits [batch] int32: maximum number of
+    drafts.
 
-    Fills drafts [batch, k], of any integer type, and counts [batch] int32: min(limit, k) drafts of a
-    request, or none if its last min_n tokens do not occur earlier. What follows a request's drafts is left
-    as it was. The last dimension of `tokens`, `drafts` and `tails` must be contiguous.
+    Fills drafts [batch, k], of any integer type, and counts [batch] int32: min(limit, k) drafts per request,
+    or none if its last min_n tokens do not occur earlier. Elements after a request's drafts are left alone.
+    The last dimension of `tokens`, `drafts` and `tails` must be contiguous.
 
     On a GPU this is one launch that does not wait for the host, and that a CUDA graph may capture.
     `workspace`, from `new_workspace`, may not be used by two launches at a time; each call without one makes
@@ -71,7 +71,7 @@ def ngram_match(
 
 
 def new_workspace(batch: int, device: torch.device | str) -> torch.Tensor:
-    """Make memory that a launch's programs share, for up to `batch` requests; a launch leaves it as new."""
+    """Allocate memory that a launch's programs share, for up to `batch` requests; launches leave it as new."""
     return torch.zeros(2, batch, dtype=torch.int64, device=device)
 
 

@@ -1,6 +1,6 @@
 """The CPU form of `verify`: all requests at once, in PyTorch.
 
-Probabilities are stored for one row of each request, from which its last token is drawn; of the other rows
+Probabilities are stored for one row of each request, from which its last token is drawn; for the other rows
 only the needed figures are computed, some rows at a time, so that these stay in the cache.
 """
 
@@ -38,12 +38,12 @@ def verify(job: Job) -> Verified:
 
 @dataclass(frozen=True)
 class _Batch:
-    """R requests side by side, with K places for drafts each."""
+    """Hold R requests side by side, with K places for drafts each."""
 
     starts: torch.Tensor  # [R]: first row of logits
     drafts: torch.Tensor  # [R, K] int64: -1 from the first placeholder on
-    drafted: torch.Tensor  # [R]: how many of them are not
-    numbers: torch.Tensor  # [R]: of the requests in the job
+    drafted: torch.Tensor  # [R]: number of drafts before the first placeholder
+    numbers: torch.Tensor  # [R]: the requests' numbers in the job
     slots: torch.Tensor  # [R]
     temperature: torch.Tensor  # [R]
 
@@ -77,7 +77,7 @@ class _Batch:
         return _Batch(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def rows(self) -> torch.Tensor:
-        """Return [R, K + 1] rows of logits; after a request's last one the last one again."""
+        """Return [R, K + 1] rows of logits; a request's last row is repeated to fill up."""
         places = torch.arange(self.drafts.shape[1] + 1).expand(self.requests, -1)
         return self.starts.unsqueeze(1) + places.minimum(self.drafted.unsqueeze(1))
 
@@ -128,7 +128,7 @@ class _Targets:
         return weights if kept is None else weights.mul_(kept)
 
     def chances(self, drafts: torch.Tensor) -> torch.Tensor:
-        """Return [R, K]: the probability of each draft; any number where there is none."""
+        """Return [R, K]: the probability of each draft; arbitrary where there is none."""
         requests, most = drafts.shape
         which = torch.arange(self.rows.shape[0]).view(requests, most + 1)[:, :-1]
         tokens = drafts.clamp(min=0)

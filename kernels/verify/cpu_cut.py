@@ -35,7 +35,7 @@ class Filters:
 class Cuts:
     """The cut of each row, [M]; -inf and V where all tokens are kept."""
 
-    value: torch.Tensor  # float32, of the logits as they were given
+    value: torch.Tensor  # float32, of the logits as given
     last: torch.Tensor  # int64
     mass: torch.Tensor  # float32: sum of exp(scaled logit - largest scaled logit) over what is kept
 
@@ -57,7 +57,7 @@ class Cuts:
 def find(
     logits: torch.Tensor, inverse_temperature: torch.Tensor, mass: torch.Tensor, filters: Filters
 ) -> Cuts:
-    """Find the cuts of [M, V] float32 logits without nan; `mass` [M] is that of all tokens."""
+    """Find the cuts of [M, V] float32 logits without nan; `mass` [M] is the total over all tokens."""
     vocabulary = logits.shape[1]
     cuts = Cuts.none(mass, vocabulary)
     left = filters.active(vocabulary).nonzero().flatten()
@@ -82,7 +82,7 @@ def find(
 def _kept(
     weights: torch.Tensor, mass: torch.Tensor, filters: Filters, vocabulary: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of each row's largest are kept, and [M] whether nothing else of the row is."""
+    """Return which of each row's largest logits are kept, and [M] whether nothing else of the row is."""
     width = weights.shape[1]
     order = torch.arange(width)
     kept = (order < filters.top_k.unsqueeze(1)) & (weights >= filters.min_p.unsqueeze(1))
@@ -90,7 +90,7 @@ def _kept(
     if width == vocabulary:
         whole = torch.ones_like(whole)
     weights = weights * kept
-    # With top-p alone the row's mass is known before all of it has been seen.
+    # With top-p alone, the row's mass is known before all of it has been seen.
     alone = (filters.top_k >= vocabulary) & (filters.min_p == 0)
     total = torch.where(alone, mass, weights.sum(1))
     before = weights.cumsum(1) - weights

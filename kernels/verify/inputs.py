@@ -8,22 +8,22 @@ from typing import Literal
 import torch
 
 Method = Literal["standard", "block"]
-TILE = 1024  # tokens of the vocabulary whose weights are summed together
+TILE = 1024  # vocabulary tokens whose weights are summed together
 
 
 @dataclass(frozen=True)
 class DraftedTokens:
-    """The drafted tokens of R requests, c[r] of them for request r, 0 included; N = sum(c + 1), D = sum(c).
+    """Hold the drafted tokens of R requests, c[r] of them, possibly 0, for request r.
 
-    A negative token, or one beyond the vocabulary, is a placeholder: neither it nor what follows is accepted.
-    At most one of `probs` and `logits` is given; with neither, the drafter chose each token with certainty
-    (greedily, or by a match), which makes its distribution one-hot.
+    N = sum(c + 1), D = sum(c). A negative token, or one beyond the vocabulary, is a placeholder: neither it nor
+    any after it is accepted. At most one of `probs` and `logits` is given; with neither, the drafter chose each
+    token with certainty (greedily, or by a match), which makes its distribution one-hot.
     """
 
     tokens: torch.Tensor  # [D] int, or [N]: each request's after the token that they continue
     row_ends: torch.Tensor  # [R] int32: cumsum(c + 1), where each request's rows of logits end
     most: int  # no c[r] is larger; on the host, so that nothing waits for the device
-    probs: torch.Tensor | None = None  # [D, V] float32: what each draft was drawn from
+    probs: torch.Tensor | None = None  # [D, V] float32: the distribution each draft was drawn from
     logits: torch.Tensor | None = None  # [slots, at least most, V]: the same before temperature and softmax
 
 
@@ -45,15 +45,16 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Verified:
-    """The output tokens of a step."""
+    """Hold the output tokens of a step."""
 
-    tokens: torch.Tensor  # [R, most + 1] int32: accepted drafts, then one token of the target's own, then -1
+    # [R, most + 1] int32: accepted drafts, then one token of the target's own, then -1
+    tokens: torch.Tensor
     counts: torch.Tensor  # [R] int32: tokens that are not -1, so 1 + accepted
 
 
 @dataclass(frozen=True)
 class Job:
-    """The arguments of `verify`, checked: each form of it takes these."""
+    """Hold the arguments of `verify`, checked: each form of it takes these."""
 
     logits: torch.Tensor  # [N, V]
     drafts: DraftedTokens

@@ -11,7 +11,7 @@ import torch
 from baton.kernels.verify.inputs import Job, Verified
 from baton.kernels.verify.randomness import uniforms
 
-Weights = list[float]  # of each token of the vocabulary
+Weights = list[float]  # one for each token of the vocabulary
 
 
 def verify(job: Job) -> Verified:
@@ -27,16 +27,16 @@ def verify(job: Job) -> Verified:
 
 @dataclass
 class _Request:
-    """One request of a job, without placeholders and what follows them."""
+    """Hold one request of a job, without placeholders and the drafts after them."""
 
-    logits: list[Weights]  # of the position of each draft and of the one after them
+    logits: list[Weights]  # one for the position of each draft and the one after them
     drafts: list[int]
     proposals: list[Weights]  # the distribution from which each draft was drawn
     temperature: float
     top_k: int
     top_p: float
     min_p: float
-    random: list[list[float]]  # three for each row
+    random: list[list[float]]  # three per row
     block: bool
     tile: int
 
@@ -118,7 +118,7 @@ class _Request:
     def _accept(self, targets: list[Weights]) -> tuple[int, float]:
         """Return how many drafts are accepted, and the target's scale in the residual.
 
-        Leviathan et al., algorithm 1.
+        Follows Leviathan et al., algorithm 1.
         """
         for place, draft in enumerate(self.drafts):
             proposed = self.proposals[place][draft]
@@ -141,7 +141,7 @@ class _Request:
         return accepted, scale
 
     def _pick(self, weights: Weights, for_tile: float, for_token: float) -> int | None:
-        """Draw a tile by its weight, then a token of it; None if all weights are 0."""
+        """Draw a tile by its weight, then a token within it; None if all weights are 0."""
         tiles = [weights[begin : begin + self.tile] for begin in range(0, len(weights), self.tile)]
         tile = _first_beyond([math.fsum(one) for one in tiles], for_tile)
         if tile is None:
@@ -162,7 +162,7 @@ def _softmax(row: Weights, temperature: float) -> Weights:
 
 
 def _residual(scale: float, target: Weights, proposal: Weights) -> Weights:
-    """Return the residual: the target's excess over the proposal, of each token."""
+    """Return the residual: the target's excess over the proposal, per token."""
     return [max(scale * p - q, 0.0) for p, q in zip(target, proposal, strict=True)]
 
 

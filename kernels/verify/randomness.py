@@ -1,10 +1,9 @@
 """Random numbers as a function of (seed, position, number of the row): Philox 4x32-10 (Salmon et al., 2011).
 
-One evaluation gives all that a row needs: a number for accepting its draft, one for a tile of the
-vocabulary, one for a token of the tile. The row's number in its request is part of the counter: a position
-is verified again in the next step when drafts before it were rejected, and by then block verification has
-conditioned on the numbers drawn for it (they were too large), so that the same ones must not be drawn
-again.
+One evaluation gives all that a row needs: a number for accepting its draft, one for a tile of the vocabulary,
+one for a token of the tile. The row's number in its request is part of the counter: a position is verified
+again in the next step when drafts before it were rejected, and by then block verification has conditioned on
+the numbers drawn for it (they were too large), so the same ones must not be drawn again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEYS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _WORD, _BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
-Words = npt.NDArray[np.uint64]  # of 32 bits each
+Words = npt.NDArray[np.uint64]  # 32 bits each
 
 
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The interfaces of a placement policy, called in the scheduler's process some times per placement."""
+"""The interfaces of a placement policy, called several times per placement in the scheduler's process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from baton.scheduler.types import PlacementLimits, WorkerRecord
 
 
 class Side(Flag):
-    """The part of a request that a worker would take."""
+    """Select the part of a request that a worker would take."""
 
-    NONE = 0  # it only hands over KV that it holds of the prompt
+    NONE = 0  # it only hands over KV of the prompt that it holds
     PREFILL = auto()
     DECODE = auto()
     BOTH = PREFILL | DECODE
@@ -27,18 +27,18 @@ class Side(Flag):
 
 
 class PolicyPart:
-    """A filter, a pair filter, a scorer or a picker. Made once a process, by its name in the settings."""
+    """A filter, a pair filter, a scorer or a picker. Made once per process, by its name in the settings."""
 
     def __init__(self, limits: PlacementLimits) -> None:
-        """Keep `limits`, how full workers may get."""
+        """Keep `limits`, which bound how full workers may get."""
         self.limits = limits
 
 
 class Filter(PolicyPart, ABC):
-    """Keeps the workers that may take a request. Pure: changes nothing, raises nothing."""
+    """Keep the workers that may take a request. Pure: changes nothing, raises nothing."""
 
-    code: ClassVar[pb.Rejection.Code]  # of the rejection when no worker is kept
-    reason: ClassVar[str]  # and its text, after "no worker can prefill: "; see `why`
+    code: ClassVar[pb.Rejection.Code]  # code of the rejection if no worker is kept
+    reason: ClassVar[str]  # its text, after "no worker can prefill: "; see `why`
 
     @abstractmethod
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
@@ -51,7 +51,7 @@ class Filter(PolicyPart, ABC):
 
 
 class PairFilter(PolicyPart, ABC):
-    """Keeps the prefill workers that can hand over to a decode worker. Pure."""
+    """Keep the prefill workers that can hand over to a decode worker. Pure."""
 
     @abstractmethod
     def keeps(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
@@ -59,11 +59,11 @@ class PairFilter(PolicyPart, ABC):
 
     @abstractmethod
     def explain(self, prefill: WorkerRecord, decode: WorkerRecord) -> str:
-        """Say why not, in a few words that name both workers."""
+        """Explain briefly why not, naming both workers."""
 
 
 class Scorer(PolicyPart, ABC):
-    """Says how good a worker is for a request. Pure.
+    """Say how good a worker is for a request. Pure.
 
     `Need.tokens_for` tells how much of the prompt a worker would have to compute.
     """
@@ -76,10 +76,10 @@ class Scorer(PolicyPart, ABC):
 
 
 class Picker(PolicyPart, ABC):
-    """Picks one of the scored workers."""
+    """Pick one of the scored workers."""
 
-    # How many workers, drawn at random of all that the filters keep, it picks from, beside those that hold
-    # most of the prompt. 0: from all, which costs a look at each of them for each placement.
+    # The number of workers that it picks from, drawn at random from those the filters keep, in addition to
+    # those that hold most of the prompt. 0: all, which costs a look at each of them per placement.
     draws: ClassVar[int] = 0
 
     @abstractmethod

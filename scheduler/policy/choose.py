@@ -1,24 +1,25 @@
-"""The choice of workers for a request, and what is preferred when several ways are open.
+"""Choose the workers for a request, with preferences when several ways are open.
 
-1. A pair of a prefill and a decode worker, where both have room.
+1. A pair of a prefill and a decode worker, if both have room.
 2. Otherwise a mixed worker alone: where pairs and mixed workers share a topic, the mixed ones take the
-   overflow.
-3. A decode worker prefills itself where the prompt is shorter than `handoff_min_tokens`: then it and the
-   mixed workers are equals, and no pair is formed. So does one that holds all but so many tokens of it.
-4. A decode worker that runs nothing prefills, too, while its own queue is the shorter one and bounded
-   (`booking.may_help`): at the beginning of a burst it would stand idle beside prefill workers that queue.
-5. One side does it all where the other one is lost to this request (none ready, or all of them failed it).
-   Full workers are not covered for: long prompts in the decode batches would lengthen every inter-token
-   latency to hide a lack of prefill workers, and decoding on prefill workers every time to first token.
+overflow.
+3. If the prompt is shorter than `handoff_min_tokens`, or a decode worker holds all but that many tokens of
+it, the decode worker prefills itself. For short prompts it and the mixed workers are equals, and no pair is
+formed.
+4. A decode worker that runs nothing also prefills while its own queue is the shorter one and bounded
+(`booking.may_help`): at the start of a burst it would stand idle beside prefill workers that queue.
+5. One side does it all if the other is lost to this request (none ready, or all of them failed it). Full
+workers are not covered for: long prompts in the decode batches would lengthen every inter-token latency to
+hide a lack of prefill workers, and decoding on prefill workers every time to first token.
 
 When no way is open, the rejection is the most hopeful one: FULL before TOO_LARGE before NO_WORKERS.
 
-A choice does not look at every worker. Where the picker is content with a few, candidates are drawn until
-as many have passed the filters, beside those that hold most of the prompt; only where that finds nobody are
-all of them asked, which also says why not.
+A choice does not look at every worker. If the picker needs only a few, candidates are drawn until that many
+have passed the filters, in addition to those that hold most of the prompt; all are asked only if that finds
+nobody, which also tells why.
 
-A pair may have a source beside it: a worker that holds so much more of the prompt than the pair's prefill
-worker that pulling pays. It is chosen last, and changes nothing of the choice: it may turn out to hold less.
+A pair may come with a source: a worker that holds so much more of the prompt than the pair's prefill worker
+that pulling pays. It is chosen last, and does not affect the choice, as it may turn out to hold less.
 """
 
 # mypy: disable-error-code="type-abstract"
@@ -37,8 +38,8 @@ from baton.scheduler.policy.registry import load
 from baton.scheduler.policy.speed import prompt_speed
 from baton.scheduler.types import FleetView, PlacementLimits, PolicyOptions, WorkerRecord
 
-LOOKS = 32  # workers that are looked at, at random, before all of them are
-HOLDERS = 2  # of each role and length of match, beside those that are drawn
+LOOKS = 32  # workers sampled at random before all are looked at
+HOLDERS = 2  # per role and length of match, in addition to the random ones
 
 Holders = Sequence[WorkerRecord]
 
@@ -48,7 +49,7 @@ _WORK = {Side.PREFILL: "prefill", Side.DECODE: "decode", Side.BOTH: "take the re
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    """The workers chosen; `prefill` is None where `decode` does it all."""
+    """The chosen workers; `prefill` is None if `decode` does it all."""
 
     prefill: WorkerRecord | None
     decode: WorkerRecord
@@ -61,20 +62,21 @@ class NoChoice:
 
     code: pb.Rejection.Code
     message: str
-    nobody: bool = False  # there is not even a worker that others could be compared with
+    nobody: bool = False  # no worker at all is registered for this
 
     def hope(self) -> int:
-        """Return how soon the reason may be gone; higher is sooner."""
+        """Return how soon the reason may go away; higher is sooner."""
         return -1 if self.nobody else _HOPE.get(self.code, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The workers that the filters left, or else why they left none."""
+    """The workers that the filters left, or the reason why they left none."""
 
     workers: list[WorkerRecord]
     why: NoChoice | None
-    drawn_from: Sequence[WorkerRecord] = ()  # empty: they are all that passed
+    # the workers sampled from; empty if `workers` are all that passed
+    drawn_from: Sequence[WorkerRecord] = ()
 
     @property
     def lost(self) -> bool:
@@ -83,7 +85,7 @@ class _Kept:
 
 
 class Policy:
-    """Filters, scorers and a picker, put together. Not shared between threads."""
+    """Combine filters, scorers and a picker. Not shared between threads."""
 
     def __init__(
         self, limits: PlacementLimits, options: PolicyOptions, rng: random.Random | None = None
@@ -101,7 +103,7 @@ class Policy:
         self._rng = rng or random.Random()  # noqa: S311 (no secret)
 
     def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
-        """Return the workers that shall take `need`, or why none can. Changes nothing."""
+        """Return the workers that should take `need`, or the reason why none can. Changes nothing."""
         if need.prompt_tokens < self._limits.handoff_min_tokens:
             return self._choose_one(view, need)
         held = self._holders(view, need)
@@ -151,12 +153,12 @@ class Policy:
     def _helped(
         self, choice: WorkerChoice, prefill: WorkerRecord, decode: Sequence[WorkerRecord], need: Need
     ) -> WorkerChoice:
-        """Return an idle decode worker alone, if it has a shorter queue than `prefill`, else `choice`."""
+        """Return an idle decode worker alone, if its queue is shorter than `prefill`'s, else `choice`."""
         queued = prefill.reserved.prompt_tokens
         if not queued:
             return choice
 
-        # Most queues are too long at a glance. Of each prompt a token at least is left to compute.
+        # Skip queues that are clearly too long: at least one token of the prompt is left to compute.
         computes = need.prompt_tokens if need.match is None else 1
         longest = min(queued - 1, self._limits.idle_decode_tokens - computes)
         some = decode if len(decode) <= LOOKS else self._rng.sample(decode, LOOKS)
@@ -175,7 +177,7 @@ class Policy:
             return min(failures, key=NoChoice.hope)  # both sides are needed
         found = self._partners(prefills.workers, decodes.workers, need)
         if found is None and (prefills.drawn_from or decodes.drawn_from):
-            # Of those that were drawn none are of the same kind: there may be others.
+            # None of the sampled workers is compatible: others may be.
             prefills = self._all(prefills.drawn_from or prefills.workers, need, Side.PREFILL)
             decodes = self._all(decodes.drawn_from or decodes.workers, need, Side.DECODE)
             found = self._partners(prefills.workers, decodes.workers, need)
@@ -196,9 +198,9 @@ class Policy:
         return None
 
     def _source(self, prefill: WorkerRecord, holders: Holders, need: Need) -> Source | None:
-        """Return the worker from which `prefill` can pull most of what it lacks, if that is enough to pay.
+        """Return the worker from which `prefill` can pull most of what it lacks, if pulling pays.
 
-        It must have a slot at once: a worker that is busy would keep the prompt waiting.
+        It must have a free slot: a busy worker would keep the prompt waiting.
         """
         fewest = self._limits.prefix_pull_s * prompt_speed(prefill)
         lacks = need.tokens_for(prefill.worker_id)
@@ -218,14 +220,14 @@ class Policy:
         return Source(best, need.prompt_tokens - need.tokens_for(best.worker_id)) if best else None
 
     def _holders(self, view: FleetView, need: Need) -> Holders:
-        """Return workers that hold most of the prompt, of each role."""
+        """Return the workers of each role that hold most of the prompt."""
         if need.match is None:
             return ()
         best = (need.match.best(role, HOLDERS, self._rng) for role in pb.Role.values())
         return [worker for ids in best for one in ids if (worker := view.workers.get(one)) is not None]
 
     def _keep(self, workers: Sequence[WorkerRecord], need: Need, side: Side, held: Holders = ()) -> _Kept:
-        """Return workers that pass the filters: a few, drawn at random, where the picker wants no more."""
+        """Return workers that pass the filters: a random few if the picker needs no more."""
         wanted = self._picker.draws
         if not wanted or len(workers) <= wanted:
             return self._all(workers, need, side)
@@ -239,16 +241,16 @@ class Policy:
                     break
         if found:
             return _Kept(list(found.values()), None, workers)
-        # Nearly all are full: schedulers that all took the best of those that are not would meet there.
+        # Nearly all are full: schedulers that each took the best free one would collide there.
         kept = self._all(workers, need, side)
         if len(kept.workers) <= wanted:
             return kept
         return _Kept(self._rng.sample(kept.workers, wanted), None, workers)
 
     def _drawn(self, workers: Sequence[WorkerRecord]) -> Iterator[WorkerRecord]:
-        """Yield some workers in a random order: all where there are few.
+        """Yield workers in random order, all of them if there are few.
 
-        Each is drawn when it is asked for: hardly ever are more than a few.
+        Each is drawn when asked for: callers hardly ever need more than a few.
         """
         left, random_ = list(workers), self._rng.random
         for size in range(len(left), max(0, len(left) - LOOKS), -1):
@@ -263,7 +265,7 @@ class Policy:
         return True
 
     def _all(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
-        """Return all workers that pass the filters, or why none does."""
+        """Return all workers that pass the filters, or the reason why none does."""
         left = list(workers)
         if not left:
             message = f"no worker to {_WORK[side]} is registered"

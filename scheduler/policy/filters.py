@@ -21,7 +21,7 @@ from baton.scheduler.types import WorkerRecord
 
 
 class Placeable(Filter):
-    """The worker is ready and does not drain. A view holds no dead ones."""
+    """Require that the worker is ready and not draining. A view holds no dead workers."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = "none is ready"
@@ -32,7 +32,7 @@ class Placeable(Filter):
 
 
 class NotExcluded(Filter):
-    """The worker has not failed an earlier attempt at this request."""
+    """Require that the worker has not failed an earlier attempt at this request."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = "those that are ready failed an earlier attempt"
@@ -43,7 +43,7 @@ class NotExcluded(Filter):
 
 
 class Fits(Filter):
-    """The request fits into the worker when it is idle."""
+    """Require that the request fits into the idle worker."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_TOO_LARGE
     reason: ClassVar[str] = "the prompt is longer than the model's limit or the KV cache"
@@ -54,7 +54,7 @@ class Fits(Filter):
 
 
 class HasRoom(Filter):
-    """The request fits into what is not booked. A rejection names the bound and its key."""
+    """Require that the request fits into what is not booked. A rejection names the bound and its key."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_FULL
     reason: ClassVar[str] = "all are full"
@@ -73,7 +73,7 @@ class HasRoom(Filter):
 
 
 class SameRevision(Filter):
-    """The worker runs the vLLM whose messages the router speaks, and the weights that began the output."""
+    """Require the vLLM whose messages the router speaks, and the weights that began the output."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = (
@@ -90,7 +90,7 @@ class SameRevision(Filter):
 
 
 class HasAdapter(Filter):
-    """The worker has the adapter that the request is for, with the files that its router knows."""
+    """Require the request's adapter, with the files that its router knows."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = "those that are ready do not have the adapter"
@@ -110,7 +110,7 @@ class HasAdapter(Filter):
 
 
 class Compatible(PairFilter):
-    """Both have the same weights, KV that means the same, whatever their ranks, and a transport in common."""
+    """Require equal weights, compatible KV, whatever the ranks, and a common transport."""
 
     def keeps(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
         ours, theirs = prefill.capacity, decode.capacity

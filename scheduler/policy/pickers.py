@@ -11,7 +11,7 @@ from baton.scheduler.types import WorkerRecord
 
 
 class Best(Picker):
-    """Picks the best of all, ties drawn at random: right where one scheduler serves few workers."""
+    """Pick the best of all, breaking ties at random: right when one scheduler serves few workers."""
 
     def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:
         top = max(score for _, score in scored)
@@ -19,7 +19,7 @@ class Best(Picker):
 
 
 class PowerOfTwo(Best):
-    """Picks the best of two drawn at random and of those that hold most of the prompt.
+    """Pick the best of two drawn at random and of those that hold most of the prompt.
 
     Several schedulers that have not heard of each other's last choices do not all run to the same best worker
     (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
@@ -29,9 +29,9 @@ class PowerOfTwo(Best):
 
 
 class PowerOfFour(PowerOfTwo):
-    """Picks the best of four drawn at random and of those that hold most of the prompt.
+    """Pick the best of four drawn at random and of those that hold most of the prompt.
 
-    Prompts that nobody holds find a shorter queue, at the cost of two more workers looked at (decision 41).
+    Prompts that nobody holds find a shorter queue, at the cost of looking at two more workers (decision 41).
     """
 
     draws: ClassVar[int] = 4

@@ -1,7 +1,7 @@
-"""Parts of a placement policy by name.
+"""Load parts of a placement policy by name.
 
-A part of another package announces itself by an entry point of the group `baton.placement_policies`,
-`name = "module:Class"`; see docs/extending.md. What kind of part it is, its base class says.
+Another package registers a part with an entry point of the group `baton.placement_policies`, `name =
+"module:Class"`; see docs/extending.md. The base class determines the kind of part.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ PARTS: Registry[type[PolicyPart]] = Registry(
 def load(name: str, kind: type[Part]) -> type[Part]:
     """Return the class of that name, a subclass of `kind` (Filter, PairFilter, Scorer or Picker).
 
-    Raises BadPolicy for a name that is not known, that two packages claim, or behind which there is something
-    else.
+    Raises BadPolicy for a name that is unknown, claimed by two packages, or of another kind.
     """
     found = PARTS.load(name)
     if not issubclass(found, kind):

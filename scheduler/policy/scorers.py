@@ -1,7 +1,7 @@
 """The built-in scorers.
 
 The scheduler's bookings and the worker's heartbeat are two views of one load: bookings count at once,
-heartbeats are late but know what this scheduler has not been told of. The higher one counts.
+heartbeats are late but include what this scheduler has not been told. The higher one counts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from baton.scheduler.policy.base import Scorer, Side
 from baton.scheduler.policy.speed import prompt_speed
 from baton.scheduler.types import WorkerRecord
 
-# A token that is computed counts so many times as one that is queued before it. What a worker computes that
-# another one holds delays those behind it, too: with 1, chats that kept workers busy for half of the time
-# left their caches for any shorter queue; their mean time to first token was by half longer (decision 41).
+# The weight of a token to compute relative to a token queued before it: recomputing what another worker holds
+# delays the requests behind it, too. With 1, chats that kept workers busy half of the time left their caches
+# for any shorter queue, and their mean time to first token was 1.5 times as long (decision 41).
 COMPUTED = 3.0
 
 
 class QueuedPromptTokens(Scorer):
-    """Prefers the fewest prompt tokens ahead of this one: join the shortest queue, measured in tokens.
+    """Prefer the fewest prompt tokens ahead of this one: join the shortest queue, measured in tokens.
 
-    After Splitwise (Patel et al., 2024), section IV.
+    Follows Splitwise (Patel et al., 2024), section IV.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -34,11 +34,11 @@ class QueuedPromptTokens(Scorer):
 
 
 class PrefillWork(Scorer):
-    """Prefers the least time until the prompt is prefilled: what is queued, and what is not cached of it.
+    """Prefer the least time until the prompt is prefilled: the queue, and the uncached part of the prompt.
 
-    In seconds, by the speed at which this worker has computed prompts so far: one second of work is a score
-    of a half, so that short queues are told apart as well as long ones. What the prompt adds itself counts
-    `COMPUTED` times: it stays where it is held while the queue there takes no more than so much longer.
+    Time is estimated from this worker's measured prompt speed; one second of work scores a half, so that
+    short queues are told apart as well as long ones. The prompt's own tokens count `COMPUTED` times: it stays
+    where its prefix is held as long as the queue there costs less than that.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -49,7 +49,7 @@ class PrefillWork(Scorer):
 
 
 class HeldTokens(Scorer):
-    """Prefers the worker that holds most of the prompt: that much KV need not come, nor find room."""
+    """Prefer the worker that holds most of the prompt: less KV to transfer and to find room for."""
 
     side: ClassVar[Side] = Side.DECODE
 
@@ -58,7 +58,7 @@ class HeldTokens(Scorer):
 
 
 class StagingRoom(Scorer):
-    """Prefers the most room for saved KV: where little is left, a prompt waits before it is prefilled."""
+    """Prefer the most room for saved KV: with little left, a prompt waits before it is prefilled."""
 
     side: ClassVar[Side] = Side.PREFILL
 
@@ -69,7 +69,7 @@ class StagingRoom(Scorer):
 
 
 class RunningRequests(Scorer):
-    """Prefers the fewest requests in the batch and before it: a step's time grows with the batch."""
+    """Prefer the fewest requests running or queued: a step's time grows with the batch."""
 
     side: ClassVar[Side] = Side.DECODE
 
@@ -81,7 +81,7 @@ class RunningRequests(Scorer):
 
 
 class FreeBlocks(Scorer):
-    """Prefers the most KV blocks left once this request, with its look-ahead slots, is in."""
+    """Prefer the most KV blocks left once this request, with its look-ahead slots, is in."""
 
     side: ClassVar[Side] = Side.DECODE
 

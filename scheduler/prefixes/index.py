@@ -1,23 +1,24 @@
-"""Blocks -> the workers that hold them.
+"""Map blocks to the workers that hold them.
 
 A block is one entry of 64 bits: 44 bits of its name, and the number of the set of workers that hold it
-(sets.py). Entries lie in shards, which the rest of the name chooses. Each shard is a sorted array of some
-hundred entries: a block is found by bisection, and put in or taken out by moving those behind it. So a block
-costs some 10 bytes, however many workers hold it, and no call holds the event loop up to rebuild anything.
+(sets.py). Entries lie in shards, selected by the rest of the name. Each shard is a sorted array of some
+hundred entries: a block is found by bisection, and inserted or removed by moving those behind it. So a block
+costs some 10 bytes, however many workers hold it, and no call blocks the event loop to rebuild anything.
 
-What is left out of a name is paid for by chance alone: one look-up in a billion meets another block of its
-shard. A request is placed less well then; its answer is never wrong, as engines match whole hashes.
+Because names are truncated, one look-up in a billion meets another block of its shard. That request is placed
+less well; its answer is never wrong, as engines match whole hashes.
 
 A prompt's blocks form a chain, and engines evict a chain from its end: a worker that holds one block holds
-those before it. So the end of what it holds is found in steps that are halved, in O(log blocks) look-ups.
-Where that is not true for a moment, the answer is a block that it holds, or nothing.
+those before it. So the end of what it holds is found by binary search, in O(log blocks) look-ups. When that
+is briefly not true, the answer is a block that it holds, or nothing.
 
-A worker that is gone, or begins anew, costs O(1): its bit is masked out, and swept away later, piece by
-piece, once a quarter of all that is stored is of such workers. So its cost is that of its own blocks.
+Removing a worker, or starting it afresh, costs O(1): its bit is masked out, and swept away later, piece by
+piece, once a quarter of the stored entries belong to such workers. The cost is proportional to its own
+blocks.
 
-A shard that is full keeps only blocks at every second depth, then every fourth, and so on: what is known of
-long prompts gets coarser, and short ones are forgotten first. Shards do not fill evenly: the fullest ones
-begin with it when the index holds some four fifths of what it may.
+A full shard keeps only blocks at every second depth, then every fourth, and so on: knowledge of long prompts
+gets coarser, and short ones are forgotten first. Shards do not fill evenly: the fullest ones start thinning
+when the index holds some four fifths of its maximum.
 """
 
 from __future__ import annotations
@@ -30,38 +31,38 @@ from collections.abc import Iterable, Iterator, Sequence
 from baton.prefix_keys import REMOVED
 from baton.scheduler.prefixes.sets import MOST_SHARED, NUMBER_BITS, WorkerSets, alone
 
-MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, those that are yet to be swept included
-_NUMBER = (1 << NUMBER_BITS) - 1  # of an entry
+MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, including those still to be swept
+_NUMBER = (1 << NUMBER_BITS) - 1  # the set's number in an entry
 _NAME_BITS = 64 - NUMBER_BITS
-NAME = (1 << _NAME_BITS) - 1  # of an operation
-_LEVELS = 0xF  # of a name
-_SHARD = 512  # entries of a full one, at most; more where `_MOST_SHARDS` do not suffice
-_MOST_SHARDS = 1 << 16  # the name's 60 bits without those of an entry
-_SWEPT_SHARE = 4  # sweep when one of so many entries may be of workers that are gone
-_SWEPT_SLOTS = 64  # or when so many of them are gone
+NAME = (1 << _NAME_BITS) - 1  # the name in an operation
+_LEVELS = 0xF  # the level in a name
+_SHARD = 512  # maximum entries of a shard; more if `_MOST_SHARDS` do not suffice
+_MOST_SHARDS = 1 << 16  # the name's 60 bits, less those of an entry
+_SWEPT_SHARE = 4  # sweep when 1 in this many entries may belong to departed workers
+_SWEPT_SLOTS = 64  # or when this many workers have departed
 
 
 class PrefixIndex:
-    """The index. Used in one event loop; no method gives it up."""
+    """Hold the index. Belongs to one event loop; no method gives it up."""
 
     def __init__(self, most: int) -> None:
         """Keep at most `most` blocks, at least one a shard."""
         count = min(_MOST_SHARDS, 1 << (most // _SHARD).bit_length())
         self._mask = count - 1
-        self._most = max(1, most // count)  # of a shard
+        self._most = max(1, most // count)  # per shard
         self._shards = [array("Q") for _ in range(count)]
-        self._floors = bytearray(count)  # the lowest level that a shard keeps
-        self._at_floor = [count] + [0] * (_LEVELS + 1)  # shards, by their floor
+        self._floors = bytearray(count)  # the lowest level that each shard keeps
+        self._at_floor = [count] + [0] * (_LEVELS + 1)  # number of shards by floor
         self._entries = 0
         self.sets = WorkerSets()
-        self._slots = 0  # that were ever in use
+        self._slots = 0  # slots ever used
         self._free: list[int] = []
-        self._stored: dict[int, int] = {}  # by slot in use: blocks that it stored and did not take away
-        self._alive = 0  # the bits of slots in use
-        self._gone = 0  # bits to be swept away
-        self._gone_stored = 0  # what they stored
-        self._sweeping = 0  # the bits of `_gone` of the sweep under way
-        self._next = 0  # the shard that is swept next
+        self._stored: dict[int, int] = {}  # slot in use -> blocks stored and not removed
+        self._alive = 0  # bits of the slots in use
+        self._gone = 0  # bits to sweep away
+        self._gone_stored = 0  # number of blocks they stored
+        self._sweeping = 0  # the bits of `_gone` in the current sweep
+        self._next = 0  # next shard to sweep
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -74,12 +75,12 @@ class PrefixIndex:
 
     @property
     def coarseness(self) -> int:
-        """The distance, in blocks, of those that are kept where the index is fullest; 1: all are."""
+        """The distance, in blocks, between those kept in the fullest shard; 1: all are kept."""
         return 1 << max(floor for floor, shards in enumerate(self._at_floor) if shards)
 
     @property
     def alive(self) -> int:
-        """The bits of all workers that are in the index."""
+        """The bits of all workers in the index."""
         return self._alive
 
     def join(self) -> int:
@@ -94,13 +95,13 @@ class PrefixIndex:
         return slot
 
     def leave(self, slot: int) -> None:
-        """Forget all that the worker of this slot holds."""
+        """Forget everything held by the worker in this slot."""
         self._alive &= ~(1 << slot)
         self._gone |= 1 << slot
         self._gone_stored += self._stored.pop(slot)
 
     def apply(self, slot: int, operations: Iterable[int]) -> None:
-        """Store and take away blocks of a worker, in this order. Twice does no harm."""
+        """Store and remove blocks of a worker, in this order. Idempotent."""
         shards, mask, floors, most = self._shards, self._mask, self._floors, self._most
         bit, only = 1 << slot, alone(slot)
         count = 0
@@ -133,9 +134,9 @@ class PrefixIndex:
         return 0
 
     def reach(self, keys: Sequence[int], among: int) -> tuple[int, int]:
-        """Return how many of `keys`, a prompt's blocks in order, one of `among` holds, and who holds so many.
+        """Return the longest prefix of `keys` that any worker `among` holds, and the workers that hold it.
 
-        `among` are bits of workers; the answer is the longest one. (0, 0): none of them holds the first.
+        `keys` are a prompt's blocks in order, `among` bits of workers. (0, 0): none holds the first block.
         """
         holders = self.holders
         found, who = 0, 0
@@ -147,9 +148,9 @@ class PrefixIndex:
         return found, who
 
     def tend(self, entries: int) -> bool:
-        """Sweep about so many entries, where workers are gone; return whether there is more to do.
+        """Sweep about `entries` entries where workers are gone; return whether there is more to do.
 
-        Called again and again; never holds the event loop for more than those, and a shard's worth.
+        Called repeatedly; blocks the event loop for at most that many entries plus one shard.
         """
         if not self._sweeping and not self._begin_sweep():
             return False
@@ -173,7 +174,8 @@ class PrefixIndex:
 
     def _sweep(self, at: int) -> None:
         shard, sets = self._shards[at], self.sets
-        renamed: dict[int, int | None] = {}  # number of a set -> of what is left of it, None: nothing
+        # a set's number -> the number of what is left of it, None: nothing
+        renamed: dict[int, int | None] = {}
         for number, times in Counter(entry & _NUMBER for entry in shard).items():
             bits = sets.bits(number)
             if bits & self._sweeping:
@@ -186,12 +188,12 @@ class PrefixIndex:
         self._refine(at)
 
     def _refine(self, at: int) -> None:
-        """Take in blocks of a lower level again, where a shard has much room."""
+        """Accept blocks of a lower level again if a shard has much room."""
         if self._floors[at] and len(self._shards[at]) < self._most // 4:
             self._set_floor(at, self._floors[at] - 1)
 
     def _thin(self, at: int) -> None:
-        """Keep the blocks of higher levels alone. One level is half of the blocks, so this is rare."""
+        """Keep only the blocks of higher levels. Each level halves the blocks, so this is rare."""
         floor = self._floors[at] + 1
         self._set_floor(at, floor)
         shard = self._shards[at]
@@ -210,7 +212,7 @@ class PrefixIndex:
         self._shards[at] = kept
 
     def _add(self, shard: array[int], place: int, bit: int) -> int:
-        """Note one holder more, and return 1; 0 if it is known, or there are too many sets of workers."""
+        """Add a holder and return 1; 0 if it is known, or there are too many sets of workers."""
         entry = shard[place]
         held = self.sets.bits(entry & _NUMBER)
         number = None if held & bit else self.sets.refer(held | bit)
@@ -221,9 +223,9 @@ class PrefixIndex:
         return 1
 
     def _remove(self, shard: array[int], place: int, bit: int) -> int:
-        """Note one holder less, and return 1; 0 if it is none.
+        """Remove a holder and return 1; 0 if it is not one.
 
-        Where there are too many sets of workers, the block is forgotten.
+        With too many sets of workers, the block is forgotten.
         """
         entry = shard[place]
         held = self.sets.bits(entry & _NUMBER)
@@ -241,7 +243,7 @@ class PrefixIndex:
 
 
 def slots_of(bits: int) -> Iterator[int]:
-    """Yield the slots of a set of workers, the lowest first."""
+    """Yield the slots of a set of workers, lowest first."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

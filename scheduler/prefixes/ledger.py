@@ -1,9 +1,9 @@
 """Apply the operations of workers' logs to the index, each once and in order: the scheduler's side.
 
-Operations that were applied are known by their number, so what comes twice, late or out of order does no
-harm; a gap applies nothing, and the answer says from where the worker must send again. A log that began
-again has a later instance: what was known of the worker is forgotten at once. That a worker died, or that
-its cache is empty though its address is the same, shows in the same way: its id, or its log, is another one.
+Applied operations are known by number, so duplicate, late or reordered messages do no harm. A gap applies
+nothing, and the answer says where the worker must resume. A restarted log has a later instance number: what
+was known of the worker is forgotten at once. That covers a worker that died or whose cache was emptied: its
+id or its log is a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex
 
-# A worker whose log was not heard of for so long, seconds and heartbeats, is not known any more.
+# A worker whose log was silent for this many seconds and heartbeats counts as unknown.
 SILENT_S, SILENT_BEATS = 10.0, 3
 
 
@@ -28,24 +28,24 @@ class _Worker:
 
 
 class PrefixLedger:
-    """The logs of all workers, as far as they are in the index. Used in one event loop."""
+    """Track the logs of all workers in the index. Belongs to one event loop."""
 
     def __init__(
         self, index: PrefixIndex, clock: Callable[[], float] = time.monotonic, *, heartbeat_s: float = 0.0
     ) -> None:
-        """Know of nobody yet. `heartbeat_s`: seconds between two messages of a worker that has no news."""
+        """Start empty. `heartbeat_s`: seconds between two messages of a worker without news."""
         self.index = index
         self._clock = clock
         self._silent_s = max(SILENT_S, SILENT_BEATS * heartbeat_s)
         self._workers: dict[str, _Worker] = {}
-        self._names: dict[int, str] = {}  # by slot
-        self._roles: dict[int, int] = {}  # bits of slots
-        self.applied = 0  # operations, since the start
-        self.gaps = 0  # messages that did not follow on what was known
-        self.begun = 0  # logs that began, or began again
+        self._names: dict[int, str] = {}  # slot -> worker id
+        self._roles: dict[int, int] = {}  # role -> bits of slots
+        self.applied = 0  # operations since the start
+        self.gaps = 0  # messages that left a gap
+        self.begun = 0  # logs started or restarted
 
     def hear(self, worker_id: str, message: pb.BlockOperations) -> pb.BlocksKnown:
-        """Apply what is new in a message; return what is known of this worker then."""
+        """Apply the new operations of a message; return what is then known of this worker."""
         worker = self._workers.get(worker_id)
         if worker is None or message.instance > worker.instance:
             if message.first:
@@ -65,7 +65,7 @@ class PrefixLedger:
         return _known(worker)
 
     def keep(self, roles: Mapping[str, int]) -> None:
-        """Forget workers that are not in `roles`, by worker id, and those that were silent for too long."""
+        """Forget workers that are not in `roles`, keyed by worker id, and those silent for too long."""
         oldest = self._clock() - self._silent_s
         self._roles = {}
         for worker_id, worker in list(self._workers.items()):
@@ -76,11 +76,11 @@ class PrefixLedger:
                 self._roles[role] = self._roles.get(role, 0) | 1 << worker.slot
 
     def of_role(self, role: int) -> int:
-        """Return the bits of the workers that had a role when `keep` was last called, as far as known."""
+        """Return the bits of the workers that had a role when `keep` was last called."""
         return self._roles.get(role, 0) & self.index.alive
 
     def slot(self, worker_id: str) -> int | None:
-        """Return a worker's slot in the index; None for one of which nothing is known."""
+        """Return a worker's slot in the index; None if nothing is known of it."""
         worker = self._workers.get(worker_id)
         return worker.slot if worker else None
 
@@ -89,7 +89,7 @@ class PrefixLedger:
         return self._names[slot]
 
     def __len__(self) -> int:
-        """Return the number of workers that are known."""
+        """Return the number of known workers."""
         return len(self._workers)
 
     def __contains__(self, worker_id: str) -> bool:

@@ -1,6 +1,6 @@
-"""One prompt against the index, as the policy asks for it.
+"""Look up one prompt in the index for the policy.
 
-Nothing is computed before it is asked: a policy looks at a handful of workers, not at all.
+Results are computed on demand: a policy looks at a handful of workers, not at all.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import random
 from baton.prefix_keys import PromptKeys
 from baton.scheduler.prefixes.ledger import PrefixLedger
 
-TIERS = 2  # lengths of the match of which workers are named: the longest, and the next
+TIERS = 2  # match lengths whose holders are listed: the longest, and the next
 
 
 class Match:
-    """One prompt against the index. Good for one placement."""
+    """Match one prompt against the index, for one placement."""
 
     def __init__(self, ledger: PrefixLedger, prompt: PromptKeys, prompt_tokens: int) -> None:
-        """Match a prompt of so many tokens."""
+        """Match a prompt of `prompt_tokens` tokens."""
         self._ledger = ledger
         self._keys, self._key_tokens = prompt
-        # An engine computes at least the last token of a prompt: there is nothing to sample from otherwise.
+        # An engine always computes the last token of a prompt, to have logits to sample from.
         self._most = max(0, prompt_tokens - 1)
         self._tokens: dict[str, int] = {}
 
     def tokens(self, worker_id: str) -> int:
-        """Return how many tokens of the prompt a worker need not compute, as far as is known."""
+        """Return how many tokens of the prompt a worker need not compute, as far as known."""
         found = self._tokens.get(worker_id)
         if found is None:
             slot = self._ledger.slot(worker_id)
@@ -34,11 +34,11 @@ class Match:
         return found
 
     def knows(self, worker_id: str) -> bool:
-        """Return whether a worker tells what it holds: 0 tokens mean nothing otherwise."""
+        """Return whether a worker reports what it holds: otherwise 0 tokens mean nothing."""
         return bool(self._keys) and worker_id in self._ledger
 
     def best(self, role: int, most: int, rng: random.Random) -> list[str]:
-        """Return the workers of a role that hold most of the prompt, at most so many of each of TIERS."""
+        """Return the workers of a role that hold most of the prompt, at most `most` for each of TIERS."""
         index = self._ledger.index
         found: list[str] = []
         among = self._ledger.of_role(role)
@@ -52,7 +52,7 @@ class Match:
 
 
 def _some(who: int, most: int, rng: random.Random) -> list[int]:
-    """Return at most so many slots of a set of workers, drawn at random."""
+    """Return at most `most` slots of a set of workers, drawn at random."""
     slots: list[int] = []
     while who and len(slots) < most:
         place = rng.randrange(who.bit_length())

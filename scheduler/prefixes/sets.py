@@ -1,9 +1,8 @@
-"""Sets of workers, by number: equal sets have one number, so a block's holders take a few bits.
+"""Number sets of workers: equal sets share a number, so a block's holders take a few bits.
 
-A worker is a bit of an integer; its bit's place is its slot. A set of one worker has a number that follows
-from its slot. Sets of several are numbered as they come, and a number is free again when nothing refers to
-it. Their number is bounded: chains of blocks that lie on the same workers share one, so there are far fewer
-than blocks.
+A worker is a bit of an integer, at the place of its slot. The number of a one-worker set follows from its
+slot. Larger sets are numbered as they come, and a number is free again when nothing refers to it. Their count
+is bounded: chains of blocks on the same workers share one, so there are far fewer sets than blocks.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ def alone(slot: int) -> int:
 
 
 class WorkerSets:
-    """The sets that are referred to. References to sets of one worker are not counted."""
+    """Hold the sets that are referred to. References to one-worker sets are not counted."""
 
     def __init__(self) -> None:
-        self._bits: list[int] = []  # by number, as the next two
+        self._bits: list[int] = []  # indexed by number, like the next two
         self._references = array("Q")
         self._free: list[int] = []
-        self._numbers: dict[int, int] = {}  # by bits
+        self._numbers: dict[int, int] = {}  # bits -> number
 
     def __len__(self) -> int:
         """Return the number of sets of several workers."""
@@ -37,7 +36,7 @@ class WorkerSets:
         return self._bits[number] if number < MOST_SHARED else 1 << (number - MOST_SHARED)
 
     def refer(self, bits: int, times: int = 1) -> int | None:
-        """Refer to a set so many times more, and return its number; None for one that would be too many.
+        """Add `times` references to a set and return its number; None if there are too many sets.
 
         The set must not be empty.
         """
@@ -52,7 +51,7 @@ class WorkerSets:
         return number
 
     def release(self, number: int, times: int = 1) -> None:
-        """Refer to a set so many times less."""
+        """Remove `times` references to a set."""
         if number >= MOST_SHARED:
             return
         self._references[number] -= times

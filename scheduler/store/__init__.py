@@ -1,4 +1,4 @@
-"""Stores of what schedulers share, chosen by URL."""
+"""Open the store of schedulers' shared state, chosen by URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Store", "open_store"]
 def open_store(url: str, topic: str, password: str = "") -> Store:
     """Return the store that a URL names: `memory`, or a Redis (`redis_url.FORM`).
 
-    `password` is for a URL without one. Raises StoreRefuses if the URL makes no sense.
+    `password` is for a URL without one. Raises StoreRefuses for an invalid URL.
     """
     if url == "memory":
         return MemoryStore()
@@ -22,5 +22,5 @@ def open_store(url: str, topic: str, password: str = "") -> Store:
 
         return RedisStore(url, topic, password)
     scheme, separator, _ = url.partition("://")
-    named = f" {scheme!r}" if separator else ""  # without it, all of it may be a secret
+    named = f" {scheme!r}" if separator else ""  # without a scheme, all of it may be a secret
     raise StoreRefuses(f"scheduler.store{named} is unknown: use memory, {KINDS}")

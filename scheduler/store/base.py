@@ -1,7 +1,7 @@
-"""The interface of a store: what schedulers of a topic share, and what outlives them.
+"""The interface of a store: what the schedulers of a topic share, and what outlives them.
 
-Workers and bookings are no part of it: each scheduler hears of them itself, and has them in memory. Called by
-schedulers' own processes alone. Every method is one atomic step, on the store's own clock.
+Workers and bookings are not in it: each scheduler hears of them itself, and keeps them in memory. Called only
+by schedulers' own processes. Every method is one atomic step, on the store's own clock.
 
     by operators    drain, drained
     by autoscaling  tell, lead, told, order
@@ -19,35 +19,35 @@ TOLD_KINDS = ("router", "fleet", "process", "turns")
 
 
 class Store(ABC):
-    """Keep what schedulers share. No method raises, but `open`.
+    """Keep what schedulers share. No method but `open` raises.
 
-    While the store is away (`problem`) nobody leads, nobody has a turn and nothing is told; a drain holds at
-    the scheduler that was asked, and is told to the store when it is back.
+    While the store is unreachable (`problem`), nobody leads, nobody gets a turn and `told` is empty; a drain
+    holds at the scheduler that was asked, and is written to the store when it is back.
     """
 
     name: str  # memory, or the URL without its password
     problem: str = ""  # why it does not answer; empty while it does
 
     def __init__(self) -> None:
-        # Name -> how often an operator drained it or undid that: odd while it is drained. The higher count
-        # is the later one.
+        # Name -> how often an operator drained it or undid that, so odd while drained. The higher count is
+        # the later one.
         self._drains: dict[str, int] = {}
 
     @property
     def drained(self) -> frozenset[str]:
-        """The names on which an operator wants nothing placed, whether workers of them are there or not."""
+        """The drained names, whether workers of these names are registered or not."""
         return frozenset(name for name, count in self._drains.items() if count % 2)
 
     async def open(self) -> None:  # noqa: B027 (memory needs none)
-        """Connect; to be called once, before all others. Raises StoreRefuses where waiting cannot help."""
+        """Connect; call it once, before all others. Raises StoreRefuses if waiting cannot help."""
 
     async def tend(self) -> None:  # noqa: B027
-        """Learn what others drained, and see whether the store answers. Called about twice a second."""
+        """Read others' drains, and check whether the store answers. Called about twice a second."""
 
     async def drain(self, name: str, *, undo: bool = False) -> bool:
         """Place nothing more on workers of this name, present and future, or `undo` that.
 
-        Return False if it was so already.
+        Return False if that was already so.
         """
         if not self.problem:
             await self.tend()
@@ -66,24 +66,24 @@ class Store(ABC):
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
         """Keep the last message of one of `TOLD_KINDS` for `lease_s`; return a fleet's orders.
 
-        Called about once a second for each of them.
+        Called about once a second for each sender.
         """
 
     @abstractmethod
     async def lead(self, who: str, for_s: float) -> int:
-        """Make `who` the one decider for `for_s`, or longer if it is already; return its fence.
+        """Make `who` the deciding scheduler for `for_s`, or extend its lease; return its fencing number.
 
-        Return 0 while another one is. Each new decider has a higher fence than all before, also where the
-        store has lost what it held: it is of the store's clock. Called every few seconds.
+        Return 0 while another one decides. Each new one gets a higher number than all before, even if the
+        store has lost its data, because it comes from the store's clock. Called every few seconds.
         """
 
     @abstractmethod
     async def told(self) -> Told:
-        """Return what was told within its lease, and the orders. Called every two seconds or so."""
+        """Return the messages within their leases, and the orders. Called about every two seconds."""
 
     @abstractmethod
     async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
-        """Replace all orders. Return False, and change nothing, where `fence` is no longer the decider's."""
+        """Replace all orders. Return False, and change nothing, if `fence` is no longer current."""
 
     async def close(self) -> None:  # noqa: B027
-        """Give back connections. Does not raise."""
+        """Close connections. Does not raise."""

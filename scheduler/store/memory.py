@@ -10,18 +10,19 @@ from baton.scheduler.types import Told
 
 
 class MemoryStore(Store):
-    """A store in memory. Every method runs without giving up the event loop: that makes it atomic."""
+    """Keep the store in memory. Methods are atomic because they never give up the event loop."""
 
     name = "memory"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin empty. `clock` is in seconds and never goes back."""
+        """Start empty. `clock` is in seconds and never goes back."""
         super().__init__()
         self._clock = clock
         self._turns: dict[str, float] = {}
-        self._told: dict[tuple[str, str], tuple[float, bytes]] = {}  # (kind, who) -> lease's end, message
-        self._leader = ("", 0, 0.0)  # who, fence, lease's end
-        self._orders: dict[str, bytes] = {}  # by fleet
+        # (kind, who) -> end of the lease, message
+        self._told: dict[tuple[str, str], tuple[float, bytes]] = {}
+        self._leader = ("", 0, 0.0)  # who, fencing number, end of the lease
+        self._orders: dict[str, bytes] = {}  # keyed by fleet
 
     async def take_turn(self, what: str, for_s: float) -> bool:
         now = self._clock()

@@ -1,7 +1,7 @@
 """The store in Redis: it outlives the schedulers, and several of them share it.
 
-Each method of the interface is one Lua script (`scripts/`), so one atomic step. The layout and the times to
-live stand in `baton.scheduler.keys`.
+Each method of the interface is one Lua script (`scripts/`), so one atomic step. Keys and times to live are in
+`baton.scheduler.keys`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from baton.scheduler.store.base import TOLD_KINDS, Store
 from baton.scheduler.types import Told
 from baton.tasks import patiently
 
-CALL_TIMEOUT_S = 0.9  # of a call: connecting, the script
+CALL_TIMEOUT_S = 0.9  # for connecting and running the script
 SCRIPTS = ("drains", "take_turn", "tell", "lead", "told", "order")
-AWAY = "the store is away"  # logged once each time
+AWAY = "the store is away"  # logged once per outage
 
 log = logging.getLogger(__name__)
 
 
 class RedisStore(Store):
-    """A store in Redis. Connects on first use and again by itself.
+    """Keep the store in Redis. Connects on first use and reconnects as needed.
 
-    A call is never repeated: its script may have run without a reply.
+    A call is never retried: its script may have run without a reply.
     """
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
@@ -52,7 +52,7 @@ class RedisStore(Store):
         try:
             # `_run` ends calls that take too long.
             self._client = redis_link.connect(url, self._keys[0], password=password, max_connections=1)
-        except ValueError:  # its words may quote a password
+        except ValueError:  # the original text may quote a password
             raise StoreRefuses(
                 f"scheduler.store is not a Redis URL: it must look like {FORM}, "
                 "with the password percent-encoded or in a file (scheduler.store_password_file)"
@@ -61,7 +61,7 @@ class RedisStore(Store):
         self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
         self._calling = (
             asyncio.Lock()
-        )  # a second connection would win nothing: Redis runs one script at a time
+        )  # a second connection would gain nothing: Redis runs one script at a time
 
     async def open(self) -> None:
         try:
@@ -114,7 +114,7 @@ class RedisStore(Store):
         await redis_link.hang_up(self._client)
 
     async def _learn_drains(self) -> None:
-        """Tell the store which names are drained here, and learn which others are."""
+        """Write the names drained here to the store, and read the others'."""
         mine = [part for name, count in self._drains.items() for part in (name, count)]
         async with self._calling:
             known = await self._run("drains", *mine)
@@ -122,11 +122,11 @@ class RedisStore(Store):
             self._drains[name] = max(int(count), self._drains.get(name, 0))
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
-        """Return one script's reply; None while the store is away."""
-        if self.problem:  # the look that is under way may take until its deadline
+        """Return one script's reply; None while the store is unreachable."""
+        if self.problem:  # do not wait for a check under way, which may take until its deadline
             return None
         async with self._calling:
-            if self.problem:  # since a call that this one waited for
+            if self.problem:  # it was lost while this call waited
                 return None
             try:
                 return await self._run(name, *arguments)
@@ -148,7 +148,7 @@ class RedisStore(Store):
             redis_link.renew(self._client)  # this may be the wrong server by now
             kind = StoreRefuses if _for_good(error) or leads_elsewhere(error, self.name) else StoreUnavailable
             text = elsewhere(error, self.name, "scheduler.store") or _explain(error)
-            if self._password:  # a server that does not know a command repeats its arguments
+            if self._password:  # a server repeats the arguments of an unknown command
                 text = text.replace(self._password, "***")
             raise kind(f"redis at {self._host} {text}") from None
 
@@ -169,7 +169,7 @@ def _source(name: str) -> str:
 
 
 def _is_nobodys_name(error: BaseException) -> bool:
-    """Return whether nobody has that name. One that cannot be resolved for now may be down with Redis."""
+    """Return whether the host name does not exist. A temporary DNS failure may be part of an outage."""
     cause = error.__cause__ or error.__context__ or error
     return isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
 
@@ -182,7 +182,7 @@ def _for_good(error: BaseException) -> bool:
 
 
 def _explain(error: BaseException) -> str:
-    """Say what is wrong and what to do, in a line."""
+    """Explain in one line what is wrong and what to do."""
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
         return "still loads its data; it will answer when that is done"

@@ -1,17 +1,17 @@
-"""Attempts at requests, and the names that routers, schedulers, workers and engines give them."""
+"""Attempts at requests, and their names in routers, schedulers, workers and engines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_EPOCH = 2**31  # nobody gets near it
-EPOCH_KEEP_S = 60  # s; a request's last epoch is known so long: a deadline stops calls that come later
-BEGINNING_S = 1.0  # a source has so long to save a prompt's beginning; then all of the prompt is computed
+MAX_EPOCH = 2**31  # far above any real epoch
+EPOCH_KEEP_S = 60  # s for which a request's last epoch is remembered: deadlines stop later calls
+BEGINNING_S = 1.0  # s for a source to save a prompt's beginning; after that the whole prompt is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at one request. A later try has a higher epoch and makes the earlier one void."""
+    """Identify one attempt at one request. A later one has a higher epoch and supersedes this one."""
 
     request_id: str
     epoch: int
@@ -24,13 +24,13 @@ class Attempt:
 
 
 def attempt_id(request_id: str, epoch: int) -> str:
-    """Return an attempt's name in the engines and in their outputs: two attempts at a request never meet."""
+    """Return an attempt's name in engines and their outputs, so that two attempts at a request never meet."""
     return f"{request_id}#{epoch}"
 
 
 def prefix_id(request_id: str) -> str:
-    """Return the name under which the beginning of a request's prompt is saved by a worker that holds it.
+    """Return the name under which a worker saves the beginning of a request's prompt.
 
-    To that worker it is a request of its own: it may be the one that decodes the request, too.
+    To that worker it is a request of its own, because it may also be the one that decodes the request.
     """
     return f"{request_id}/prefix"

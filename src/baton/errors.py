@@ -9,4 +9,4 @@ BatonError
 
 
 class BatonError(Exception):
-    """An error that Baton raises on purpose. Its text is one line that says what to do."""
+    """Report an expected failure. The text is one line that says what to do."""

@@ -10,10 +10,10 @@ ABSENT = "none"
 def unlike(
     there: tuple[str, Mapping[str, str]], here: tuple[str, Mapping[str, str]], sides: tuple[str, str]
 ) -> str:
-    """Return why KV cannot pass from one engine to another, empty where it can.
+    """Return why KV cannot pass from one engine to another; empty if it can.
 
-    there, here: their compatibility hashes, and what these are made of in words. What engines may differ in,
-    such as their ranks, is no part of either.
+    there, here: their compatibility hashes, and these hashes' ingredients in words. Properties in which
+    engines may differ, such as their ranks, are in neither.
     """
     if there[0] == here[0]:
         return ""
@@ -24,7 +24,7 @@ def differences(there: Mapping[str, str], here: Mapping[str, str], sides: tuple[
     """Return the differences, such as `speculative method: mtp there, none here`, joined by semicolons.
 
     `sides` names the two sides, as ("there", "here"). A fact missing on one side is "none" there. The result
-    is "" if either side tells nothing at all.
+    is "" if either side states no facts at all.
     """
     if not there or not here:
         return ""

@@ -9,7 +9,7 @@ from baton.errors import BatonError
 
 
 class NoHome(BatonError):
-    """A path begins with ~, and the user has no home folder."""
+    """Report a path that begins with ~ although the user has no home folder."""
 
 
 def expanded(path: str, key: str) -> Path:

@@ -1,4 +1,4 @@
-"""Work that lasts as long as its process: if a bug ends it, that is logged and it begins again.
+"""Keep work running as long as its process: if a bug ends it, log that and start it again.
 
 Otherwise a loop would end silently with an exception that nobody awaits: revoked keys would stay good, and
 leases would never expire.
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 
-PAUSE_S = 1.0  # pause before it begins again; doubles with each failure
+PAUSE_S = 1.0  # s before a restart; doubles with each failure
 MOST_PAUSE_S = 60.0
-CALM_S = 60.0  # after this long without a failure, the next one counts as the first
+CALM_S = 60.0  # s without a failure after which the next one counts as the first
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ async def _kept(work: Callable[[], Coroutine[None, None, None]], name: str) -> N
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             await asyncio.sleep(pauses.next())
-        except Exception:  # noqa: BLE001 (told, whatever it is)
+        except Exception:  # noqa: BLE001 (logged, whatever it is)
             await asyncio.sleep(pauses.next())
         else:
             return
@@ -54,7 +54,7 @@ def _kept_thread(work: Callable[[], None], name: str) -> None:
     while True:
         try:
             work()
-        except Exception:  # noqa: BLE001 (told, whatever it is)
+        except Exception:  # noqa: BLE001 (logged, whatever it is)
             time.sleep(pauses.next())
         else:
             return

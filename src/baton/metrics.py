@@ -1,7 +1,7 @@
-"""The metrics of every process: buckets, the server, its address, and the figures that all processes have.
+"""Metrics of every process: buckets, the server and its address, and the metrics that all processes have.
 
-Each process serves its own registry over HTTP, at `/metrics`. Port 0 is a free one on loopback; any other
-is on the host where the process listens for others.
+Each process serves its own registry over HTTP, at `/metrics`. Port 0 takes a free port on loopback; any other
+port is served on the host where the process listens.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ SECONDS = (
 )
 METRICS = "/metrics"
 LOOPBACK = "127.0.0.1"
-AT_ONCE = 16  # connections, with a thread for each; more are closed at once
-WAITING = 128  # to be accepted; with Python's 5, one of a burst tries again after 1 s, then after 3 s
+AT_ONCE = 16  # connections, with a thread for each; further ones are closed at once
+WAITING = 128  # accept backlog; with Python's 5, one of a burst retries after 1 s, then after 3 s
 REQUEST_S = 5.0  # time for a client to send its request
 ANSWER_S = 10.0  # time to read the answer, as long as Prometheus itself waits
 MOST_REQUEST_BYTES = 64 << 10
-# Addresses that nobody has (RFC 5737, RFC 3849): the route to them is the way out.
+# Unassigned addresses (RFC 5737, RFC 3849): the route to them is the default route.
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
-Page = Callable[[Mapping[str, Any]], bytes]  # makes a page's JSON from the WSGI environment
+Page = Callable[[Mapping[str, Any]], bytes]  # builds a page's JSON from the WSGI environment
 
 
 class CannotServe(BatonError):
-    """Metrics cannot be served: the port is taken, or the host is not this machine."""
+    """Report that metrics cannot be served: the port is taken, or the host is not this machine."""
 
 
 class MetricsServer:
-    """Serves a registry over HTTP, in a thread, while entered."""
+    """Serve a registry over HTTP, in a thread, while entered."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MetricsServer:
 
     @property
     def address(self) -> str:
-        """The host:port that was taken, once entered."""
+        """The actual host:port, once entered."""
         port = self._running[0].server_port if self._running else self._port
         return addresses.join(self._host, port)
 
@@ -81,8 +81,8 @@ class MetricsServer:
         return addresses.join(host if self._port else self._host, port)
 
     def __enter__(self) -> Self:
-        """Begin to serve. Raises CannotServe."""
-        # As gRPC's: a worker may be known by an IPv6 address where it listens on 0.0.0.0.
+        """Start serving. Raises CannotServe."""
+        # As in gRPC: a worker may be known by an IPv6 address although it listens on 0.0.0.0.
         both = addresses.is_wildcard(self._host) and socket.has_dualstack_ipv6()
         host = "::" if both else self._host
         try:
@@ -125,7 +125,7 @@ class MetricsServer:
 
 
 class ProcessFigures(Collector):
-    """The time for which this process's certificate is good; nothing where it speaks plain text."""
+    """Collect the remaining lifetime of this process's certificate; nothing in plain text."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         registry.register(self)
@@ -166,7 +166,7 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
 
 
 def registry() -> CollectorRegistry:
-    """Return a registry with what every process has: Python's figures of it, and its certificate."""
+    """Return a registry with the metrics of every process: Python's process metrics, and its certificate."""
     made = CollectorRegistry()
     ProcessCollector(registry=made)
     ProcessFigures(made)
@@ -180,13 +180,13 @@ def dialled(address: str) -> str:
 
 
 def way_out() -> str:
-    """Return the address by which this machine reaches others, or its name's. Sends nothing."""
+    """Return the address by which this machine reaches others, or its name's address. Sends nothing."""
     for family, somewhere in _SOMEWHERE:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((somewhere, 9))
                 return str(probe.getsockname()[0])
-        except OSError:  # no way out of this network, or not for this family
+        except OSError:  # no route, or not for this address family
             continue
     name = socket.gethostname()
     try:
@@ -196,7 +196,7 @@ def way_out() -> str:
 
 
 class _Request(io.RawIOBase):
-    """A client's bytes, with a limit and a deadline. Raises TimeoutError beyond either."""
+    """Read a client's bytes with a limit and a deadline. Raises TimeoutError beyond either."""
 
     def __init__(self, client: socket.socket) -> None:
         self._client = client
@@ -229,7 +229,7 @@ class _Quiet(WSGIRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
-        """Log nothing: a line for each scrape would hide all others."""
+        """Log nothing: a line for each scrape would drown all others."""
 
 
 def _server(family: socket.AddressFamily) -> type[WSGIServer]:

@@ -4,9 +4,9 @@ A block's hash in vLLM covers all tokens up to its end, the salt of its cache an
 on, so equal names mean equal KV. 56 bits of it are kept: among 100 million blocks one look-up in a billion
 meets another block of the same name, and the only harm is a request that is placed less well.
 
-The lowest four bits tell how often the block's depth (1 for a prompt's first block) can be halved. Blocks
-that lie at multiples of 2, 4, 8, ... can be told from the others by that: a router names only every second,
-fourth, ... block of a long prompt, and an index that is full keeps only those.
+The lowest four bits tell how often the block's depth (1 for a prompt's first block) can be halved. They
+distinguish blocks at multiples of 2, 4, 8, ...: a router names only every second, fourth, ... block of a long
+prompt, and a full index keeps only those.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-REMOVED = 1 << 63  # set beside a name in an operation that takes the block away
+REMOVED = 1 << 63  # set in an operation that removes the block
 MOST_LEVEL = 15
-MOST_KEYS = 256  # of one prompt
+MOST_KEYS = 256  # per prompt
 
-_LEVELS = 0xF  # of a name
+_LEVELS = 0xF  # bits of a name that hold its level
 _ABOVE_LEVELS = (1 << 60) - 1 - _LEVELS
 
 
 def level_of(depth: int) -> int:
-    """Return how often a depth, 1 and more, can be halved; at most MOST_LEVEL."""
+    """Return how often a depth of 1 or more can be halved; at most MOST_LEVEL."""
     return min((depth & -depth).bit_length() - 1, MOST_LEVEL)
 
 
@@ -33,7 +33,7 @@ def key_of(block_hash: int, depth: int) -> int:
 
 
 class PromptKeys(NamedTuple):
-    """The names of a prompt's blocks: of all of them, or of those that follow at equal distance."""
+    """Hold the names of a prompt's blocks: of all of them, or of every n-th."""
 
     keys: tuple[int, ...] = ()
     tokens: int = 0  # from one to the next, and up to the first one

@@ -1,4 +1,4 @@
-"""Baton on a Ray cluster: docs/ray.md. Importing this imports no Ray yet."""
+"""Baton on a Ray cluster: docs/ray.md. Importing this does not import Ray."""
 
 from __future__ import annotations
 

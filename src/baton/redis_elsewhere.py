@@ -1,4 +1,4 @@
-"""Redis answers that reveal the wrong server, or the right one at the wrong time."""
+"""Recognise Redis answers that mean the wrong server, or the right one at the wrong time."""
 
 from __future__ import annotations
 

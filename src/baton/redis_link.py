@@ -1,9 +1,9 @@
-"""Redis clients: of one server, of the master that Sentinels name, or of the cluster node that owns a slot.
+"""Redis clients: for one server, for the master that Sentinels name, or for a cluster node that owns a slot.
 
 All three are one redis-py client with one kind of pool, which looks up the right server for each new
-connection. So one rule holds for all: a connection that returned an error is not used again
-(`Pool.renew`), because it may lead to a server that is no longer the right one. Nothing is repeated, and no
-redirection is followed: the next call connects to wherever the topic's keys are by then.
+connection. So one rule holds for all: a connection that returned an error is not used again (`Pool.renew`),
+because it may lead to a server that is no longer the right one. Nothing is retried, and no redirection is
+followed: the next call connects to wherever the topic's keys are by then.
 
 One node of a cluster is enough, because all keys of a topic are in one slot (`baton.scheduler.keys`).
 
@@ -40,11 +40,11 @@ Address = tuple[str, int]
 
 
 class NotACluster(RedisError):
-    """The server has no cluster mode."""
+    """Report that the server has no cluster mode."""
 
 
 class _Finder(Protocol):
-    """Finds the server that has the topic's keys."""
+    """Find the server that has the topic's keys."""
 
     async def find(self) -> Address: ...
     async def close(self) -> None: ...
@@ -52,7 +52,7 @@ class _Finder(Protocol):
 
 @dataclass(frozen=True)
 class RedisPlace:
-    """The parts of a URL. Its repr shows no password."""
+    """Hold the parts of a URL. Its repr shows no password."""
 
     scheme: str
     hosts: tuple[Address, ...]
@@ -67,7 +67,7 @@ class RedisPlace:
         if not separator or scheme not in (*REDIS, *SENTINEL, *CLUSTER):
             raise ValueError("not a Redis URL")
         netloc = re.split("[/?#]", rest, maxsplit=1)[0]
-        parts = urlsplit(f"//host{rest.removeprefix(netloc)}")  # it can refuse lists of hosts
+        parts = urlsplit(f"//host{rest.removeprefix(netloc)}")  # urlsplit may reject lists of hosts
         credentials, at, places = netloc.rpartition("@")
         usual = SENTINEL_PORT if scheme in SENTINEL else 6379
         named = places.split(",") if scheme not in REDIS else [places or "localhost"]
@@ -190,7 +190,7 @@ class Pool(BlockingConnectionPool):
 
 
 class _Asking(Connection):
-    """A connection that looks up its server each time it connects."""
+    """Look up the server each time it connects."""
 
     find: Callable[[], Awaitable[Address]] | None = None
     stale = False  # reconnect before the next use
@@ -279,7 +279,7 @@ class _Nodes:
 
 
 def _reason(error: RedisClusterException) -> RedisError:
-    """Return why no node described the cluster: redis-py hides the cause behind its own words."""
+    """Return why no node described the cluster: redis-py hides the cause behind its own message."""
     cause = error.__cause__
     if isinstance(cause, RedisClusterException):
         refusal = cause.__context__

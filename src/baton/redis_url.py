@@ -1,4 +1,4 @@
-"""Redis URLs, and the part of a URL that may be shown. Imports no store's client."""
+"""Parse Redis URLs, and show them without passwords. Imports no store's client."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def is_redis(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """Return the URL as it may be shown: no password, and none of the options, which may hold one.
+    """Return the URL without its password, and without options, which may hold one.
 
-    A password that should have been percent-encoded, and so ends the host for a parser, is taken for one
-    here all the same.
+    A password that should have been percent-encoded, and so ends the host for a parser, is still recognised.
     """
     scheme, separator, _ = url.partition("://")
     credentials, place = _parts(url)
@@ -34,13 +33,13 @@ def without_password(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Return whether a password is in it, as part of the address or as an option."""
+    """Return whether the URL has a password, as part of the address or as an option."""
     credentials, place = _parts(url)
     options = parse_qs(place.partition("?")[2])
     return bool(credentials.partition(":")[2]) or "password" in options or "sentinel_password" in options
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Return the text before the host's @, and the host with all that follows."""
+    """Return the text before the host's @, and the host with everything after it."""
     credentials, _, place = url.partition("://")[2].rpartition("@")
     return credentials, place

@@ -1,4 +1,4 @@
-"""Refusals of a user by Redis: a wrong password, or an ACL that lacks something."""
+"""Explain Redis' refusals of a user: a wrong password, or an ACL that lacks something."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ WRONG_PASSWORD = "refused the password ({}); put the right one into {}"  # noqa:
 
 
 def refuses_the_user(error: BaseException) -> bool:
-    """Return whether the user is unknown, or may not do this."""
+    """Return whether the user is unknown, or lacks a permission."""
     known = isinstance(error, AuthenticationError | AuthorizationError)
     return known or _lacks_a_permission(error) or str(error).startswith(("WRONGPASS", "NOAUTH"))
 
 
 def explained(error: BaseException, where: str) -> str:
-    """Say in one line what to do about such an error. `where`: the settings that may hold the password."""
+    """Explain such an error in one line, with its cure. `where`: the settings that may hold the password."""
     text = " ".join(str(error).split())
     return NOT_ENOUGH.format(text) if _lacks_a_permission(error) else WRONG_PASSWORD.format(text, where)
 
 
 def _lacks_a_permission(error: BaseException) -> bool:
-    """Return whether the user's ACL lacks a command, or a key: in a script Redis says it in other words."""
+    """Return whether the user's ACL lacks a command or a key: in a script Redis words it differently."""
     in_script = "ACL failure", "The user executing the script can't"
     return isinstance(error, NoPermissionError) or any(words in str(error) for words in in_script)

@@ -2,7 +2,7 @@
 
 Each kind has one registry: speculative methods, handoff transports, the filters and scorers of placement
 policies, roles. Baton's own are a table of names; an installed package adds more by entry points of the
-kind's group, `name = "module:attribute"`. A thing is imported when it is first loaded by its name.
+kind's group, `name = "module:attribute"`. Each is imported when it is first loaded by its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Target:
-    """The place of a named thing, and the package that registered it."""
+    """Name the place of a registered thing, and the package that registered it."""
 
     module: str
     attribute: str
@@ -34,7 +34,7 @@ class Target:
 
 
 class Registry(Generic[T]):
-    """The things of one kind by name, each imported when it is first loaded."""
+    """Load the things of one kind by name, importing each on first use."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Registry(Generic[T]):
         return f"there is no {self.kind} {name!r}{hint}; there are: {', '.join(known)}"
 
     def _announced(self) -> Iterator[tuple[str, Target]]:
-        """Yield the things that installed packages register, without importing them."""
+        """Yield what installed packages register, without importing it."""
         if not self.group:
             return
         # A package may be found twice on the path, with the same entry points.
@@ -128,7 +128,7 @@ class Registry(Generic[T]):
 
 @functools.cache
 def _entry_points(group: str, path: tuple[str, ...]) -> importlib.metadata.EntryPoints:
-    """Return a group's entry points. The look through all packages takes 8 ms, once for each `sys.path`."""
+    """Return a group's entry points. Scanning all packages takes 8 ms, once for each `sys.path`."""
     del path
     return importlib.metadata.entry_points(group=group)
 

@@ -1,8 +1,8 @@
-"""The maker of every gRPC server and channel in Baton: limits, keepalive, deadlines, who is at the other end.
+"""Make every gRPC server and channel in Baton: limits, keepalive, deadlines, and peers' identities.
 
-A process has one identity (`act_as`), or none and speaks plain text. With one, both ends of every connection
-show certificates of one CA, a client knows the role that it reaches, and a server looks each call up in the
-table of roles (security/access.py). A certificate that was replaced counts from the next connection on:
+A process has one identity (`act_as`), or none and then speaks plain text. With one, both ends of every
+connection show certificates of one CA, a client knows the role that it reaches, and a server looks each call
+up in the table of roles (security/access.py). A replaced certificate counts from the next connection on:
 servers read theirs at each handshake, clients make new channels (`Line`).
 """
 
@@ -37,23 +37,23 @@ _COMMON: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # gRPC 1.8x waits this long for the reply to a keepalive ping, a minute by default, not as long as above.
+    # gRPC 1.8x waits this long for the reply to a keepalive ping, a minute by default, instead of the above.
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.keepalive_permit_without_calls", 1),
-    # Proxies are for the outside world: one named in the environment would get all calls between the parts.
+    # No proxy: one named in the environment would get all calls between Baton's processes.
     ("grpc.enable_http_proxy", 0),
     # Reconnect quickly: a restarted peer is back in seconds; the default back-off grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A lost peer's name is looked up again this soon: what was replaced, as a pod is, may have another
-    # address. gRPC's default is 30 s. A connection that stands looks nothing up.
+    # Resolve a lost peer's name again this soon: a replaced peer, such as a pod, may have another address.
+    # gRPC's default is 30 s. Live connections resolve nothing.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
-# What gRPC says of a handshake that failed -> what it means
+# gRPC's text for a failed handshake -> its meaning
 _TLS_PROBLEMS = {
     "WRONG_VERSION_NUMBER": "it speaks plain text, and this process TLS (security.tls)",
     "Hostname Verification Check failed": "its certificate is of another role or topic",
@@ -81,7 +81,7 @@ _process = _Process()
 
 
 def act_as(identity: Identity | None, *, insecure: bool = False) -> None:
-    """Give the servers and channels that this process makes from now on an identity; None: plain text.
+    """Set the identity of servers and channels that this process makes from now on; None: plain text.
 
     insecure: servers may listen to other machines in plain text.
     """
@@ -89,7 +89,7 @@ def act_as(identity: Identity | None, *, insecure: bool = False) -> None:
 
 
 def identity_folder() -> Path | None:
-    """Return where this process's identity is, for its children; None while it speaks plain text."""
+    """Return the folder of this process's identity, for its children; None in plain text."""
     mine = _process.identity
     return mine.folder if mine else None
 
@@ -100,7 +100,7 @@ def is_open() -> bool:
 
 
 def certificate() -> Credentials | None:
-    """Return the certificate that this process shows now; None while it speaks plain text."""
+    """Return this process's current certificate; None in plain text."""
     return _process.identity.current() if _process.identity else None
 
 
@@ -114,7 +114,7 @@ def check_exposure(key: str, host: str) -> None:
 
 
 def aio_server() -> grpc.aio.Server:
-    """Return an asyncio server behind the table of roles."""
+    """Return an asyncio server guarded by the table of roles."""
     mine = _process.identity
     if mine is None:
         return grpc.aio.server(options=SERVER_OPTIONS)
@@ -124,7 +124,7 @@ def aio_server() -> grpc.aio.Server:
 
 
 def server(pool: ThreadPoolExecutor, max_calls: int) -> grpc.Server:
-    """Return a server with threads behind the table of roles; more than `max_calls` are refused at once."""
+    """Return a threaded server guarded by the table of roles; it refuses calls beyond `max_calls` at once."""
     mine = _process.identity
     interceptors: list[grpc.ServerInterceptor[Any, Any]] = []
     if mine is not None:
@@ -137,9 +137,9 @@ def server(pool: ThreadPoolExecutor, max_calls: int) -> grpc.Server:
 
 
 def listen(server: grpc.Server | grpc.aio.Server, key: str, address: str) -> int:
-    """Have a server listen on host:port, and return the port that it took, 0 if it cannot.
+    """Have a server listen on host:port, and return its actual port, 0 if it cannot.
 
-    Raises NotSecured where other machines could reach it in plain text; `key` names the setting.
+    Raises NotSecured if other machines could reach it in plain text; `key` names the setting.
     """
     host, _ = addresses.split(address)
     check_exposure(key, host)
@@ -160,7 +160,7 @@ def _server_credentials(mine: Identity) -> grpc.ServerCredentials:
         nonlocal last
         now = mine.current()
         if now is last:
-            return None  # as before
+            return None  # keep the last ones
         last = now
         return _server_certificate(now)
 
@@ -178,7 +178,7 @@ def _server_certificate(credentials: Credentials) -> Any:
 
 
 class Dialler:
-    """Makes channels to processes of one role, as the one that this process is when the dialler is made."""
+    """Make channels to processes of one role, with this process's identity when the dialler is made."""
 
     def __init__(self, to: Role) -> None:
         self._to = to
@@ -186,7 +186,7 @@ class Dialler:
 
     @property
     def credentials(self) -> Credentials | None:
-        """Those of a channel made now; another object than before when they have changed."""
+        """The credentials of a channel made now; another object once they have changed."""
         return self._mine.current() if self._mine else None
 
     def channel(self, address: str) -> grpc.Channel:
@@ -196,7 +196,7 @@ class Dialler:
         return grpc.secure_channel(address, self._channel_credentials(self._mine), self._options(self._mine))
 
     def aio_channel(self, address: str) -> grpc.aio.Channel:
-        """Return an asyncio one."""
+        """Return an asyncio channel to host:port."""
         if self._mine is None:
             return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return grpc.aio.secure_channel(
@@ -204,7 +204,7 @@ class Dialler:
         )
 
     def _options(self, mine: Identity) -> list[tuple[str, Any]]:
-        # Certificates hold no addresses: a worker's is not known when it gets one, and changes.
+        # Certificates hold no addresses: a worker's is unknown when it gets one, and may change.
         return [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", host_of(mine.name.topic, self._to))]
 
     @staticmethod
@@ -214,13 +214,13 @@ class Dialler:
 
 
 def aio_channel(address: str, to: Role) -> grpc.aio.Channel:
-    """Return an asyncio channel to the process of that role at host:port. One kept for long is a `Line`."""
+    """Return an asyncio channel to the process of that role at host:port. To keep one, use a `Line`."""
     return Dialler(to).aio_channel(address)
 
 
 def tls_problem(details: str) -> str:
-    """Say what gRPC's words for a failed call mean where TLS may be the reason; else return an empty text."""
-    if "Socket closed" in details:  # a server that does not accept the other end tells it nothing
+    """Explain gRPC's text for a failed call if TLS may be the reason; otherwise return an empty text."""
+    if "Socket closed" in details:  # a server that rejects the peer's certificate tells it nothing
         return _hung_up(_process.identity)
     return next((meaning for word, meaning in _TLS_PROBLEMS.items() if word in details), "")
 
@@ -234,7 +234,7 @@ def _hung_up(mine: Identity | None) -> str:
 
 
 class Line:
-    """An asyncio channel to one address, kept for long: another one when the certificate was replaced."""
+    """Keep an asyncio channel to one address, renewed when the certificate is replaced."""
 
     def __init__(self, address: str, to: Role) -> None:
         self._address = address
@@ -245,7 +245,7 @@ class Line:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel to use for the next call. Calls on the one before have time to end."""
+        """The channel to use for the next call. Calls on the previous one have time to end."""
         now = self._dialler.credentials
         if now is not self._credentials:
             closing = asyncio.ensure_future(self._channel.close(RETIRED_S))
@@ -255,7 +255,7 @@ class Line:
         return self._channel
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the channels."""
         for closing in self._closing:
             closing.cancel()
         await self._channel.close(None)

@@ -13,7 +13,6 @@ def ending() -> tuple[signal.Signals, ...]:
 
     SIGHUP means that the terminal has closed. It is left out if it is ignored, as under nohup. It may come
     several times, and together with SIGTERM at a logout, so it never hurries an end.
-
     """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return HURRYING
@@ -21,7 +20,7 @@ def ending() -> tuple[signal.Signals, ...]:
 
 
 def until_ending() -> asyncio.Event:
-    """Return an event that the signals of `ending` set. To be called in the event loop."""
+    """Return an event that the signals of `ending` set. Call it in the event loop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in ending():

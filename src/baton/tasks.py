@@ -8,8 +8,8 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-# A call is given up after so many looks at it, not after one timer: where this process itself was held up
-# (0.4 s was seen on a machine with five busy processes a core), timer and reply come due at the same moment.
+# A call is given up after this many looks at it, not after one timer: if this process itself was held up (0.4
+# s was seen on a machine with five busy processes per core), timer and reply come due at once.
 LOOKS = 4
 
 T = TypeVar("T")
@@ -18,23 +18,23 @@ log = logging.getLogger(__name__)
 
 
 def spawn(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-    """Run `work`, which never ends by itself; a bug that ends it is logged when it happens."""
+    """Run `work`, which never ends by itself; if a bug ends it, log that at once."""
     task = spawn_apart(work, name)
     task.add_done_callback(_complain)
     return task
 
 
 def spawn_apart(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Run `work` outside of the context of the request that happens to start it.
+    """Run `work` outside the context of the request that happens to start it.
 
-    A task that outlives its request would keep all that the request's context variables hold, and its log
-    lines would name that request for ever.
+    A task that outlives its request would keep everything that the request's context variables hold, and its
+    log lines would name that request forever.
     """
     return asyncio.create_task(work, name=name, context=Context())
 
 
 async def stop(task: asyncio.Task[None]) -> None:
-    """Cancel the task and wait for its end. Does not raise what it ended with before: that was logged."""
+    """Cancel the task and wait for its end. Does not raise its earlier exception, which was logged."""
     task.cancel()
     await asyncio.wait({task})
 

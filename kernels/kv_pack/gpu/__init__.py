@@ -1,6 +1,6 @@
 """The GPU form, in Triton: one launch packs, one unpacks, whatever layers the table has.
 
-A program handles one tile of one layer of one block. Tiles are laid out once for each cache and direction
+A program handles one tile of one layer of one block. Tiles are laid out once per cache and direction
 (`tiles_of`), so that a program finds its place in a line of 64 bytes. Nothing here waits for the device or
 depends on the data: a launch can be captured in a CUDA graph.
 """
@@ -23,7 +23,7 @@ from baton.kernels.kv_pack.table import WORD, KVTable, PartKind, TableColumn
 
 @dataclass(frozen=True)
 class _Launch:
-    """The arguments that all launches of one kernel over a table share."""
+    """Hold the arguments shared by all launches of one kernel over a table."""
 
     tiles: torch.Tensor  # [num_tiles, 8] int64, on the device
     record_bytes: int
@@ -72,7 +72,7 @@ def _start(
         digests,
         **launch.constants | {"ALIGN": aligned},
         num_warps=launch.warps,
-        enable_fp_fusion=False,  # a fused multiply-add would round codes otherwise than the CPU does
+        enable_fp_fusion=False,  # a fused multiply-add would round codes differently from the CPU
     )
 
 

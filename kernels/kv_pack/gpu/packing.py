@@ -1,4 +1,4 @@
-"""The kernel that packs. Rows are held in pieces, and elements handled by fours, as words."""
+"""The packing kernel. Rows are held in pieces, and elements handled in fours, as words."""
 
 # ruff: noqa: PLR0917, SIM102, SIM108 (device code: a compile-time `if` stands alone)
 
@@ -28,10 +28,10 @@ from baton.kernels.kv_pack.gpu.shared import (
 from baton.kernels.kv_pack.gpu.tiles import WARPS, Cut
 from baton.kernels.kv_pack.table import WORD, KVTable, TableColumn
 
-TILE_ELEMENTS = 10240  # so that a tile has the 16 tokens of a block of MLA's
-PIECE = 32  # elements of a row that lie side by side in a piece, but for very wide rows
+TILE_ELEMENTS = 10240  # so that a tile has the 16 tokens of an MLA block
+PIECE = 32  # adjacent elements of a row in a piece, except for very wide rows
 MOST_PIECES = 16
-_INTEGERS = tl.constexpr(1.5 * 2**23)  # plus it, float32 rounds to integers: cpu.py
+_INTEGERS = tl.constexpr(1.5 * 2**23)  # adding it rounds a float32 to an integer: see cpu.py
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _float32(bits):
 def _load_fours(
     address, at, mask, kind, ALIGN: tl.constexpr, F32: tl.constexpr, F16: tl.constexpr, BF16: tl.constexpr
 ):  # fmt: skip
-    """Load four neighbours for each of `at`, as float32. Only the dtypes of the table are compiled in."""
+    """Load four neighbours for each of `at`, as float32. Only the table's dtypes are compiled in."""
     a, b = tl.zeros(at.shape, tl.float32), tl.zeros(at.shape, tl.float32)
     c, d = a, b
     if F16 or BF16:
@@ -90,7 +90,7 @@ def _load_fours(
 
 @triton.jit
 def _magnitude(a, b, c, d):
-    """Return the largest magnitude of each four, as bits: NaN is above all, so that it is not lost."""
+    """Return the largest magnitude of each four, as bits: NaN compares above all, so it is not lost."""
     a, b = a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     c, d = c.to(tl.int32, bitcast=True) & 0x7FFFFFFF, d.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
@@ -143,13 +143,13 @@ def _join(low, high):
 
 @triton.jit
 def _halves(pairs, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """Return the even and the odd columns: neighbours are one thread's."""
+    """Return the even and the odd columns; neighbours belong to one thread."""
     return tl.split(tl.reshape(pairs, [ROWS, SIZE // 2, 2]))
 
 
 @triton.jit
 def _digest_codes(codes, mask, first, place, ROWS: tl.constexpr, FOURS: tl.constexpr):
-    """Return the terms of codes' words: [ROWS, FOURS // 2]. place: each code's, behind the word `first`."""
+    """Return the terms of codes' words: [ROWS, FOURS // 2]. place: each code's, counted from word `first`."""
     low, high = _halves(codes, ROWS, FOURS)
     words = _join(low, high)
     places, _ = _halves(place, ROWS, FOURS)
@@ -228,7 +228,7 @@ def cut(table: KVTable) -> Cut:
     rows_of, widths = (table.columns[:, column].tolist() for column in (TableColumn.ROWS, TableColumn.WIDTH))
     size, pieces = _pieces([width for width in widths if width])
     rows = _rows_a_tile(size * pieces, max(rows_of))
-    # Nothing has to be masked: all rows fill their pieces, and all tiles have as many.
+    # No masks are needed: all rows fill their pieces, and all tiles have equally many rows.
     full = {(width, count % rows) for width, count in zip(widths, rows_of, strict=True) if width} == {
         (size * pieces, 0)
     }
@@ -240,7 +240,8 @@ def cut(table: KVTable) -> Cut:
 def _pieces(widths: list[int]) -> tuple[int, int]:
     """Return the elements of a piece, a power of two, and the pieces in which a row is held: 576 = 9 x 64.
 
-    A thread has as much of each piece, and so more of one row; nothing is lost to a power of two.
+    A thread has equally much of each piece, and so more of one row; nothing is lost to rounding up a power of
+    two.
     """
     most = max(widths, default=WORD)
     common = math.gcd(*widths, PIECE) if widths else WORD
@@ -249,6 +250,6 @@ def _pieces(widths: list[int]) -> tuple[int, int]:
 
 
 def _rows_a_tile(width: int, most: int) -> int:
-    """Return a power of two, at least 2: rows of this width in a tile, not far more than a block's `most`."""
+    """Return a power of two, at least 2: rows of this width per tile, not far more than a block's `most`."""
     rows = 1 << (max(2, TILE_ELEMENTS // width).bit_length() - 1)
     return max(2, min(rows, 1 << max(0, most - 1).bit_length()))

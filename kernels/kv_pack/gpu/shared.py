@@ -1,4 +1,4 @@
-"""Device code of packing and unpacking alike: pointers, the digest, and parts that are copied as they are."""
+"""Device code shared by packing and unpacking: pointers, the digest, and unquantised parts."""
 
 # ruff: noqa: PLR0917 (device code)
 
@@ -9,11 +9,11 @@ import triton.language as tl
 
 from baton.kernels.kv_pack.table import LARGEST, TINY, PartKind
 
-# A tile's numbers: base, stride, offset in block, offset in record, words or rows, kind, width, offset of
-# scales.
+# The numbers of a tile: base, stride, offset in block, offset in record, words or rows, kind, width, offset
+# of scales.
 TILE = tl.constexpr(8)
 
-# One compiled kernel serves every chunk: it depends on none of these, but for what ALIGN states.
+# One compiled kernel serves every chunk: it depends on none of these, except as ALIGN states.
 VARYING = ["num_tiles", "block_ids", "records", "record_bytes", "digests"]
 
 COPIED = tl.constexpr(int(PartKind.AS_IS))
@@ -37,15 +37,15 @@ def aligned(address, dtype: tl.constexpr, ALIGN: tl.constexpr):
 
 @triton.jit
 def salts(positions):
-    """Return what words at these positions are mixed with (README.md, "The digest"): uint64."""
+    """Return the salts mixed with words at these positions (README.md, "The digest"): uint64."""
     return (positions + 1).to(tl.uint64) * _GOLDEN
 
 
 @triton.jit
 def salts_behind(first, places):
-    """Return `salts(first + places)`, of one number and of places that are int32 and not negative.
+    """Return `salts(first + places)`, for one number and non-negative int32 places.
 
-    So a position costs a multiplication by 32 bits.
+    That way a position costs a multiplication by 32 bits.
     """
     return salts(first) + places.to(tl.uint32).to(tl.uint64) * _GOLDEN
 
@@ -74,9 +74,9 @@ def digest_scales(scales, valid, first, ROWS: tl.constexpr):
 
 @triton.jit
 def copy(source, target, count, kept, first, ALIGN: tl.constexpr, WORDS: tl.constexpr):
-    """Copy the first `kept` of `count` words, and digest all of them. first: where in a record they begin.
+    """Copy the first `kept` of `count` words, and digest all of them. first: their offset in the record.
 
-    The caller states what divides the counts, by tl.multiple_of: of an argument it would be lost.
+    The caller states what divides the counts with tl.multiple_of: on an argument it would be lost.
     """
     at = tl.arange(0, WORDS)
     left, right = aligned(source, tl.uint64, ALIGN), aligned(target, tl.uint64, ALIGN)

@@ -1,4 +1,4 @@
-"""Parts of a block, cut into tiles: one for each program."""
+"""Cut parts of a block into tiles: one for each program."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from baton.kernels.kv_pack.table import SCALE_BYTES, WORD, PartKind
 
-TILE_WORDS = 2048  # of what is copied: 16 KiB, 64 bytes for each thread
+TILE_WORDS = 2048  # copied words per tile: 16 KiB, 64 bytes for each thread
 WARPS = 8
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A kernel's own tiles of quantised rows."""
+    """Describe a kernel's own tiles of quantised rows."""
 
-    rows: int  # of a tile, at most
+    rows: int  # maximum per tile
     warps: int
-    constants: dict[str, int]  # of the kernel
+    constants: dict[str, int]  # the kernel's constants
 
 
 def tiles_of(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:

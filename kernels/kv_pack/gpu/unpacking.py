@@ -1,4 +1,4 @@
-"""The kernel that unpacks. A row is held as a power of two of elements, one by one."""
+"""The unpacking kernel. A row is held as a power of two of elements, one by one."""
 
 # ruff: noqa: PLR0917, SIM102 (device code: a compile-time `if` stands alone)
 
@@ -29,7 +29,7 @@ TILE_ELEMENTS = 8192
 
 @triton.jit
 def _bfloat16(values, NATIVE: tl.constexpr):
-    """Round to the nearest, to even on ties; the interpreter would truncate."""
+    """Round to the nearest, ties to even; the interpreter would truncate."""
     if NATIVE:
         return values.to(tl.bfloat16)
     bits = values.to(tl.int32, bitcast=True)
@@ -58,7 +58,7 @@ def _store_elements(
 
 @triton.jit
 def _decode(codes, FP8: tl.constexpr, NATIVE: tl.constexpr):
-    """Return codes, uint8, as float32."""
+    """Return uint8 codes as float32."""
     if not FP8:
         return codes.to(tl.int8, bitcast=True).to(tl.float32)
     if NATIVE:
@@ -101,7 +101,7 @@ def unpack_kernel(
     record, tile = tl.program_id(0) // num_tiles, tiles + TILE * (tl.program_id(0) % num_tiles)
     kind, count, offset = tl.load(tile + 5), tl.load(tile + 4), tl.load(tile + 3)
     block = tl.load(block_ids + record)
-    kept = tl.where(block >= 0, count, 0)  # no rows of a block that is to be skipped
+    kept = tl.where(block >= 0, count, 0)  # skip the rows of a negative block id
     target = tl.load(tile) + block * tl.load(tile + 1) + tl.load(tile + 2)
     source = records.to(tl.int64) + record.to(tl.int64) * record_bytes
     if AS_IS:

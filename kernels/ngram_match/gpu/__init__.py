@@ -10,8 +10,8 @@ import triton.language as tl
 
 _BLOCK = 1024  # tokens that a program compares at once: 8 for each thread, two loads of 16 bytes
 _WARPS = 4
-# Programs of a launch whose batch is small enough to need several for each row: with 46 registers per
-# thread, 10 fit onto each of an H200's 132 multiprocessors. More would wait for their turn.
+# Programs of a launch whose batch is small enough to need several for each row: with 46 registers per thread,
+# 10 fit onto each of an H200's 132 multiprocessors. More would have to queue.
 _PROGRAMS = 1320
 _UNROLLED = 8  # tokens of an n-gram compared without a loop, all loads of the row's end in flight at once
 
@@ -39,7 +39,7 @@ def _compare(
     length,
     tail,
     size,
-    begin,  # of the block
+    begin,  # start of the block
     back,
     alive,
     matched,
@@ -111,8 +111,8 @@ def _ngram_match_kernel(
     for block in range(share, blocks, programs):
         begin = block * BLOCK
         position = begin + tl.arange(0, BLOCK)
-        # The row is loaded beyond the end of the text: its width is mostly a multiple of 16, so that these
-        # loads, of all tokens, are of 16 bytes. Those of _compare are of few tokens.
+        # The row is loaded beyond the end of the text: its width is usually a multiple of 16, so that these
+        # loads, which cover all tokens, are 16 bytes wide. Those of _compare cover few tokens.
         token = tl.load(text + position, mask=position < width, other=0)
         if HAS_TAIL:
             if begin + BLOCK > length:
@@ -129,7 +129,7 @@ def _ngram_match_kernel(
     if longest > 0:
         tl.atomic_max(best, longest)
 
-    # Both atomics release and acquire: the program that counts last sees the results of all others.
+    # Both atomics release and acquire: the last program to count sees the results of all others.
     if tl.atomic_add(done, 1) == programs - 1:
         tl.atomic_xchg(done, 0)
         longest = tl.atomic_xchg(best, 0)
@@ -138,7 +138,7 @@ def _ngram_match_kernel(
         else:
             start = (longest & 0xFFFFFFFF).to(tl.int32) + 1
             step = tl.arange(0, K_POWER)
-            # A continuation that reaches the end goes on with its own drafts, so with its start once more.
+            # A continuation that reaches the end goes on with its own drafts, that is with its start again.
             source = start + step % (size - start)
             token = _at(text, length, tail, source, step < limit, HAS_TAIL)
             into = drafts + request * drafts_stride + step

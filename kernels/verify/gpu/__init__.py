@@ -17,10 +17,10 @@ from baton.kernels.verify.gpu.rows import stats_kernel
 from baton.kernels.verify.gpu.settle import accept_kernel, residual_kernel, settle_kernel
 from baton.kernels.verify.inputs import Job, Verified
 
-ROOM = 8192  # candidates of a row stored for the bisection; a row with more is loaded anew in each step
-_CHUNK = 4096  # of these a program holds in registers, so that the bisection loads nothing
+ROOM = 8192  # candidates of a row stored for the bisection; a row with more is reloaded in each step
+_CHUNK = 4096  # candidates that a program holds in registers, so that the bisection loads nothing
 _PROGRAMS_A_PROCESSOR = 16  # 4 warps each: as many as fit on a multiprocessor of an H100 or H200
-# Low bits that are 0 in a logit of this dtype, as float32.
+# Low bits that are 0 when a logit of this dtype is converted to float32.
 _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
@@ -37,7 +37,7 @@ def verify(job: Job, room: int = ROOM) -> Verified:
 
 
 class _Launches:
-    """One job's arguments, and the buffers that its kernels share."""
+    """Hold one job's arguments, and the buffers that its kernels share."""
 
     def __init__(self, job: Job, room: int) -> None:
         self.job = job
@@ -115,7 +115,7 @@ class _Launches:
         )  # fmt: skip
 
     def _rows(self) -> tuple[Any, ...]:
-        """Return the arguments with which every kernel begins."""
+        """Return the leading arguments of every kernel."""
         job = self.job
         drafts, sampling = job.drafts, job.sampling
         where = drafts.tokens, drafts.row_ends, sampling.slots, sampling.temperature

@@ -1,8 +1,8 @@
 """The filters' cut of each row, in Triton: candidates are gathered, then counted and weighed by bisection.
 
 A cut is the key of the smallest logit that is kept, and the last place where that logit is kept. Arguments
-are as in rows.py; `found` *[N] int32: candidates of a row, of which `values` and `places` *[N, room] hold
-up to `room`.
+are as in rows.py; `found` *[N] int32: candidates of a row, of which `values` and `places` *[N, room] hold up
+to `room`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -23,11 +23,11 @@ from baton.kernels.verify.gpu.rows import (
     weigh_draft,
 )
 
-# Masses are summed as integers, so that the order in which candidates arrive changes nothing. A weight is
-# at most 1, a sum of 2**20 of them is below 2**60.
+# Masses are summed as integers, so that the order in which candidates arrive changes nothing. A weight is at
+# most 1, so a sum of 2**20 of them is at most 2**60.
 _ONE = tl.constexpr(float(1 << 40))
-# The bound is lowered by this: a product and a difference may be rounded together or one after the other,
-# and the k-th token must not be lost by that.
+# The bound is lowered by this, because a product and a difference may be rounded together or separately, and
+# the k-th token must not be lost by that.
 _SLACK = tl.constexpr(1e-3)
 _ALL = tl.constexpr(-(1 << 31))  # below every key
 
@@ -67,8 +67,8 @@ def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.con
             value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
             bound = tl.maximum(bound, value - top - _SLACK)
     elif p < 1:
-        # All tokens below it weigh less than 1 - p together. Those that min-p leaves weigh at least the 1
-        # of the top.
+        # All tokens below it weigh less than 1 - p together. Those that min-p leaves weigh at least 1, the
+        # top's weight.
         mass = tl.where(least > 0, 1.0, mass)
         bound = tl.maximum(bound, tl.log((1 - p) * mass / vocabulary) - _SLACK)
     return bound
@@ -170,7 +170,7 @@ def cut_kernel(
     vocabulary, tiles, width, room,
     PACKED: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """One program a row. Candidates for which there was no room are looked at where they stand."""
+    """Cut one row per program. Candidates for which there was no room are read from the logits."""
     request = (tl.program_id(0) // width).to(tl.int64)
     place = tl.program_id(0) % width
     start, end = span(row_ends, request)
@@ -201,7 +201,7 @@ def cut_kernel(
         size = vocabulary
     keys, weights = _look_at(base, size, 0, bound, inverse, top, CHUNK, SHIFT)
     count, mass = _tally(keys, weights, base, size, bound, _ALL + 1, inverse, top, CHUNK, SHIFT)
-    # low: the smallest key that is kept so far; ties: how many tokens of that key are.
+    # low: the smallest key kept so far; ties: how many tokens of that key are kept.
     low = _ALL + tl.zeros((), tl.int64)
     ties = tl.zeros((), tl.int32)
     above = tl.zeros((), tl.int64)  # mass of the larger keys

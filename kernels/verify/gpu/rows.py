@@ -18,8 +18,8 @@ import triton.language as tl
 from baton.kernels.verify.randomness import DOMAIN
 
 _DOMAIN = tl.constexpr(DOMAIN)
-# The least divisor of a mass that may be 0. A literal below float32's smallest normal number is a float64 to
-# Triton, and what is computed from it may be too.
+# The least divisor of a mass that may be 0. Triton makes a literal below float32's smallest normal number a
+# float64, and possibly everything computed from it.
 LEAST = tl.constexpr(2.0**-126)
 
 
@@ -114,7 +114,7 @@ def weigh_draft(
     TILES: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
-    """Return a row's top, the draft's weight and that of all other tokens; filtered if `cuts` is given."""
+    """Return a row's top, the weights of the draft and of all other tokens; filtered if `cuts` is given."""
     top, masses = merge(maxes, sums, row, tiles, TILES)
     logit = clean(tl.load(logits + row * stride + draft, mask=draft >= 0, other=float("-inf")))
     mine = tl.exp(logit * inverse - top)

@@ -103,7 +103,7 @@ def _accept(
 
 @triton.jit
 def _block_chance(ratio, residual, following):
-    """Return the probability of a block's test at this place; the last draft's has no residual."""
+    """Return the probability that a block's test succeeds at this place; the last draft's has no residual."""
     below = residual + 1 - ratio
     chance = tl.where(below > 0, residual / tl.where(below > 0, below, 1.0), 1.0)
     return tl.where(following >= 0, chance, ratio)
@@ -139,7 +139,7 @@ def _weights(
     start, request, slot, place, draft, inverse, tile, top, total, scale, vocabulary, tiles,
     TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Return [TILE]: the weights by which a row's last token is drawn, of one tile.
+    """Return [TILE]: the weights by which a row's last token is drawn, for one tile.
 
     draft -1: the row as is.
     """
@@ -189,7 +189,7 @@ def accept_kernel(
     vocabulary, tiles,
     BLOCK: tl.constexpr, PACKED: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Compute `chosen`, or with `scales` these; one program for each request."""
+    """Compute `chosen`, or with `scales` only these; one program for each request."""
     request = tl.program_id(0).to(tl.int64)
     start, end = span(row_ends, request)
     slot = slot_of(slots, request)
@@ -214,7 +214,7 @@ def residual_kernel(
     width,  # rows that a request may have, if each has programs; otherwise 1
     PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the tiles' masses: of each request's chosen row, or with `scales` of every row."""
+    """Compute the tiles' masses: for each request's chosen row, or with `scales` for every row."""
     request = (tl.program_id(0) // width).to(tl.int64)
     start, end = span(row_ends, request)
     slot = slot_of(slots, request)

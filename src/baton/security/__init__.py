@@ -1,17 +1,17 @@
 """Identities of the processes of a deployment, and what each may do. docs/security.md is the page.
 
-    names         what a certificate says: topic, role and worker id, as a SPIFFE id
+    names         the content of a certificate: topic, role and worker id, as a SPIFFE id
     access        the table of roles and methods
-    interceptors  that table at the door of each gRPC server
+    interceptors  that table, enforced in each gRPC server
     identity      one process's key and certificate, in a folder
     authority     the CA: issues certificates
     tokens        invitations to join, which the CA hands out
-    revocations   certificates that the CA renews no more
+    revocations   certificates that the CA no longer renews
     joining       a process without a certificate asks the CA for one, or for its next one
     join_service  the CA's end of that
-    renewal       the thread that asks again in time
+    renewal       the thread that renews in time
     exposure      who may listen in plain text
-    sealing       bulk data between two that agreed on keys
+    sealing       bulk data between two processes that agreed on keys
 
 `baton.rpc` uses it where servers and channels are made. All keys, certificates and signatures are the work of
 `cryptography`.

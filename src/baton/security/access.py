@@ -1,6 +1,6 @@
-"""The one table of who may call what, by role. What is not in it nobody may call.
+"""The one table of who may call what, by role. Calls that are not in it are forbidden.
 
-A worker may speak of itself only: where a message names a worker, it has to be the one in the certificate.
+A worker may speak only for itself: a worker named in a message must be the one in the certificate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.security.names import Name, Role
 
 @dataclass(frozen=True)
 class Rule:
-    """The roles that may call a method, and the worker that a message of it speaks for."""
+    """Name the roles that may call a method, and the worker that its message speaks for."""
 
     roles: frozenset[Role]
     speaks_for: Callable[[Any], str] | None = None
@@ -44,7 +44,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         # a router places and reports
         f"{_SCHEDULER}Exchange": _for(Role.ROUTER),
         f"{_SCHEDULER}Snapshot": _for(Role.ROUTER),
-        # an operator looks, drains and flips
+        # an operator inspects, drains and flips
         f"{_SCHEDULER}Describe": _for(Role.OPERATOR),
         f"{_SCHEDULER}Drain": _for(Role.OPERATOR),
         f"{_SCHEDULER}Undrain": _for(Role.OPERATOR),
@@ -52,15 +52,15 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_SCHEDULER}SetLogLevel": _for(Role.OPERATOR),
         f"{_SCHEDULER}Inspect": _for(Role.OPERATOR),
         f"{_SCHEDULER}TryHandoff": _for(Role.OPERATOR),
-        f"{_SCHEDULER}Orders": _for(Role.OPERATOR),  # a fleet asks what shall run in its places
-        # routers give work; a scheduler passes on what operators ask of a worker
+        f"{_SCHEDULER}Orders": _for(Role.OPERATOR),  # a fleet asks what should run in its places
+        # routers give work; a scheduler passes on operators' requests
         f"{_WORKER}Hello": _for(Role.ROUTER),
         f"{_WORKER}Run": _for(Role.ROUTER),
         f"{_WORKER}SetRole": _for(Role.SCHEDULER),
         f"{_WORKER}Inspect": _for(Role.SCHEDULER),
         f"{_WORKER}TryHandoff": _for(Role.SCHEDULER),
-        f"{_WORKER}Follow": _for(Role.WORKER),  # whoever shows the attempt's key
-        # KV passes between workers; which KV, tickets decide (handoff/tickets.py)
+        f"{_WORKER}Follow": _for(Role.WORKER),  # any worker that shows the attempt's key
+        # KV passes between workers; tickets decide which KV (handoff/tickets.py)
         f"{_HANDOFF}Connect": _for(Role.WORKER),
         f"{_HANDOFF}Release": _for(Role.WORKER),
         f"{_HANDOFF}Renew": _for(Role.WORKER),
@@ -77,7 +77,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
 
 
 def objection(method: str, caller: Name, topic: str) -> str:
-    """Say why the caller may not call a server of this topic; an empty text if it may."""
+    """Explain why the caller may not call a server of this topic; empty if it may."""
     if caller.topic != topic:
         return f"this is topic {topic!r}; the caller's certificate is of topic {caller.topic!r}"
     rule = TABLE.get(method)
@@ -90,7 +90,7 @@ def objection(method: str, caller: Name, topic: str) -> str:
 
 
 def objection_to(method: str, caller: Name, message: Any) -> str:
-    """Say why the caller may not send this message; an empty text if it may."""
+    """Explain why the caller may not send this message; empty if it may."""
     rule = TABLE[method]
     if rule.speaks_for is None:
         return ""

@@ -1,10 +1,10 @@
 """The CA: one ECDSA key in a folder of its own, which signs the short-lived certificates of a deployment.
 
-Everything that must not be guessed, forged or weak is `cryptography`'s. A certificate holds a SPIFFE id and a
-host name made of topic and role (names.py), is for both ends of a connection, and is over soon: the list of
-revoked ones (revocations.py) counts where they are renewed, at the CA alone. For that each holds its line in
-its subject: the serial number of the first certificate, of which it is the renewal. What a joiner writes into
-its request but its public key is ignored.
+Everything that must not be guessed, forged or weak is left to `cryptography`. A certificate holds a SPIFFE id
+and a host name made of topic and role (names.py), serves both ends of a connection, and expires soon:
+revocations (revocations.py) take effect at renewal, only at the CA. For that, each certificate's subject
+holds its line: the serial number of the first certificate that it is a renewal of. Except for the public key,
+what a joiner writes into its request is ignored.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from baton.security.tokens import TokenStore
 
 KEY, ROOT, TOKENS, REVOKED = "ca.key", "ca.crt", "tokens.json", "revoked.json"
 KEPT = "kept"  # a folder for revocations only, for when the rest is copied from elsewhere at each start
-LIFE_S = 3600.0  # of a certificate, unless its token says otherwise
+LIFE_S = 3600.0  # lifetime of a certificate, unless its token says otherwise
 ROOT_DAYS = 3650
-SKEW = 1 / 12  # of its life: so much earlier a certificate begins, as hosts' clocks may differ
+SKEW = 1 / 12  # fraction of its life by which a certificate's start is backdated, as hosts' clocks may differ
 _CURVE = ec.SECP256R1()
 
 
 class Authority:
-    """A CA, open for business."""
+    """Sign certificates with the CA's key."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder. Raises AuthorityError."""
@@ -82,7 +82,7 @@ class Authority:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace(folder / ROOT, root.public_bytes(serialization.Encoding.PEM))
-            # Last, and only where there is none: of two that begin at once the second one fails.
+            # Last, and only if there is none: of two concurrent calls the second one fails.
             with open(os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(_private(key))
         except OSError as error:
@@ -113,7 +113,7 @@ class Authority:
         return self._certificate(name, _key_in(request), timedelta(seconds=life_s))
 
     def revoke_token(self, token_id: str) -> bool:
-        """Let nobody join with a token any more, even if its file is replaced by an older copy.
+        """Stop a token for good, even if its file is replaced by an older copy.
 
         Return False for an unknown token. Raises AuthorityError.
         """
@@ -123,7 +123,7 @@ class Authority:
         return known
 
     def renew(self, certificate: bytes, request: bytes, signature: bytes) -> bytes:
-        """Return the next certificate for the holder of one that is not over yet; it lives as long.
+        """Return the next certificate, with the same lifetime, for the holder of an unexpired one.
 
         signature: of the request, by the key of the certificate. Raises JoinRefused.
         """
@@ -141,7 +141,7 @@ class Authority:
         if old.not_valid_after_utc <= datetime.now(UTC):
             raise JoinRefused(f"the certificate of {name} is over: join with a token again")
         life = (old.not_valid_after_utc - old.not_valid_before_utc) / (1 + SKEW)
-        # A certificate's times are whole seconds, rounded down: it never looks younger than it is.
+        # Certificates' times are whole seconds, rounded down, so one never looks younger than it is.
         issued = old.not_valid_before_utc + life * SKEW
         with self.revoked.allowing(name, line := line_of(old), issued.timestamp()):
             return self._certificate(name, _key_in(request), life, line)
@@ -189,12 +189,12 @@ def line_of(certificate: x509.Certificate) -> str:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """Draw a key."""
+    """Generate a key."""
     return ec.generate_private_key(_CURVE)
 
 
 def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return a request for this key's certificate, in PEM; it proves that whoever asks has the key."""
+    """Return a request for this key's certificate, in PEM; it proves possession of the key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 

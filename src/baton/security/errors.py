@@ -15,32 +15,32 @@ from baton.errors import BatonError
 
 
 class SecurityError(BatonError):
-    """A process cannot show who it is, or must not do what it was told to."""
+    """Report that a process cannot show who it is, or must not do what it was told to."""
 
 
 class NotSecured(SecurityError):
-    """It would listen to other machines in plain text."""
+    """Report that a process would listen to other machines in plain text."""
 
 
 class IdentityError(SecurityError):
-    """The folder holds no usable key and certificate."""
+    """Report that the folder holds no usable key and certificate."""
 
 
 class AuthorityError(SecurityError):
-    """The folder holds no CA."""
+    """Report that the folder holds no CA."""
 
 
 class TokenError(SecurityError):
-    """A text is no token."""
+    """Report that a text is not a token."""
 
 
 class NotAsSealed(SecurityError):
-    """Encrypted data was changed on its way."""
+    """Report that encrypted data was changed on its way."""
 
 
 class JoinRefused(SecurityError):
-    """The CA gave no certificate."""
+    """Report that the CA gave no certificate."""
 
 
 class CAUnreachable(JoinRefused):
-    """The CA does not answer."""
+    """Report that the CA does not answer."""

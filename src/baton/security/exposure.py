@@ -1,4 +1,4 @@
-"""The rule of who may listen in plain text: processes that only this machine can reach."""
+"""Decide who may listen in plain text: only processes that no other machine can reach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check(key: str, host: str) -> None:
 
 
 def only_from_here(host: str) -> bool:
-    """Return whether the host has loopback addresses alone, or none: then it cannot listen at all."""
+    """Return whether the host has only loopback addresses, or none: then it cannot listen at all."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "::", None)}
     except OSError:

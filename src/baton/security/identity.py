@@ -1,7 +1,7 @@
 """One process's key and certificate: three files in a folder, read again when they change.
 
-The files have the names of a Kubernetes TLS secret, so that another issuer than Baton's own CA can keep them
-fresh. Several processes may read one folder (the ranks of a worker); one writes it.
+The files are named as in a Kubernetes TLS secret, so that an issuer other than Baton's own CA can renew them.
+Several processes may read one folder (the ranks of a worker); one writes it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pems:
-    """The contents of a folder's files, each in PEM."""
+    """Hold the contents of a folder's files, each in PEM."""
 
     key: bytes
     chain: bytes  # the certificate, and those between it and the CA's
-    roots: bytes  # of the CA
+    roots: bytes  # the CA's certificates
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The files' contents, checked against each other."""
+    """Hold the files' contents, checked against each other."""
 
     pems: Pems
     name: Name
@@ -53,12 +53,12 @@ class Credentials:
         return self.begins + (self.ends - self.begins) / 2
 
     def seconds_left(self) -> float:
-        """Return how long it is valid still; negative when it is over."""
+        """Return how long it is still valid; negative once it has expired."""
         return (self.ends - datetime.now(UTC)) / timedelta(seconds=1)
 
 
 class Identity:
-    """The credentials in a folder, as they are now. Safe for any thread."""
+    """Track the current credentials in a folder. Safe for any thread."""
 
     def __init__(self, folder: Path) -> None:
         """Read the folder. Raises IdentityError."""
@@ -69,14 +69,14 @@ class Identity:
 
     @property
     def name(self) -> Name:
-        """The name that they are for; the same for ever."""
+        """The name in the certificate; it never changes."""
         return self._credentials.name
 
     def current(self) -> Credentials:
-        """Return the credentials; new ones, if the files have changed since (one stat a call).
+        """Return the credentials; new ones if the files have changed since (one stat per call).
 
-        The same object is returned until they change. Files that do not fit together, as while they are
-        being replaced, leave the last ones in force.
+        The same object is returned until they change. Files that do not fit together, as while they are being
+        replaced, leave the last ones in force.
         """
         with self._lock:
             try:
@@ -108,7 +108,7 @@ def load(folder: Path) -> Credentials:
 
 
 def checked(pems: Pems, where: str) -> Credentials:
-    """Return the credentials in these files. Raises IdentityError, which names `where` they are from."""
+    """Return the credentials in these files. Raises IdentityError, which names their source, `where`."""
     try:
         certificate, *between = x509.load_pem_x509_certificates(pems.chain)
         key = serialization.load_pem_private_key(pems.key, None)
@@ -125,7 +125,7 @@ def checked(pems: Pems, where: str) -> Credentials:
 
 
 def name_in(certificate: x509.Certificate) -> Name:
-    """Return whose a certificate is. Raises IdentityError."""
+    """Return the name in a certificate. Raises IdentityError."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -137,9 +137,9 @@ def name_in(certificate: x509.Certificate) -> Name:
 
 
 def write(folder: Path, pems: Pems) -> None:
-    """Put these files in place of the folder's; only this user can read the key. Raises IdentityError.
+    """Replace the folder's files; only this user can read the key. Raises IdentityError.
 
-    The certificate comes last: whoever sees it changed finds its key.
+    The certificate is written last: a process that sees it changed finds its key.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def write(folder: Path, pems: Pems) -> None:
 
 
 def replace(path: Path, text: bytes) -> None:
-    """Write a file that only this user can read, in one step. Raises OSError."""
+    """Write a file that only this user can read, atomically. Raises OSError."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -164,7 +164,7 @@ def replace(path: Path, text: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file that several processes change, in a file beside it. Raises OSError."""
+    """Lock a file that several processes change, with a file beside it. Raises OSError."""
     with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
-"""The table of roles at the door of gRPC servers: a call that it does not allow ends with PERMISSION_DENIED.
+"""Enforce the table of roles in gRPC servers: a call that it does not allow ends with PERMISSION_DENIED.
 
-What a call costs more for it is mostly to read the caller's name out of its connection. A worker's Run stream
-is one call for all of a router's requests, a pull one for a whole prompt: tokens do not pay it.
+The extra cost of a call is mostly that of reading the caller's name from its connection. A worker's Run
+stream is one call for all of a router's requests, a pull one for a whole prompt: tokens do not pay it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _caller(context: Any) -> Name:
 
 
 def _look(method: str, topic: str, context: Any, message: Any = None) -> str:
-    """Return why the call is refused; "" if it is not. message: of calls with one message, None else."""
+    """Return why the call is refused, or "". message: that of a call with one message, else None."""
     try:
         caller = _caller(context)
     except IdentityError as error:
@@ -43,7 +43,7 @@ def _look(method: str, topic: str, context: Any, message: Any = None) -> str:
 
 
 class AioGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The guard of an asyncio server."""
+    """Guard an asyncio server."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -68,7 +68,7 @@ class AioGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """The guard of a server with threads."""
+    """Guard a threaded server."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic

@@ -1,13 +1,14 @@
 """The CA's own server: `baton ca serve`.
 
-It speaks HTTPS: a joiner has no certificate yet, and Python's gRPC cannot look at one that it does not trust.
+It speaks HTTPS: a joiner has no certificate yet, and Python's gRPC cannot retrieve one that it does not
+trust.
 
     GET  /ca      the CA's certificate
-    POST /join    {"token", "name", "request", "mac"}: a certificate, for whoever holds a token
-    POST /renew   {"certificate", "request", "signature"}: the next one, for whoever holds the last one
+    POST /join    {"token", "name", "request", "mac"}: a certificate, for the holder of a token
+    POST /renew   {"certificate", "request", "signature"}: the next one, for the holder of the last one
 
 Each answer is a certificate in PEM, or one line of text with status 400 or 403. 1,000 workers and 100 routers
-ask once in 27 minutes each, which is one in 1.5 s.
+ask once in 27 minutes each, which is one request in 1.5 s.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ from baton.security.errors import IdentityError, JoinRefused, SecurityError
 from baton.security.names import Name, Role
 
 MAX_BODY = 16 << 10
-READ_S = 10.0  # for a request's body
+READ_S = 10.0  # time to receive a request's body
 CONNECTION_S = 20.0  # lifetime of a connection, handshake included; a joiner has one per exchange
 MOST_CONNECTIONS = 256  # more are closed at once
 ACCEPT_AGAIN_S = 0.5  # pause after an error, such as too few file descriptors
-OWN_LIFE_S = 86_400.0  # of the service's own certificate
+OWN_LIFE_S = 86_400.0  # lifetime of the service's own certificate
 RENEW_S = OWN_LIFE_S / 2
-RETRY_S = 60.0  # after a renewal that failed
-_FOLDER = "service"  # of that certificate, in the CA's
+RETRY_S = 60.0  # pause after a failed renewal
+_FOLDER = "service"  # folder of that certificate, in the CA's
 
 log = logging.getLogger(__name__)
 
 
 class JoinService:
-    """Serves while entered. Raises SecurityError on entry when it cannot listen."""
+    """Serve while entered. Raises SecurityError on entry when it cannot listen."""
 
     def __init__(self, authority: Authority, topic: str, listen: str) -> None:
         """Serve the CA for one topic on `listen` (host:port)."""
         self._authority = authority
         self._name = Name(topic, Role.CA)
-        self.address = listen  # with the port that was taken, once entered
+        self.address = listen  # with the actual port, once entered
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
         app = web.Application(client_max_size=MAX_BODY)
@@ -131,12 +132,12 @@ class JoinService:
             await asyncio.sleep(RETRY_S if problem else RENEW_S)
             before = problem
             try:
-                self._take_certificate()  # of the connections that come from now on
+                self._take_certificate()  # for connections from now on
                 problem = ""
             except (
                 SecurityError,
                 OSError,
-            ) as error:  # a full disk, say; or of OpenSSL, which reads the files
+            ) as error:  # such as a full disk, or an error of OpenSSL, which reads the files
                 problem = str(error)
             if problem and problem != before:
                 log.error("the CA's own certificate was not renewed: %s; it is tried again", problem)
@@ -182,7 +183,7 @@ class JoinService:
 
 
 class _Watched(asyncio.Protocol):
-    """A connection of the web server whose end can be awaited."""
+    """Make the end of one of the web server's connections awaitable."""
 
     def __init__(self, served: asyncio.Protocol) -> None:
         self._served = served

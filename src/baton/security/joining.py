@@ -1,9 +1,9 @@
-"""A process asks the CA for a certificate: first with a token, from then on with its last certificate.
+"""Ask the CA for a certificate: first with a token, from then on with the last certificate.
 
-The CA listens with TLS alone (join_service.py). Who joins takes the CA's own certificate from there
-unverified, compares its key with the token's pin, and from then on trusts nothing else: the connection on
-which it asks is verified. Its key never leaves it, and neither does the token's secret. (kubeadm's way, with
-an HMAC in place of the bearer token.)
+The CA listens only with TLS (join_service.py). A joiner fetches the CA's own certificate unverified, compares
+its key with the token's pin, and from then on trusts nothing else: the connection on which it asks is
+verified. Its key never leaves it, and neither does the token's secret. (As in kubeadm, with an HMAC in place
+of the bearer token.)
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from baton.security.identity import Credentials, Pems, checked
 from baton.security.names import Name, Role, host_of
 from baton.security.tokens import Token
 
-TIMEOUT_S = 10.0  # of each exchange with the CA
+TIMEOUT_S = 10.0  # for each exchange with the CA
 RETRY_S = 0.5
-MAX_BYTES = 64 << 10  # of an answer
+MAX_BYTES = 64 << 10  # maximum size of an answer
 
 
 def join(address: str, token: Token, name: Name, wait_s: float = 0.0) -> Pems:
@@ -57,7 +57,7 @@ def join(address: str, token: Token, name: Name, wait_s: float = 0.0) -> Pems:
 
 
 def renew(address: str, last: Credentials) -> Pems:
-    """Return a new key with its certificate, for the holder of one that is not over. Raises JoinRefused."""
+    """Return a new key with its certificate, for the holder of an unexpired one. Raises JoinRefused."""
     key = new_key()
     request = request_for(key)
     old = serialization.load_pem_private_key(last.pems.key, None)
@@ -72,10 +72,10 @@ def renew(address: str, last: Credentials) -> Pems:
 
 
 def _roots(address: str, token: Token) -> bytes:
-    """Return the CA's certificate if it is the one that the token means."""
+    """Return the CA's certificate if it matches the token's pin."""
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
-    unverified.verify_mode = ssl.CERT_NONE  # the pin is what is checked
+    unverified.verify_mode = ssl.CERT_NONE  # the pin is checked instead
     pem = _exchange(address, "/ca", unverified)
     try:
         found = pin_of(x509.load_pem_x509_certificate(pem))

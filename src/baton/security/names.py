@@ -9,17 +9,17 @@ from enum import StrEnum
 from baton.security.errors import IdentityError
 
 _DOMAIN = "spiffe://baton/"
-_WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")  # what SPIFFE allows in a part of a path
+_WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")  # characters that SPIFFE allows in a path segment
 
 
 class Role(StrEnum):
-    """The part that a process plays for the others; prefill, decode and mixed workers are all workers."""
+    """Name the part that a process plays; prefill, decode and mixed workers are all workers."""
 
     WORKER = "worker"
     ROUTER = "router"
     SCHEDULER = "scheduler"
     OPERATOR = "operator"
-    CA = "ca"  # the service at which others join
+    CA = "ca"  # the service that processes join through
 
     @property
     def one(self) -> str:
@@ -29,7 +29,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Name:
-    """Topic, role, and for a worker its id."""
+    """Identify a process by topic, role, and for a worker its id."""
 
     topic: str
     role: Role
@@ -54,7 +54,7 @@ class Name:
 
     @property
     def host(self) -> str:
-        """The name by which a caller knows that it reached this role: addresses are in no certificate."""
+        """The host name by which a caller verifies this role: certificates hold no addresses."""
         return host_of(self.topic, self.role)
 
     @classmethod

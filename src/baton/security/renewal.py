@@ -1,4 +1,4 @@
-"""The thread that has a process's certificate renewed in time."""
+"""Renew a process's certificate in time, on a thread."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from baton.security import identity
 from baton.security.errors import SecurityError
 from baton.security.identity import Credentials, Identity, Pems
 
-TRIES = 20  # in the second half of a certificate's life
+TRIES = 20  # attempts in the second half of a certificate's life
 
 logger = logging.getLogger(__name__)
 
 
 class Renewal:
-    """Renews an identity at half of its life, until the process ends.
+    """Renew an identity at half of its life, until the process ends.
 
-    A try that fails is repeated after a twentieth of that half; once the certificate is over there is nothing
-    left to renew with, and the thread ends.
+    A failed attempt is repeated after a twentieth of that half. Once the certificate has expired there is
+    nothing left to renew with, and the thread ends.
     """
 
     def __init__(self, mine: Identity, renew: Callable[[Credentials], Pems]) -> None:
-        """Begin. renew: returns what follows the credentials; raises SecurityError."""
+        """Start the thread. renew: returns the successors of credentials; raises SecurityError."""
         self._mine = mine
         self._renew = renew
         self._stop = threading.Event()
@@ -34,7 +34,7 @@ class Renewal:
         self._thread.start()
 
     def close(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._stop.set()
         self._thread.join(timeout=1)
 

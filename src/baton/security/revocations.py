@@ -18,11 +18,11 @@ from baton.security.errors import AuthorityError, IdentityError, JoinRefused
 from baton.security.identity import locked, replace
 from baton.security.names import Name
 
-_SERIAL = re.compile(r"[0-9a-f]{14,40}")  # longer than a token's id, by which it is told from one
+_SERIAL = re.compile(r"[0-9a-f]{14,40}")  # longer than a token's id, so that the two cannot be confused
 
 
 class Revocations:
-    """The CA's list. It is read at each renewal, so what is added counts at once."""
+    """Keep the CA's list of revocations. It is read at each renewal, so additions count at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class Revocations:
     def add(self, what: str) -> str:
         """Revoke a serial number or a SPIFFE id; return it as it is listed.
 
-        Raises IdentityError for what is neither, and AuthorityError.
+        Raises IdentityError for anything else, and AuthorityError.
         """
         what = listed(what)
         self._add(what)
@@ -41,7 +41,7 @@ class Revocations:
         self._add(token_id)
 
     def all(self) -> dict[str, float]:
-        """Return what is revoked, and when (of the wall clock, seconds). Raises AuthorityError."""
+        """Return what is revoked, and when (wall clock, seconds). Raises AuthorityError."""
         with self._lock() as found:
             return found
 

@@ -1,8 +1,8 @@
-"""Sealed pieces of bulk data, between two processes that agreed on keys over a connection with TLS.
+"""Seal pieces of bulk data between two processes that agreed on keys over a connection with TLS.
 
-Python's TLS opens and seals 16 KiB a call, which is too slow for KV (docs/decisions/0061). AES-256-GCM by
+Python's TLS opens and seals 16 KiB per call, which is too slow for KV (docs/decisions/0061). AES-256-GCM by
 `cryptography` takes pieces of any size, with the CPU's own instructions. A key seals one direction of one
-connection, and the nonce is the piece's number: pieces that are left out, doubled, swapped or changed on
+connection, and the nonce is the piece's number: pieces that are left out, duplicated, swapped or changed on
 their way do not open.
 """
 
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from baton.security.errors import NotAsSealed
 
 KEY_BYTES = 32
-TAG_BYTES = 16  # by which a sealed piece is longer
+TAG_BYTES = 16  # added to each sealed piece
 _NONCE_BYTES = 12
 
 Piece = bytes | bytearray | memoryview
@@ -28,10 +28,10 @@ def new_key() -> bytes:
 
 
 class Seal:
-    """One end of one direction: it seals pieces, or opens them, in order. For one thread at a time."""
+    """Seal, or open, one direction's pieces in order. Use it from one thread at a time."""
 
     def __init__(self, key: bytes) -> None:
-        """Begin with the first piece. Raises ValueError for a key of another length."""
+        """Start with the first piece. Raises ValueError for a key of another length."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key of {len(key)} bytes; {KEY_BYTES} are needed")
         self._cipher = AESGCM(key)
@@ -40,7 +40,7 @@ class Seal:
     def seal(self, piece: Piece, into: memoryview, beside: bytes = b"") -> None:
         """Write the next piece to `into`, which is TAG_BYTES longer.
 
-        beside: what goes with it in plain text, and must come unchanged, too.
+        beside: associated plain text, which must also arrive unchanged.
         """
         self._cipher.encrypt_into(self._nonce(), piece, beside, into)
 

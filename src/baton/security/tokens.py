@@ -1,7 +1,7 @@
 """Tokens: invitations to join, as `ID.SECRET.PIN` in one line of text.
 
-The secret never crosses the network: with it the joiner makes the HMAC of what it asks for. The pin is the
-SHA-256 of the CA's public key, by which the joiner knows the CA without having met it (kubeadm's way).
+The secret never crosses the network: the joiner uses it to make the HMAC of its request. The pin is the
+SHA-256 of the CA's public key, by which the joiner recognises a CA that it has never met (as in kubeadm).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.security.errors import AuthorityError, JoinRefused, TokenError
 from baton.security.identity import locked, replace
 from baton.security.names import Name, Role
 
-KEPT_S = 7 * 86_400  # a token that is over is told from an unknown one for so long
+KEPT_S = 7 * 86_400  # s for which an expired token is told from an unknown one
 _ID = re.compile(r"[0-9a-f]{12}")
 _TEXT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 
@@ -36,14 +36,14 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """Read a token. Raises TokenError, which does not repeat it."""
+        """Parse a token. Raises TokenError, whose text does not repeat it."""
         found = _TEXT.fullmatch(text.strip())
         if found is None:
             raise TokenError("no token: that is ID.SECRET.PIN in one line, as `baton ca token` prints it")
         return cls(*found.groups())
 
     def mac(self, name: Name, request: bytes) -> str:
-        """Return the proof that whoever holds this token asks for this certificate, in hex."""
+        """Return the proof, in hex, that this request is made by a holder of the token."""
         return _mac(self.id, self.secret, name, request)
 
     def __str__(self) -> str:
@@ -52,18 +52,18 @@ class Token:
 
 @dataclass
 class Grant:
-    """The CA's knowledge of a token."""
+    """The CA's record of a token."""
 
     secret: str
     role: str
     topic: str
-    expires_at: float  # of the wall clock: the CA may be restarted; seconds
-    uses: int | None  # that are left; None: any number
-    life_s: float  # of the certificates
+    expires_at: float  # wall clock, as the CA may be restarted; seconds
+    uses: int | None  # uses left; None: any number
+    life_s: float  # lifetime of the certificates
 
 
 class TokenStore:
-    """The CA's tokens, in a file that `baton ca token` and `baton ca serve` share."""
+    """Keep the CA's tokens in a file that `baton ca token` and `baton ca serve` share."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,9 +78,10 @@ class TokenStore:
         return token
 
     def use(self, token_id: str, name: Name, request: bytes, mac: str) -> float:
-        """Use a token once; returns the life of the certificate that is due, seconds.
+        """Use a token once; return the life of the certificate to issue, in seconds.
 
-        Whoever does not know the secret learns nothing of the token. Raises JoinRefused, AuthorityError.
+        A caller that does not know the secret learns nothing about the token. Raises JoinRefused,
+        AuthorityError.
         """
         with self._open() as grants:
             grant = grants.get(token_id)
@@ -109,7 +110,7 @@ class TokenStore:
                 grants[token_id].expires_at = time.time() + valid_s
 
     def revoke(self, token_id: str) -> bool:
-        """Forget a token. Returns False for one that is not known. Raises AuthorityError."""
+        """Forget a token. Return False for an unknown one. Raises AuthorityError."""
         with self._open() as grants:
             return grants.pop(token_id, None) is not None
 
@@ -120,7 +121,7 @@ class TokenStore:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[dict[str, Grant]]:
-        """Lend the tokens to one process at a time; what it changes is kept, unless it raises."""
+        """Lend the tokens to one process at a time; its changes are kept, unless it raises."""
         try:
             with locked(self._path):
                 before = _read(self._path)
@@ -133,7 +134,7 @@ class TokenStore:
 
 
 def is_token_id(text: str) -> bool:
-    """Return whether a token's id looks like this."""
+    """Return whether the text has the form of a token's id."""
     return _ID.fullmatch(text) is not None
 
 
