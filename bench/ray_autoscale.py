@@ -200,7 +200,7 @@ def _tree(arm: str, folder: Path, metrics: int) -> dict[str, Any]:
         "handoff": {"staging_mib": 64},
         "security": {"ca": str(folder / "ca")},
         "slo": GOALS,
-        "autoscale": {"mode": "advise" if numbers else "on", "down_after_s": 15.0, "interval_s": 1.0},
+        "autoscale": {"mode": "advise" if numbers else "on", "down_after_s": 15.0},
     }
     if numbers:
         own["autoscale"] |= {f"max_{role}": most for role, most in MOST.items()}

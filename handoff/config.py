@@ -18,20 +18,17 @@ EARLY_PULL_S = 540.0  # from a prompt that is still computed: one that takes lon
 
 @dataclass(frozen=True)
 class HandoffConfig:
-    """The settings' section `handoff` for one worker, and the worker's names.
-
-    The defaults are the settings' (services/config.py).
-    """
+    """The settings' section `handoff` for one worker, and the worker's names."""
 
     worker_id: str
     transports: tuple[str, ...] | None  # best first; None: those that can be used, see transports/__init__.py
     host: str  # address on which KV is served
     port: int  # the first one of rank 0 (ports.py); 0: free ones
     staging_mib: int | None  # per rank; None: save/sizing.py decides by the room there is
-    lease_s: float
     pull_timeout_s: float
-    chunk_mib: int
     kv_wire_dtype: str  # how KV travels; all workers of a deployment have the same
+    lease_s: float = 30.0  # how long saved KV waits for a decode worker
+    chunk_mib: int = 4  # moved at once
     advertise_host: str = ""  # under which others find it; `host` if empty
     model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
     identity: str = ""  # folder of the worker's certificate; plain text if empty

@@ -110,8 +110,11 @@ class Fleet:
         self._log_dir = log_dir
         self.workers: list[Worker] = []
 
-    def start(self, role: str, **changes: dict[str, Any]) -> Worker:
-        """Start a worker without waiting for it. `changes` are settings, section by section."""
+    def start(self, role: str, constants: Mapping[str, float] = _NONE, **changes: dict[str, Any]) -> Worker:
+        """Start a worker without waiting for it.
+
+        `constants` of modules are changed in its process; `changes` are settings, section by section.
+        """
         name = f"{role}-{next(_names)}"
         port, metrics_port = free_port(), free_port()
         settings: dict[str, Any] = {
@@ -129,21 +132,22 @@ class Fleet:
                 "metrics_port": metrics_port,
                 "worker_id": name,
                 "drain_timeout_s": 20,
-                "scheduler_wait_s": 60,
             },
             "handoff": {},
         }
         for section, values in changes.items():
             settings.setdefault(section, {}).update(values)
-        process = zygote.shared().start(name, f"{__name__}:run", self._log_dir, role=role, settings=settings)
+        process = zygote.shared().start(
+            name, f"{__name__}:run", self._log_dir, role=role, settings=settings, constants=dict(constants)
+        )
         metrics = f"http://127.0.0.1:{metrics_port}/metrics"
         worker = Worker(name, process, settings["worker"]["listen"], metrics, self.scheduler)
         self.workers.append(worker)
         return worker
 
-    def started(self, role: str, **changes: dict[str, Any]) -> Worker:
+    def started(self, role: str, *, constants: Mapping[str, float] = _NONE, **changes: Any) -> Worker:
         """Start a worker and wait until it serves."""
-        worker = self.start(role, **changes)
+        worker = self.start(role, constants, **changes)
         try:
             eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
         except AssertionError as error:
@@ -173,11 +177,12 @@ def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _N
             scheduler.kill()
 
 
-def run(role: str, settings: dict[str, Any]) -> None:
+def run(role: str, settings: dict[str, Any], constants: dict[str, float]) -> None:
     """Run a worker in the forked process until its end."""
     from baton.services.config import Settings
     from baton.services.worker.lifecycle import run_worker
 
+    zygote.set_constants(constants)
     chosen = Settings(**settings)
     faulthandler.register(signal.SIGUSR1)  # ranks inherit it
     if chosen.engine.tensor_parallel_size > 1:

@@ -67,7 +67,7 @@ class SchedulerServer:
         self.address = options.address  # with the port that was taken, once entered
         self._store = open_store(options.store, options.topic, store_password)
         policy = Policy(options, options.policy)
-        self._prefixes = PrefixLedger(PrefixIndex(options.prefix_blocks), heartbeat_s=options.heartbeat_s)
+        self._prefixes = PrefixLedger(PrefixIndex(), heartbeat_s=options.heartbeat_s)
         self._ledger = Ledger(options.placement_lease_s)
         self._roster = Roster(options.topic, options.worker_lease_s, self._ledger)
         self._placer = Placer(self._roster, self._ledger, policy, prefixes=self._prefixes)

@@ -55,7 +55,7 @@ class Shape:
     proxied: bool = False  # a proxy that can delay and drop is before each worker
     speculation: dict[str, Any] | None = None
     lease_s: float = 3.0  # of workers
-    hold_lease_s: float = 6.0  # of placements, and of KV that waits to be pulled
+    hold_lease_s: float = 6.0  # of placements; KV that waits to be pulled is held twice as long
     staging_mib: int = 128
     slots: int = ENGINE["max_num_seqs"]  # of each engine's batch
     queue_factor: float = SchedulerSettings().max_queue_factor
@@ -72,7 +72,7 @@ class Shape:
     @property
     def lease_limit_s(self) -> float:
         """The longest lease, in seconds."""
-        return max(self.lease_s, self.hold_lease_s)
+        return max(self.lease_s, 2 * self.hold_lease_s)
 
 
 @dataclass(eq=False)
@@ -284,7 +284,7 @@ class Site:
         places = devices.assign([1] * len(kinds)) if kinds else []
         for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
             name = f"{kind}-{kinds[:number].count(kind)}"
-            worker = {"cpu": where.cpu, "scheduler_wait_s": 60.0}
+            worker = {"cpu": where.cpu}
             part = Part(name, kind, {**common, "worker": worker}, self)
             if shape.proxied:
                 part.proxy = Proxy()
@@ -323,7 +323,7 @@ class Site:
                 "placement_lease_s": shape.hold_lease_s,
                 "max_queue_factor": shape.queue_factor,
             },
-            "handoff": {"staging_mib": shape.staging_mib, "lease_s": shape.hold_lease_s},
+            "handoff": {"staging_mib": shape.staging_mib},
         }
 
     async def _look_on(self) -> None:

@@ -83,7 +83,6 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
-        "seed": settings.seed,
         "served_model_name": [served_model_name(settings)],
         # Of a multi-modal model the rest is neither loaded nor, in the router, prepared: only text is served.
         "language_model_only": True,

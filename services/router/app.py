@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SLOW_CLIENT_S = 30.0  # for a request to come whole, and for a client to read anything of its response
 LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
 _BACKLOG = 2048
 
@@ -151,7 +152,6 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
             door = Middleware(
                 KeyMiddleware,
                 keys=tenancy.keyring or FixedKeys(router.keys),
-                metrics_open=settings.router.metrics_open,
                 refused=metrics.refused,
             )
             store = ResponseStore()
@@ -219,7 +219,7 @@ async def _serve_http(
     limits = HttpLimits(
         max_body=router.max_body_mib << 20,
         max_connections=affordable_connections(router.max_connections),
-        slow_client_s=router.slow_client_s,
+        slow_client_s=SLOW_CLIENT_S,
         keep_alive_s=router.keep_alive_s,
     )
     config = uvicorn.Config(

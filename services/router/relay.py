@@ -237,8 +237,8 @@ class Relay:
         )
         if step is RecoveryStep.GIVE_UP:
             error = AttemptsExhausted(
-                f"{len(state.failures)} workers of at most {self._max_attempts} failed under the request "
-                f"(router.max_attempts): {failure.message}",
+                f"{len(state.failures)} workers of at most {self._max_attempts} failed under the request: "
+                f"{failure.message}",
                 retry_after_s=1.0,
             )
             error.final = state.suspicion.suspect  # the same request may well kill the next ones

@@ -63,9 +63,7 @@ class Served:
 
     async def app(self) -> frontend.ModelApp:
         """Build vLLM's app."""
-        most = self.model.settings.router.max_sequences
-        names = self.model.names
-        return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args, most), names)
+        return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args), self.model.names)
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +97,6 @@ async def served(
             Placements(scheduler, metrics, model.name if model.entry is not None else "", cluster.chosen),
             pool,
             metrics,
-            router.max_attempts,
             waiting,
             router.replace_wait_s,
             shared.journal,

@@ -44,7 +44,7 @@ class WorkerMetrics:
         self._pinned_bytes = gauge("handoffs_pinned_bytes", "Bytes of saved handoffs that wait to be pulled.")
         self._overdue = gauge(
             "handoffs_pinned_overdue_seconds",
-            "Age of the oldest saved handoff beyond one lease (handoff.lease_s), 0 where none is older.",
+            "Age of the oldest saved handoff beyond its lease, 0 where none is older.",
         )
         self.clock_offset = gauge(
             "clock_offset_seconds", "The scheduler's clock less this machine's, as of the last heartbeat."

@@ -62,15 +62,14 @@ class KeyMiddleware:
     called with the status for each request that does not pass.
     """
 
-    def __init__(self, app: App, keys: Keys, metrics_open: bool, refused: Callable[[str], None]) -> None:
-        """Accept any of `keys`. With `metrics_open` /metrics needs none."""
+    def __init__(self, app: App, keys: Keys, refused: Callable[[str], None]) -> None:
+        """Accept any of `keys`."""
         self._app = app
         self._keys = keys
-        self._open = OPEN | {METRICS} if metrics_open else OPEN
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in self._open:
+        if scope["type"] == "lifespan" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         caller = self._caller(scope["headers"])

@@ -51,6 +51,15 @@ def test_wrong_values_name_the_key() -> None:
         run("--handoff-transports", "pigeon")
 
 
+def test_flags_of_earlier_versions_say_what_to_do_instead() -> None:
+    for command, flag in (("router", "--max-attempts=2"), ("up", "--no-metrics-open"), ("mixed", "--seed")):
+        result = CliRunner().invoke(main.app, [command, flag, "1"])
+        assert isinstance(result.exception, ConfigError)
+        assert str(result.exception).startswith(f"{flag.partition('=')[0]}: ")
+        assert "is no longer set: " in str(result.exception)
+    assert "--seed" in help_of("tune")
+
+
 def test_no_two_keys_share_a_flag() -> None:
     sections = ("engine", "router", "scheduler", "handoff", "worker")
     names = [
