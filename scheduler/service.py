@@ -182,7 +182,7 @@ class SchedulerServer:
             if problem := await set_role(flip.worker, flip.role):
                 log.warning("no change of role: %s", problem)
                 continue
-            self.metrics.flips.labels("balance").inc()
+            self.metrics.role_changes.labels("balance").inc()
             log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
     def _look(self) -> None:

@@ -47,13 +47,13 @@ class ClassSettings(BaseModel):
     )
     ttft_s: Goal | None = Field(
         None,
-        description="Goal for the time to first token, seconds. Classes that give way leave it the most of "
-        "it: while such requests come, an engine's steps without one take about a fifth of it.",
+        description="Goal for the time to first token, seconds. While such requests come, an engine's steps "
+        "without one take about a fifth of it.",
     )
     itl_s: Goal | None = Field(
         None,
-        description="Goal for the mean gap between tokens, seconds. Classes that give way leave an engine's "
-        "steps so short; without a goal they take part in all steps.",
+        description="Goal for the mean gap between tokens, seconds. Classes that give way keep an engine's "
+        "steps that short; without a goal they take part in all steps.",
     )
     share: float = Field(
         0.1,
@@ -69,8 +69,7 @@ class ClassSettings(BaseModel):
         30.0,
         ge=0,
         le=86_400,
-        description="After waiting so many seconds, a request goes before later ones of every class, in the "
-        "router's queue and in a worker's.",
+        description="After waiting this many seconds, a request goes before later ones of every class.",
     )
 
 

@@ -20,8 +20,7 @@ class RouterSettings(Section):
     port: Port = 8000
     """TCP port on which it listens."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that serve the port together, each on a core of its own. They share the limits below
-    (docs/limits.md)."""
+    """Processes that serve the port together, each on its own core; they share limits (docs/limits.md)."""
     api_key: Secret | None = None
     """Key that clients must send as a bearer token (docs/limits.md)."""
     api_key_file: str = ""
@@ -30,16 +29,14 @@ class RouterSettings(Section):
     """YAML file of keys with tenants and limits, instead of api_key (docs/tenants.md). Changes take effect
     without a restart."""
     keys_store: str = Field("", repr=False)
-    """A Redis, as in scheduler.store: routers that share it enforce limits together. Without a keys_file it
-    also holds the keys."""
+    """A Redis, as scheduler.store, for limits that routers enforce together; without keys_file, for keys."""
     keys_store_password_file: str = ""
     """File with that Redis' password, instead of a password in its URL."""
     metrics_port: Port = 0
-    """Port of /metrics without a key, on the host; 0 takes a free one on loopback. With several processes
-    each takes one more, for its own metrics."""
+    """Port of /metrics without a key, on the host; 0 takes a free one on loopback. Several processes take one
+    more each."""
     request_timeout_s: Seconds = 600.0
-    """A request that takes longer ends with an error. A client may set less with the header
-    `X-Request-Timeout` (seconds)."""
+    """A request that takes longer ends with an error. Clients may set less: `X-Request-Timeout` (seconds)."""
     max_waiting: Count = 2048
     """Most requests that wait for room on the workers; further ones get 503. 0: none waits."""
     max_wait_s: Seconds = 300.0
@@ -55,15 +52,14 @@ class RouterSettings(Section):
     max_connections: Positive = 4096
     """Most connections of clients at a time; a request on a further one gets 503."""
     keep_alive_s: Seconds = 120.0
-    """A connection without a request is closed after this long. Clients and proxies should close theirs
-    sooner, or they lose requests sent at that moment (docs/proxies.md)."""
+    """A connection without a request is closed after this long; proxies should close theirs sooner
+    (docs/proxies.md)."""
     chat_template: str = ""
     """Chat template, as a file or text; the model's own by default (docs/frontend.md)."""
     frontend: dict[str, Any] = Field(default_factory=dict)
     """Further front-end arguments, by vLLM's names (docs/frontend.md)."""
     flush_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """A stream's tokens wait this long for more, to be sent together, which costs less CPU. The first and the
-    last do not wait. 0: none waits."""
+    """A stream's tokens, but the first and last, wait this long for more: together they cost less CPU."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Log level of the HTTP server; info logs each request (docs/observability.md)."""
 
@@ -105,11 +101,10 @@ class SecuritySettings(Section):
     """Security between the parts of a deployment (docs/security.md)."""
 
     tls: bool = False
-    """Mutual TLS between all processes, each with a certificate that says what it may do. The same on all of
-    them."""
+    """Mutual TLS between all processes, each with a certificate that says what it may do."""
     ca: str = "~/.baton/ca"
-    """Folder of the CA (`baton ca init`), on its own machine: processes there get their certificates from it
-    directly. `baton up` makes one if there is none."""
+    """Folder of the CA (`baton ca init`), for processes on its own machine. `baton up` makes one if there is
+    none."""
     join: Address = ""
     """host:port of `baton ca serve`, where processes of other machines get certificates."""
     token: Secret | None = None
@@ -119,11 +114,10 @@ class SecuritySettings(Section):
     topic: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
     """Name of the deployment in its certificates; scheduler.topic if unset."""
     folder: str = ""
-    """Folder of this process's own tls.key, tls.crt and ca.crt. With security.join it keeps them there, by
-    default in a temporary folder; without, you put and renew them there."""
+    """Folder of this process's own tls.key, tls.crt and ca.crt. Without security.join, you put and renew them
+    there."""
     insecure: bool = False
-    """Listen to other machines in plain text, without security.tls: only on a network where everybody may do
-    everything."""
+    """Listen to other machines in plain text: only on a network where everybody may do everything."""
 
     @model_validator(mode="after")
     def _is_on_where_it_is_meant(self) -> SecuritySettings:
@@ -164,8 +158,7 @@ class TracingSettings(Section):
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     """Headers of each export, e.g. with an API key."""
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of the traces that begin here to keep; a client's own trace is kept if the client says so.
-    Errors, retried and slow requests always are."""
+    """Share of traces to keep. Errors, retried and slow requests are kept, and what a client samples."""
     slow_ms: Annotated[float, Field(gt=0)] = 2_000.0
     """A request whose first token takes longer is always traced."""
 

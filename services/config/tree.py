@@ -49,20 +49,15 @@ class ModelSettings(Section):
     mixed: Count = 0
     """Mixed workers of `baton up`."""
     engine: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Keys of `engine`; served_model_name is the entry's."""
     scheduler: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Keys of `scheduler`. By default topic is that at the top, a dot and the model's name, and the ports are
-    those at the top plus the entry's place: 0 for the first."""
+    """By default topic is that at the top, a dot and the model's name; ports are those at the top, plus 1 for
+    the second entry and so on."""
     worker: dict[str, Any] = Field(default_factory=dict)
-    """Keys of `worker`."""
     handoff: dict[str, Any] = Field(default_factory=dict)
-    """Keys of `handoff`."""
     autoscale: dict[str, Any] = Field(default_factory=dict)
-    """Keys of `autoscale`."""
     slo: dict[str, Any] = Field(default_factory=dict)
-    """Keys of `slo`."""
     router: dict[str, Any] = Field(default_factory=dict)
-    """Keys of `router` about requests to one model: chat_template, flush_ms, frontend, max_wait_s,
+    """Only keys about requests to one model: chat_template, flush_ms, frontend, max_wait_s,
     max_waiting, replace_wait_s, request_timeout_s."""
 
 

@@ -47,8 +47,8 @@ class EngineSettings(Section):
     max_num_seqs: Positive = 64
     """Most requests in one batch."""
     max_num_batched_tokens: Annotated[int, Field(ge=32)] | None = None
-    """Most tokens in one engine step: long steps delay the other requests. If unset: vLLM's default on a GPU;
-    256 on a CPU, or more if the largest batch needs it."""
+    """Most tokens in one engine step: long steps delay other requests. If unset: vLLM's default on a GPU; 256
+    on a CPU, or more if the largest batch needs it."""
     tensor_parallel_size: Positive = 1
     """Tensor-parallel ranks of one worker, one GPU each."""
     enable_prefix_caching: bool = True
@@ -58,11 +58,10 @@ class EngineSettings(Section):
     reasoning_parser: str = ""
     """Parser of reasoning, by vLLM's name, e.g. deepseek_r1."""
     speculative_config: SpeculativeSettings | None = None
-    """Speculative decoding (docs/speculative-decoding.md). The flag replaces the file's value as a whole;
-    'none' turns it off."""
+    """Speculative decoding (docs/speculative-decoding.md). A flag replaces the file's value; 'none' turns it
+    off."""
     lora: LoraSettings | None = None
-    """LoRA adapters, served beside the model (docs/adapters.md). The flag replaces the file's value as a
-    whole; 'none' turns them off."""
+    """LoRA adapters (docs/adapters.md). A flag replaces the file's value; 'none' turns them off."""
     extra: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold a Hugging Face token
     """Further engine arguments, by vLLM's names (AsyncEngineArgs)."""
 
@@ -89,11 +88,10 @@ class SchedulerSettings(Section):
     """The scheduler, and the address at which others reach it."""
 
     address: Annotated[Address, Field(min_length=1)] = "127.0.0.1:7400"
-    """host:port on which it listens. Others may name several schedulers, separated by commas: they share the
-    requests."""
+    """host:port on which it listens. Others may name several, with commas: they share the requests."""
     store: str = Field("memory", repr=False)
-    """memory, redis://[:password@]host:port/db, redis+sentinel://host:port,host:port/master or
-    redis+cluster://host:port,host:port; with rediss for TLS (docs/clusters.md)."""
+    """memory, or a Redis as redis://[:password@]host:port/db; also Sentinels, a cluster, TLS
+    (docs/clusters.md)."""
     store_password_file: str = ""
     """File with the store's password, instead of a password in its URL."""
     topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$")
@@ -169,8 +167,7 @@ class HandoffSettings(Section):
 
     enabled: bool | None = None
     """Whether workers hand KV over. If unset, they do, except in a deployment started as a whole (baton up,
-    offline) with mixed workers only. Without handoffs no memory is set aside for saved KV, and a worker stays
-    a mixed one."""
+    offline) with mixed workers only. Without handoffs a worker stays mixed, and sets no memory aside."""
     transports: Annotated[list[TransportName], Field(min_length=1)] | None = None
     """Transports that a worker offers, best first; both ends agree on one. If unset: shm, nixl where it can
     be used, and tcp (docs/transports.md)."""
@@ -182,8 +179,7 @@ class HandoffSettings(Section):
     engine.tensor_parallel_size - 1. 0 takes free ones."""
     staging_mib: Positive | None = None
     """Memory for saved KV that waits to be pulled, in MiB per rank. If unset: half of the KV cache, or one
-    prompt of max_model_len if that is more, but at most a quarter of the free /dev/shm. A prompt that takes
-    more than half of it goes through a quarter of it, part by part."""
+    prompt of max_model_len if that is more, but at most a quarter of the free /dev/shm."""
     pull_timeout_s: Seconds = 20.0
     """Deadline of one pull."""
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
@@ -205,7 +201,7 @@ class WorkerSettings(Section):
     listen: Address = "127.0.0.1:0"
     """host:port of its gRPC server; port 0 takes a free one, 0.0.0.0 and [::] all addresses."""
     advertise: str = ""
-    """host:port at which others reach it, or the host alone. By default the listening address; if that is all
+    """host:port at which others reach it, or the host alone. By default that of listen; if it listens on all
     addresses, the one from which it reaches the scheduler."""
     worker_id: str = ""
     """Unique name; a drain is remembered by it. By default made of role, host and process id."""
@@ -268,6 +264,5 @@ class FleetSettings(Section):
     """The workers of one machine, as `baton up` and `baton node` start them."""
 
     devices: Annotated[list[GpuName], Field(min_length=1)] | None = None
-    """GPUs in the order in which workers take them, by index or UUID. A GPU that is named several times is
-    shared by as many workers (docs/operations.md). If unset, each worker has GPUs of its own, of those in
-    CUDA_VISIBLE_DEVICES or of all."""
+    """GPUs in the order in which workers take them, by index or UUID; several workers share one that is named
+    several times (docs/operations.md). If unset, each has its own, of CUDA_VISIBLE_DEVICES or of all."""

@@ -142,7 +142,7 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
         ]
         schedulers = [one.scheduler for one in serving]
         metrics = shared.metrics
-        metrics.watch_scheduler(lambda: all(one.answering for one in schedulers))
+        metrics.scheduler_up.set_function(lambda: all(one.answering for one in schedulers))
         metrics.watch_workers(
             lambda: [one.identity.worker_id for each in schedulers for one in each.standby.workers]
         )
@@ -191,7 +191,7 @@ def _shared(settings: Settings, router_id: str) -> Shared:
         traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id)
     metrics = RouterMetrics()
     journal = Journal(settings.router.journal_mib << 20)
-    metrics.watch_journal(journal)
+    metrics.journal_bytes.set_function(lambda: journal.size)
     return Shared(
         router_id, metrics, EngineMetrics(), journal, Chronicle(metrics, traces), Classes(settings.classes)
     )

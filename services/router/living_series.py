@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
 
 GONE_S = 300.0  # s; the last counts of one that is gone are still scraped a few times
-
-M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class LivingSeries(Collector):
@@ -20,7 +17,6 @@ class LivingSeries(Collector):
     """
 
     def __init__(self, label: str, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
-        """Take care of metrics by this label."""
         self._label = label
         self._clock = clock
         self._metrics: list[Counter | Gauge | Histogram] = []
@@ -35,10 +31,9 @@ class LivingSeries(Collector):
     def __contains__(self, value: str) -> bool:
         return value in self._last
 
-    def keep(self, metric: M) -> M:
-        """Take care of a metric that has the label, and return it."""
-        self._metrics.append(metric)
-        return metric
+    def keep(self, metrics: Iterable[Counter | Gauge | Histogram]) -> None:
+        """Take care of metrics that have the label."""
+        self._metrics += metrics
 
     def watch(self, known: Callable[[], Iterable[str]]) -> None:
         """Set the function that returns the values known; it is called in the thread of a scrape."""

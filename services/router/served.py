@@ -84,10 +84,10 @@ async def served(
         scheduler,
         own.worker_lease_s,
         pool.reached,
-        metrics.scheduler_lost,
+        metrics.scheduler_losses.inc,
         set_level if first else lambda _: None,
     )
-    metrics.watch_model(model.name, cluster.ready)
+    metrics.ready_workers.labels(model.name).set_function(cluster.ready)
     try:
         config = frontend.build_config(model.settings)
         args = frontend.build_arguments(model.settings, config)

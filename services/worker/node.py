@@ -397,7 +397,7 @@ class Node:
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply, took_s: float) -> None:
         set_level(reply.log_level)
         if reply.clock_s and took_s < QUICK_S:
-            self._metrics.clock_offset.set(reply.clock_s + took_s / 2 - time.time())
+            self._metrics.clock_offset_seconds.set(reply.clock_s + took_s / 2 - time.time())
         if self._drafting is not None:
             self._drafting.hear(reply.peer_reference)
 

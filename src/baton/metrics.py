@@ -11,11 +11,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, ClassVar, NamedTuple, Self, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -40,6 +47,50 @@ MOST_REQUEST_BYTES = 64 << 10
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 Page = Callable[[Mapping[str, Any]], bytes]  # makes a page's JSON from the WSGI environment
+
+
+class _Row(NamedTuple):
+    kind: type[Counter | Gauge | Histogram]
+    text: str
+    labels: tuple[str, ...]
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+def counter(text: str, *labels: str) -> Counter:
+    """Declare a counter of a `Metrics` class."""
+    return cast(Counter, _Row(Counter, text, labels))
+
+
+def gauge(text: str, *labels: str) -> Gauge:
+    """Declare a gauge of a `Metrics` class."""
+    return cast(Gauge, _Row(Gauge, text, labels))
+
+
+def histogram(text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+    """Declare a histogram of a `Metrics` class."""
+    return cast(Histogram, _Row(Histogram, text, labels, {"buckets": buckets}))
+
+
+class Metrics:
+    """Metrics, declared as attributes of a subclass: `live_requests = gauge("Requests placed")`.
+
+    A metric's name is the class's `prefix` and the attribute's name, without an underscore in front.
+    """
+
+    prefix: ClassVar[str]
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        for attribute, row in vars(type(self)).items():
+            if isinstance(row, _Row):
+                name = self.prefix + attribute.lstrip("_")
+                made = row.kind(name, row.text, row.labels, registry=registry, **row.more)
+                setattr(self, attribute, made)
+
+    def labelled(self, label: str) -> Iterator[Counter | Gauge | Histogram]:
+        """Yield the metrics that have a label."""
+        for attribute, row in vars(type(self)).items():
+            if isinstance(row, _Row) and label in row.labels:
+                yield getattr(self, attribute)
 
 
 class CannotServe(BatonError):
