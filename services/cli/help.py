@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from typer import Typer
 from typer.core import TyperArgument, TyperCommand
 
-from baton.services.cli.flags import gone
+from baton.services.cli.flags import Of, gone, with_settings
 from baton.services.errors import ConfigError
 
 
@@ -33,3 +35,10 @@ class SectionedCommand(TyperCommand):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+
+def command(
+    app: Typer, *settings: str, of: Of = Of.WHOLE, name: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a function: it becomes a command of `app` with the flags of these settings."""
+    return lambda run: app.command(name, cls=SectionedCommand)(with_settings(*settings, of=of)(run))

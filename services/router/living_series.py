@@ -1,4 +1,4 @@
-"""Metrics with one series per worker or tenant: for those that are there, not for all that ever were."""
+"""Metrics with one series per worker or tenant, removed some minutes after that is gone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
 
-GONE_S = 300.0  # s; the last counts of one that is gone are still scraped a few times
+GONE_S = 300.0  # the last counts are still scraped a few times
 
 
 class LivingSeries(Collector):
-    """Removes, at each scrape, the series of those neither known nor counted for `GONE_S`.
+    """Removes, at each scrape, series whose value was neither known nor counted for `GONE_S`.
 
     A restarted worker has another id, and series of its own.
     """
@@ -32,7 +32,7 @@ class LivingSeries(Collector):
         return value in self._last
 
     def keep(self, metrics: Iterable[Counter | Gauge | Histogram]) -> None:
-        """Take care of metrics that have the label."""
+        """Watch metrics that have the label."""
         self._metrics += metrics
 
     def watch(self, known: Callable[[], Iterable[str]]) -> None:

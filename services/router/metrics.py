@@ -192,7 +192,7 @@ class RouterMetrics(Metrics):
         for stage in _STAGES:
             seconds = getattr(admitted, stage) / 1e3
             self._handoff_stage_seconds.labels(stage.removesuffix("_ms"), transport).observe(seconds)
-        if state.timings.saved:  # before the step that saved it had its token
+        if state.timings.saved:  # its step put out the token later
             sampled = state.timings.prefill_ended - state.timings.saved
             self._handoff_stage_seconds.labels("sample", transport).observe(max(0.0, sampled))
         self._handoff_bytes.labels(transport).inc(admitted.bytes)

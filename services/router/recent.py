@@ -1,4 +1,4 @@
-"""The last and the slowest finished requests of a router, for people who look: bounded, and gone with it."""
+"""The last and the slowest finished requests of a router, kept in bounded memory for the live page."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from baton.services.router.record import Record
 LAST = 200
 SLOWEST = 50
 WINDOW_S = 900.0
-_PART_S = 60.0  # the slowest are kept by the minute: an old one leaves room for those that it was ahead of
+_PART_S = 60.0  # the slowest are kept per minute, so that old ones make room for others
 
 
 class Recent:
-    """Records of finished requests. One writer; readers get lists of their own. For one event loop."""
+    """Records of finished requests; readers get lists of their own. Use it in one event loop."""
 
     def __init__(
         self, last: int = LAST, slowest: int = SLOWEST, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keep the `last` ones, and the `slowest` of each minute of the last quarter of an hour."""
+        """Keep the `last` records, and the `slowest` of each minute of the last quarter of an hour."""
         self._clock = clock
         self._last: deque[Record] = deque(maxlen=last)
         self._most = slowest
-        # Of each minute, a heap: its least slow one is first. The number settles a draw.
+        # One heap per minute, the fastest record first; the number breaks ties.
         self._slow: deque[tuple[float, list[tuple[float, int, Record]]]] = deque()
         self._numbers = count()
 
     def add(self, record: Record) -> None:
-        """Take one more. A few comparisons, for any but the slowest."""
+        """Add a record; this costs a few comparisons unless it is among the slowest."""
         self._last.append(record)
         now = self._clock()
         self._forget(now)

@@ -1,4 +1,4 @@
-"""A finished request as one immutable record, for the log, the traces and whoever looks."""
+"""A finished request as one immutable record, for the log, traces and the live page."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ class AttemptRecord:
     prefill_worker: str
     decode_worker: str  # the same one where it did both
     epoch_s: float  # placed, seconds since 1970
-    trouble: str  # by which it failed; empty if it did not
+    trouble: str  # the cause of its failure; "": it did not fail
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """A request that is over. Moments of stages and events are time.monotonic; see `at_s`."""
 
-    request_id: str  # as in logs, at workers and at the scheduler
-    response_id: str  # as its client knows it: `id` in the response
+    request_id: str  # used in logs, by workers and by the scheduler
+    response_id: str  # the `id` in the response, which its client knows
     trace: TraceContext
     tenant: str
-    service: str  # its class
+    service: str  # the class of the request
     model: str
     outcome: str
-    status: int  # HTTP; 0 where no response was sent
+    status: int  # 0: no response was sent
     streams: bool
     prompt_tokens: int
     output_tokens: int
     arrived: float
     ended: float
-    first_token_s: float  # from the arrival to the first token, or its first byte in a stream; 0: had none
-    client_s: float  # writing the response waited for its client to read
-    clock_s: float  # from time.monotonic to seconds since 1970
-    method: str  # of speculation
+    first_token_s: float  # time to the first token, in a stream to its first byte; 0: no token
+    client_s: float  # time for which writing waited for the client to read
+    clock_s: float  # seconds since 1970 at time.monotonic() == 0
+    method: str  # the speculative method
     draft_steps: int
     drafted_tokens: int
     accepted_tokens: int
     retried: bool
     attempts: tuple[AttemptRecord, ...]  # the last ones
-    to_first_token: tuple[Stage, ...]  # one after another
-    later: tuple[Stage, ...]  # and parts of those
+    to_first_token: tuple[Stage, ...]  # consecutive
+    later: tuple[Stage, ...]  # later stages, and parts of stages
     events: tuple[Event, ...]
 
     @property
@@ -63,7 +63,7 @@ class Record:
 
     @property
     def slowness_s(self) -> float:
-        """The time to first token; of a request without one, all its time."""
+        """The time to first token, or all the request's time if it had none."""
         return self.first_token_s or self.ended - self.arrived
 
     @property

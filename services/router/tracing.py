@@ -79,14 +79,16 @@ def open_exporter(settings: TracingSettings) -> SpanExporter:
         exporter = OverGrpc(
             endpoint=settings.endpoint,
             insecure=url.scheme == "http",
-            headers={name.lower(): value for name, value in settings.headers.items()},  # as gRPC wants them
+            headers={
+                name.lower(): value for name, value in settings.headers.items()
+            },  # gRPC wants lower case
             timeout=EXPORT_TIMEOUT_S,
         )
     return _Watched(exporter, settings.endpoint)
 
 
 class _Watched(SpanExporter):
-    """An exporter of which it is logged when it begins to fail, and when it works again."""
+    """An exporter that logs when it begins to fail, and when it works again."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter

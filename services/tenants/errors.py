@@ -1,7 +1,7 @@
 """Errors of tenants.
 
 ServiceError
-├── BookError    the book of keys cannot be read, or not be changed as asked
+├── BookError    the book of keys cannot be read or changed
 └── OverLimit    a request is beyond a limit of its key or tenant
 """
 
@@ -11,11 +11,11 @@ from baton.services.errors import ServiceError
 
 
 class BookError(ServiceError):
-    """The book of keys cannot be read, or not be changed as asked. The text names its place."""
+    """The book of keys cannot be read or changed. The text names its place."""
 
 
 class OverLimit(ServiceError):
-    """A request is beyond a limit. `retry_after_s` is 0 where no wait would help."""
+    """A request is beyond a limit. `retry_after_s` is 0 if no wait would help."""
 
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
         super().__init__(message)

@@ -10,7 +10,7 @@ from typing import Protocol
 from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import Book, Caller, digest
 
-LOOK_S = 1.0  # between two looks for changes; a key is good, or good no more, so much later
+LOOK_S = 1.0  # between two looks for changes: the longest until a new or removed key takes effect
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Source(Protocol):
 
 
 class Keyring:
-    """The callers of one router. What was last read well counts until the source is good again."""
+    """The callers of one router. The last good book counts until the source is good again."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -36,13 +36,13 @@ class Keyring:
 
     @property
     def problem(self) -> str:
-        """The reason why no key is known at all, in one line; empty once the book was read."""
+        """The reason why no key is known, in one line; "" once the book was read."""
         return "" if self._callers is not None else self._problem or "the keys were not read yet"
 
     def find(self, secret: bytes) -> Caller | None:
         """Return the caller that presents a secret; None for an unknown one.
 
-        How long the look-up takes depends on the hash of what is presented: it tells nothing about secrets.
+        The duration depends on the secret's hash, so it reveals nothing about other secrets.
         """
         return (self._callers or {}).get(digest(secret))
 
@@ -64,7 +64,7 @@ class Keyring:
             log.info("%d keys of %d tenants", len(book.keys), len(self._tenants))
 
     async def follow(self) -> None:
-        """Look for changes forever. To be run as a task of its own."""
+        """Look for changes forever; run it as a task."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()

@@ -6,23 +6,23 @@ from typing import Protocol
 
 
 class Limit(Protocol):
-    """Takes and gives back, first by this router's own count, then by that which all routers share.
+    """Takes and gives back, first in this router's own count, then in the count that all routers share.
 
-    The own count is never above the shared one, so what it refuses need not be asked of Redis: a client that
-    floods one router costs Redis next to nothing. While Redis is away the own count alone is the limit.
+    The own count is never above the shared one, so its refusals need no call of Redis: a client that floods
+    one router costs Redis next to nothing. While Redis is away the own count alone is the limit.
     """
 
-    field: str  # its name in the book
+    field: str  # the limit's name in the book
     most: int
 
     def take_here(self, amount: int) -> float | None:
-        """Take by this router's count. Return None, or the seconds after which it may succeed."""
+        """Take in this router's count. Return None, or the seconds after which it may succeed."""
 
     async def take_shared(self, amount: int) -> float | None:
-        """Take by the shared count, after `take_here`. The same result; None too while Redis is away."""
+        """Take in the shared count, after `take_here`; return the same, and None while Redis is away."""
 
     def give_here(self, amount: int) -> None:
-        """Give back, or with a negative amount take what must be taken, by this router's count."""
+        """Give back in this router's count, or take, whatever the limit, if the amount is negative."""
 
     def give_shared(self, amount: int) -> None:
-        """Do the same by the shared count, soon and without waiting for it."""
+        """Do the same in the shared count, soon and without waiting for it."""

@@ -24,7 +24,7 @@ from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
 PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
-MAX_BUCKETS = 100_000  # in this router's memory; of more, those used longest ago are forgotten: 20 MB
+MAX_BUCKETS = 100_000  # in this router's memory, 20 MB; the least recently used are dropped
 
 
 class _OurClient(RedisStoreBackend):
@@ -34,14 +34,14 @@ class _OurClient(RedisStoreBackend):
 
     def __init__(self, client: Redis) -> None:
         BaseStoreBackend.__init__(self)
-        self._client = client  # type: ignore[assignment]  # of which the library knows a protocol
+        self._client = client  # type: ignore[assignment]  # the library expects its own protocol
 
 
 class Rates:
-    """The buckets of one router, and those that it shares."""
+    """The buckets of one router, its own and the shared ones."""
 
     def __init__(self, shared: SharedStore | None, parts: int = 1) -> None:
-        """Keep all of each bucket, or one of `parts` that fill that much slower. Each takes a whole burst."""
+        """Keep whole buckets, or one of `parts` that fill more slowly; each takes a whole burst."""
         self.parts = parts
         self.memory = MemoryStoreBackend(options={"MAX_SIZE": MAX_BUCKETS})
         self.take_here = MemoryLimitAtomicAction(self.memory)

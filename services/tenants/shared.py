@@ -1,4 +1,4 @@
-"""The Redis that routers share. No request fails because it is away, or waits for it for long."""
+"""The Redis that routers share. While it is away no request fails, or waits for it for long."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
 from baton.tasks import patiently, stop
 
-CALL_S = 0.5  # of one call: the longest that a request waits for a Redis that has just gone silent
+CALL_S = 0.5  # a call's timeout: the longest that a request waits for a Redis that just went silent
 PROBE_S = 1.0  # between two tries to reach one that is away
 MAX_CONNECTIONS = 16
-MAX_LATER = 10_000  # calls that nobody waits for; beyond, they are dropped
+MAX_LATER = 10_000  # background calls that may wait; further ones are dropped
 
 T = TypeVar("T")
 Call = Callable[[], Coroutine[Any, Any, object]]
@@ -45,7 +45,7 @@ def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -
             max_connections=MAX_CONNECTIONS,
             timeout_s=timeout_s,
         )
-    except ValueError:  # its words may quote a password
+    except ValueError:  # its text may quote a password
         raise ConfigError(
             f"router.keys_store is not a Redis URL: it must look like {FORM}, with "
             "the password percent-encoded or in a file (router.keys_store_password_file)"
@@ -63,7 +63,7 @@ def refusal(client: Redis, url: str, error: BaseException) -> str:
 
 
 class SharedStore:
-    """Calls Redis, and knows whether it is there. For one event loop."""
+    """Calls Redis, and tracks whether it answers. Use it in one event loop."""
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.topic = topic
@@ -75,14 +75,14 @@ class SharedStore:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to look for a Redis that is away, and to make the calls that nobody waits for."""
+        """Start to probe a Redis that is away, and to make background calls."""
         self._tasks = [
             keep(self._probe, "look for the routers' Redis"),
             keep(self._make_calls, "calls of the routers' Redis"),
         ]
 
     async def close(self) -> None:
-        """Make the calls that are left, within one call's time, and end the connections."""
+        """Make the remaining background calls, within CALL_S, and close the connections."""
         try:
             async with asyncio.timeout(CALL_S):
                 await self._later.join()

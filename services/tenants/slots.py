@@ -1,9 +1,8 @@
-"""Slots: requests at a time. A router says how many it has under way, not that there is one more or less.
+"""Slots: concurrent requests. A router reports how many it has running, not changes of that number.
 
-So a message that is lost or comes twice does no harm; each has a number, and one that another has overtaken
-on its way is known by it. What a router that died had under way is forgotten when its last word is
-`redis_keys.SLOT_LEASE_S` old. A request costs two calls of Redis, and a router one for
-each owner with requests under way every `redis_keys.RENEW_S`.
+So a lost or repeated message does no harm; messages are numbered, and late ones are ignored. The requests of
+a router that died are forgotten `redis_keys.SLOT_LEASE_S` after its last message. A request costs two calls
+of Redis; each owner with running requests costs a router one more every `redis_keys.RENEW_S`.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from collections import Counter
 from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
-RETRY_S = 1.0  # when a slot will be free is not known
+RETRY_S = 1.0  # nobody knows when a slot will be free
 _LEASE_MS = round(redis_keys.SLOT_LEASE_S * 1_000)
 _WHATEVER = -1
 
 
 class Slots:
-    """The requests that this router has under way, by owner."""
+    """The running requests of this router, by owner."""
 
     def __init__(self, shared: SharedStore | None, router_id: str, parts: int = 1) -> None:
         """Give all of an owner's slots, or one of `parts`, rounded up."""
@@ -31,7 +30,7 @@ class Slots:
         self.held: Counter[str] = Counter()
         self._shared = shared
         self._router_id = router_id
-        # From the clock, so that a router that starts again is believed at once; a double holds microseconds.
+        # From the clock, so that a restarted router is believed at once; a double holds microseconds.
         self._numbers = itertools.count(time.time_ns() // 1_000)
         self._script = shared.script("slots") if shared is not None else None
 
@@ -40,14 +39,14 @@ class Slots:
         return SlotLimit(self, owner, most)
 
     async def renew(self) -> None:
-        """Repeat for ever what is under way. To be run as a task of its own, where routers share limits."""
+        """Repeat the counts forever; run it as a task if routers share limits."""
         while True:
             await asyncio.sleep(redis_keys.RENEW_S)
             for owner in list(self.held):
                 await self.say(owner, _WHATEVER)
 
     async def say(self, owner: str, most: int) -> bool:
-        """Tell the others how many are under way; return False where that is too many of all together."""
+        """Report this router's count; return False if all routers together are over the limit."""
         shared, script = self._shared, self._script
         if shared is None or script is None:
             return True
@@ -56,13 +55,13 @@ class Slots:
         return await shared.call(lambda: script(keys=[key], args=[*args])) != 0
 
     def say_soon(self, owner: str) -> None:
-        """Tell the others, without waiting for it."""
+        """Report this router's count without waiting for it."""
         if self._shared is not None:
             self._shared.later(lambda: self.say(owner, _WHATEVER))
 
 
 class SlotLimit:
-    """One owner's most requests at a time."""
+    """The most concurrent requests of one owner."""
 
     __slots__ = ("_owner", "_slots", "field", "most")
 
@@ -81,7 +80,7 @@ class SlotLimit:
         return None
 
     async def take_shared(self, amount: int) -> float | None:
-        """See `Limit`. What was taken here is told as a whole."""
+        """See `Limit`. Reports the whole count."""
         del amount
         return None if await self._slots.say(self._owner, self.most) else RETRY_S
 
@@ -93,6 +92,6 @@ class SlotLimit:
             del held[self._owner]
 
     def give_shared(self, amount: int) -> None:
-        """See `Limit`. What is left was given here before."""
+        """See `Limit`. Reports the whole count, after `give_here`."""
         del amount
         self._slots.say_soon(self._owner)

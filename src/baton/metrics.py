@@ -39,7 +39,7 @@ SECONDS = (
 METRICS = "/metrics"
 LOOPBACK = "127.0.0.1"
 AT_ONCE = 16  # connections, with a thread for each; more are closed at once
-WAITING = 128  # to be accepted; with Python's 5, one of a burst tries again after 1 s, then after 3 s
+WAITING = 128  # connections not yet accepted; with Python's 5, some of a burst are late by 1 or 3 s
 REQUEST_S = 5.0  # time for a client to send its request
 ANSWER_S = 10.0  # time to read the answer, as long as Prometheus itself waits
 MOST_REQUEST_BYTES = 64 << 10
@@ -176,7 +176,7 @@ class MetricsServer:
 
 
 class ProcessFigures(Collector):
-    """The time for which this process's certificate is good; nothing where it speaks plain text."""
+    """The remaining life of this process's certificate; no samples if it has none."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         registry.register(self)
@@ -217,7 +217,7 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
 
 
 def registry() -> CollectorRegistry:
-    """Return a registry with what every process has: Python's figures of it, and its certificate."""
+    """Return a registry with the figures that every process has: CPU, memory, files, its certificate."""
     made = CollectorRegistry()
     ProcessCollector(registry=made)
     ProcessFigures(made)
@@ -231,7 +231,7 @@ def dialled(address: str) -> str:
 
 
 def way_out() -> str:
-    """Return the address by which this machine reaches others, or its name's. Sends nothing."""
+    """Return this machine's address on the way to others, or that of its host name. Sends nothing."""
     for family, somewhere in _SOMEWHERE:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -247,7 +247,7 @@ def way_out() -> str:
 
 
 class _Request(io.RawIOBase):
-    """A client's bytes, with a limit and a deadline. Raises TimeoutError beyond either."""
+    """A client's bytes, within a limit and a deadline; beyond either it raises TimeoutError."""
 
     def __init__(self, client: socket.socket) -> None:
         self._client = client

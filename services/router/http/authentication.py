@@ -1,4 +1,4 @@
-"""Authentication: with an API key set, every path needs it but the few that health checks use.
+"""Authentication: if an API key is set, every path needs it except the few that health checks use.
 
 A path that is not listed is closed, so that routes that vLLM adds are closed, too. A listed path is compared
 as a whole with the one that the routes see: any other spelling of it is closed.
@@ -32,10 +32,10 @@ class Keys(Protocol):
 
     @property
     def problem(self) -> str:
-        """The reason why no key is known yet, in one line; empty once they are."""
+        """The reason why no key is known yet, in one line; "" once keys are known."""
 
     def find(self, secret: bytes) -> Caller | None:
-        """Return the caller that presents a secret; None for a wrong one."""
+        """Return the caller that a secret belongs to, or None."""
 
 
 class FixedKeys:

@@ -1,4 +1,4 @@
-"""Changes, in words: a bounded list for people who look, and for nobody else."""
+"""Recent changes in words: a bounded list for the live page."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Events:
         self._kept.append([self._number, round(self._now_s(), 2), severity, text])
 
     def after(self, number: int) -> list[list[Any]]:
-        """Return the events above a number, the eldest first."""
+        """Return the events above a number, the oldest first."""
         return [one for one in self._kept if one[0] > number]
 
     def scheduler(self, problem: str) -> None:
         """Note whether a scheduler answers: `problem` is empty while one does."""
         if self._problem is None and problem:
-            return  # none was asked yet
+            return  # no scheduler was asked yet
         if self._problem is not None and bool(problem) != bool(self._problem):
             text = f"no scheduler answers: {problem}" if problem else "a scheduler answers again"
             self.add(BAD if problem else INFO, text)

@@ -9,9 +9,9 @@ from typing import Any
 
 from baton.protos import scheduler_pb2 as pb
 
-GONE_S = 30.0  # a worker that is gone is shown for so long
+GONE_S = 30.0  # a worker that left is still shown for this long
 GONE = "gone"
-# Of a row, in this order.
+# The columns of a row.
 COLUMNS = (
     "id",
     "name",
@@ -22,14 +22,14 @@ COLUMNS = (
     "slots",
     "kv_usage",  # 0 to 1
     "pinned_mib",
-    "queued_tokens",  # of prompts, placed and not prefilled
+    "queued_tokens",  # prompt tokens placed and not prefilled
     "prefill_tokens_per_s",
     "output_tokens_per_s",
     "method",
-    "acceptance",  # of the first drafted token, last minute; null without drafts
+    "acceptance",  # first drafted token, last minute; null without drafts
     "accepted_length",  # output tokens a step with a draft
     "alarm",
-    "silent_s",  # since its last heartbeat
+    "silent_s",  # time since the last heartbeat
     "address",
 )
 _AT = {name: index for index, name in enumerate(COLUMNS)}
@@ -42,7 +42,7 @@ class Sums:
 
     prefill_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
-    acceptance: float | None = None  # of first drafted tokens, over the drafts of the last minute
+    acceptance: float | None = None  # first drafted tokens, last minute
 
 
 @dataclass(slots=True)
@@ -55,21 +55,21 @@ class _Rates:
 
 
 class Fleet:
-    """The workers of the last snapshots. A worker costs a comparison of two counts a snapshot."""
+    """The workers of the last snapshots."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._rates: dict[str, _Rates] = {}
-        self._gone: dict[str, tuple[float, list[Any]]] = {}  # by id: since when, the last row
+        self._gone: dict[str, tuple[float, list[Any]]] = {}  # id -> when it left, its last row
         self.rows: list[list[Any]] = []
         self.sums = Sums()
 
     def update(self, workers: Iterable[pb.WorkerStatus], *, fresh: bool = True) -> None:
-        """Take a snapshot. One that is not fresh, as no scheduler answers, tells no rates."""
+        """Take a snapshot. If it is not fresh, because no scheduler answers, there are no rates."""
         now = self._clock()
         before = {row[0]: row for row in self.rows if row[_AT["state"]] != GONE}
         workers = list(workers)
-        # The counts of one that is not fresh are older than it is: no rate begins with them.
+        # A stale snapshot's counts are of an unknown time, so no rate begins with them.
         self._rates = (
             {
                 one.identity.worker_id: self._rate(one.identity.worker_id, one.load.counts, now)
@@ -122,7 +122,7 @@ class Fleet:
         computed, output = counts.computed_tokens, counts.output_tokens
         last = self._rates.get(worker_id) or _Rates(now, computed, output)
         took = now - last.at
-        # Heartbeats are a second apart: between them the counts stand still, and the rate with them.
+        # Counts change only with heartbeats, a second apart; keep the rate between them.
         if (computed, output) != (last.computed, last.output) and took > 0:
             return _Rates(
                 now, computed, output, (computed - last.computed) / took, (output - last.output) / took
