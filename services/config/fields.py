@@ -1,4 +1,4 @@
-"""What the sections of the configuration share: their base class, and types that check a value."""
+"""The base class of the configuration's sections, and types that check a value."""
 
 from __future__ import annotations
 
