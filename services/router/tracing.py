@@ -79,9 +79,7 @@ def open_exporter(settings: TracingSettings) -> SpanExporter:
         exporter = OverGrpc(
             endpoint=settings.endpoint,
             insecure=url.scheme == "http",
-            headers={
-                name.lower(): value for name, value in settings.headers.items()
-            },  # gRPC wants lower case
+            headers={name.lower(): value for name, value in settings.headers.items()},  # for gRPC
             timeout=EXPORT_TIMEOUT_S,
         )
     return _Watched(exporter, settings.endpoint)
