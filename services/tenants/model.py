@@ -168,7 +168,7 @@ def digest(secret: bytes) -> bytes:
 def salted(caller: Caller, own: str | None) -> str | None:
     """Return the salt of a request's prefix cache: its tenant's, combined with the client's own.
 
-    A client cannot make another tenant's salt: its own salt is hashed together with its tenant's name, or with
+    A client cannot make another tenant's salt: its own is hashed together with its tenant's name, or with
     "" for a tenant that shares its cache.
     """
     mine = caller.tenant if caller.settings.cache_salt else ""
