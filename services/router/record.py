@@ -13,6 +13,10 @@ from baton.services.router.timings import Event
 from baton.services.trace_context import TraceContext
 
 _FAILED = ("error", "refused")
+_AS_IT_IS = (
+    *("request_id", "response_id", "tenant", "model", "outcome", "status", "streams"),
+    *("prompt_tokens", "output_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +87,9 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain values. Offsets are milliseconds since the request's arrival."""
         return {
-            "request_id": self.request_id,
-            "response_id": self.response_id,
+            **{name: getattr(self, name) for name in _AS_IT_IS},
             "trace_id": self.trace.trace_id,
-            "tenant": self.tenant,
             "class": self.service,
-            "model": self.model,
-            "outcome": self.outcome,
-            "status": self.status,
-            "streams": self.streams,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
             "arrived_at": round(self.at_s(self.arrived), 3),
             "duration_ms": _ms(self.ended - self.arrived),
             "ttft_ms": _ms(self.first_token_s),
