@@ -21,9 +21,6 @@ ENV_PREFIX = "BATON_"
 ENV_CONFIG_FILE = "BATON_CONFIG"  # names the YAML file, as --config does
 Tree = TypeVar("Tree", bound=Settings)
 OneSection = TypeVar("OneSection", bound=Section)
-_NO_MAPPING = (
-    "it must be a mapping of sections (as 'engine:'), each a mapping of keys, all of them plain text"
-)
 _UP_TO_A_VALUE = re.compile(r"[^\w.-]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _MARK = len("'\\t'")  # a quoted character or two: too short for a secret
@@ -129,17 +126,11 @@ def _from_file(name: str) -> dict[str, Any]:
         raise ConfigError(f"{what} is not valid YAML: {_where(error)}") from None
     if found is None:
         return {}
-    if not isinstance(found, dict) or not _has_plain_keys(found):
-        raise ConfigError(f"{what}: {_NO_MAPPING}")
+    if not isinstance(found, dict):
+        raise ConfigError(f"{what}: it must be a mapping of sections (as 'engine:'), each a mapping of keys")
     if twice := _named_twice(text, "models"):
         raise ConfigError(f"{what}: models.{twice} is there twice: give each a name")
     return found
-
-
-def _has_plain_keys(found: dict[Any, Any]) -> bool:
-    """Return whether all keys of a file and its sections are text."""
-    inner = [one for one in found.values() if isinstance(one, dict)]
-    return all(isinstance(key, str) for one in (found, *inner) for key in one)
 
 
 def _named_twice(text: str, section: str) -> str:
