@@ -86,7 +86,7 @@ def scale(
     ],
     address: RunningAddress = "auto",
 ) -> None:
-    """Set the numbers of workers; those that are too many are drained."""
+    """Set the numbers of workers; surplus ones are drained."""
     wanted = dict(_number(one) for one in numbers)
     with _running(address, settings) as deployment:
         deployment.scale(**wanted)

@@ -1,4 +1,4 @@
-"""Reading the configuration from its sources, and errors of one line: key, value, what is allowed."""
+"""Loading of the configuration from its sources, with errors of one line: key, value, cure."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _explained(one: dict[str, Any], tree: type[Settings]) -> str:
 
 
 def _where(error: Exception) -> str:
-    """Return YAML's own message with its place, without what it quotes of the file: that may be a secret."""
+    """Return YAML's own message and place, without its quotes of the file, which may be secrets."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return "a value does not match its tag"

@@ -13,7 +13,7 @@ log = logging.getLogger("baton.requests")  # its level is router.log_level
 
 
 def log_request(state: RequestState, record: Record) -> None:
-    """Log what a sequence was, what it cost, and its time to the first token by stage."""
+    """Log a sequence: its facts, its cost, and its time to the first token by stage."""
     if not log.isEnabledFor(logging.INFO):
         return
     fields = {

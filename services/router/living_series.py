@@ -40,7 +40,7 @@ class LivingSeries(Collector):
         self._known = known
 
     def counted(self, value: str) -> None:
-        """Note that there is a new count. To be called with each."""
+        """Note a new count; call it with each."""
         self._last[value] = self._clock()
 
     def describe(self) -> Iterable[Metric]:

@@ -56,7 +56,7 @@ class Recent:
         return [record for _, _, record in entries]
 
     def find(self, request_id: str) -> Record | None:
-        """Return the latest record with this id, the one of logs or the one that the client got."""
+        """Return the latest record with this request or response id."""
         kept: Iterator[Record] = (
             one
             for records in (self.last(), self.slowest())

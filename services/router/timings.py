@@ -2,7 +2,7 @@
 
     HttpTimes   of its HTTP exchange, by http/connections.py and http/admission.py
     Timings     of one attempt, by the relay, its legs and its sink
-    Event       what went wrong on the way, and what was done about it
+    Event       failures, and the reactions to them
 
 Workers' moments come with their messages; their streams convert them to the router's clock. Moments are
 time.monotonic, in seconds; 0: not yet, or never known.

@@ -1,4 +1,4 @@
-"""The cost of a response in numbers, as clients get them in `usage.baton` and the log has them."""
+"""The cost of a response, for `usage.baton` and the log."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from baton.services.router.timings import Spent
 class Usage(BaseModel):
     """The cost of a response. Over several sequences (n, several prompts): sums of counts, longest durations.
 
-    Where workers failed under it, counts and durations are sums over all attempts, as far as the lost workers
-    had reported them.
+    If workers failed, counts and durations are sums over all attempts, as far as they were reported.
     """
 
     method: str | None = Field(description="Speculative method; null without speculation.")

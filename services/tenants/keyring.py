@@ -22,7 +22,7 @@ class Source(Protocol):
         """Return the book if it changed since the last call. Raises BookError."""
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Release its resources."""
 
 
 class Keyring:

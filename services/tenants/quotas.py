@@ -111,7 +111,7 @@ class Visit:
         self._charges[sequence] = await self._quotas.charge(self.caller, tokens), tokens
 
     def settle(self, sequence: str, used: int) -> None:
-        """Correct a sequence's charge by what it used."""
+        """Correct a sequence's charge to the tokens that it used."""
         limits, tokens = self._charges.pop(sequence, ([], 0))
         _give(limits, tokens - used)
 

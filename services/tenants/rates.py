@@ -3,10 +3,10 @@
 The generic cell rate algorithm keeps one number a bucket, the time at which it will be full again, and
 refills steadily: there is no window at whose end twice the rate passes. A bucket holds one period's worth.
 
-Leans on: throttled's store backends, of which one is given our Redis client; the GCRA actions of
+Leans on: throttled's store backends, one of them with our Redis client; the GCRA actions of
 throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store: seconds
 of time.monotonic in memory, in Redis seconds of its TIME since a day that `settle.lua` names. What was taken
-is corrected by our own actions, as the library's keep the old number where the new one would lie in the past.
+is corrected by our own actions, as the library keeps the old number if the new one would lie in the past.
 """
 
 from __future__ import annotations

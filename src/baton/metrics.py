@@ -43,7 +43,7 @@ WAITING = 128  # connections not yet accepted; with Python's 5, some of a burst 
 REQUEST_S = 5.0  # time for a client to send its request
 ANSWER_S = 10.0  # time to read the answer, as long as Prometheus itself waits
 MOST_REQUEST_BYTES = 64 << 10
-# Addresses that nobody has (RFC 5737, RFC 3849): the route to them is the way out.
+# Addresses that nobody has (RFC 5737, RFC 3849), to find the route to the outside.
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 Page = Callable[[Mapping[str, Any]], bytes]  # makes a page's JSON from the WSGI environment
@@ -276,7 +276,7 @@ class _Quiet(WSGIRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
-        except OSError:  # the client was too slow, sent too much, or left; nobody waits for an answer
+        except OSError:  # the client was too slow, sent too much, or left
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)

@@ -35,7 +35,7 @@ from baton.services.trace_context import TraceContext
 CALLER = "baton.caller"  # scope key: the sender, known by its API key
 TIMES = "baton.times"  # scope key: the exchange's HttpTimes, begun by its connection
 TRACE_HEADER = b"traceresponse"  # a response's header for its trace (W3C Trace Context)
-TIMEOUT_HEADER = b"x-request-timeout"  # seconds for the whole request, as the client wants it
+TIMEOUT_HEADER = b"x-request-timeout"  # seconds that the client allows for the whole request
 
 
 class Admission:

@@ -65,8 +65,8 @@ LINGER_BYTES = 64 << 20  # bytes that its client may still send
 BODIES_AT_ONCE = 8  # bodies of the largest size that fit into memory; smaller ones in proportion
 SHORT_BODY_BYTES = 64 << 10  # most bytes of a body after an early answer for the connection to stay
 MAX_PIPELINED = 32  # complete requests that wait for the response before theirs
-# A router that ends hears each open connection for so long: a request may be on its way, and a client that
-# kept the connection from a response without `Connection: close` sends its next one at once.
+# Time for which a router that ends still reads from each open connection: a request may be on its way, and a
+# client that kept its connection sends the next one at once.
 LAST_REQUEST_S = 0.5
 
 
@@ -210,7 +210,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(too_large(self._limits))
             return
         if self.cycle.response_complete:
-            return  # nobody would read it
+            return  # the response is over, so the rest is dropped
         self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         self._intake.held += len(body)
         while self._intake.full and not self._over:
@@ -318,7 +318,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self._held.get(self.cycle, 0) if self._in_message and not self._over else 0
 
     def _finish(self) -> None:
-        """Drop further input, and end the connection once its client has read what was written."""
+        """Drop further input, and end the connection once the client has read the response."""
         if self._over or self.transport.is_closing():
             return
         self._over = True

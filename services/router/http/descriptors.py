@@ -1,4 +1,4 @@
-"""File descriptors: no more connections than there are descriptors for."""
+"""Limits connections to the available file descriptors."""
 
 from __future__ import annotations
 

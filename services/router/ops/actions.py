@@ -29,7 +29,7 @@ class Action(BaseModel):
 
     action: Literal["drain", "undrain", "role"]
     worker: str = Field(min_length=1, max_length=200)
-    confirm: str  # the worker again, as the operator confirmed it
+    confirm: str  # the worker again, confirmed by the operator
     role: str = ""
 
 

@@ -56,7 +56,7 @@ class Tries:
             self._addresses[network] = found
 
     def passed(self, host: str) -> None:
-        """Forget a client's wrong keys, as it has sent the right one."""
+        """Forget the wrong keys of a client that has sent the right one."""
         self._addresses.pop(_network(host), None)
 
     def _forget(self, now: float) -> None:
