@@ -1,7 +1,7 @@
 """Authentication: if an API key is set, every path needs it except the few that health checks use.
 
-A path that is not listed is closed, so routes that vLLM adds are closed, too. A listed path must equal the one
-that the routes see: any other spelling is closed.
+A path that is not listed is closed, so routes that vLLM adds are closed, too. A listed path must equal the
+path that the routes see: any other spelling is closed.
 """
 
 from __future__ import annotations
