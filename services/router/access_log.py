@@ -28,7 +28,7 @@ def log_request(state: RequestState, record: Record) -> None:
         "duration_ms": _ms(record.ended - record.arrived),
         "ttft_ms": _ms(record.first_token_s) if record.first_token_s else None,
         "client_ms": _ms(record.client_s),
-        **usage_of([state]).model_dump(),
+        **usage_of([state]),
         "stages_ms": {name: _ms(seconds) for name, seconds in record.first_token_stages.items()},
     }
     log.info("request", extra=fields)

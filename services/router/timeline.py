@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from baton.protos import worker_pb2
 from baton.services.router.state import RequestState
 from baton.services.router.timings import ROUTER, Process, Timings
 
@@ -198,7 +199,7 @@ def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
         saving = attempt.saved - attempt.save_ms / 1e3
         yield Stage("handoff.save", saving, attempt.saved, attempt.prefiller, number)
     if attempt.admitted and attempt.handoff is not None:
-        yield from _handoff(attempt)
+        yield from _handoff(attempt, attempt.handoff)
     if not attempt.first_token:
         return
     begin = attempt.first_token
@@ -219,11 +220,10 @@ def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
         yield Stage("decode", begin, attempt.last_token, decoder, number, "", attributes)
 
 
-def _handoff(attempt: Timings) -> Iterator[Stage]:
+def _handoff(attempt: Timings, told: worker_pb2.Admitted) -> Iterator[Stage]:
     """Yield a handoff and its parts, laid end to end, although moving and checking overlap."""
-    told = attempt.handoff
-    attributes: dict[str, Any] = {"bytes": attempt.handoff_bytes, "transport": attempt.transport or "none"}
-    if told is not None and told.early_bytes:
+    attributes: dict[str, Any] = {"bytes": told.bytes, "transport": told.transport or "none"}
+    if told.early_bytes:
         attributes["early_bytes"] = told.early_bytes  # before the prompt was complete, in no stage
     at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
     begin = min(attempt.first_token, at)  # the decode worker may learn of the prompt's end before the router

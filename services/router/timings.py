@@ -89,8 +89,6 @@ class Timings:
     save_ms: float = 0.0
     handoff: worker_pb2.Admitted | None = None  # the cost of the load
     prefix: worker_pb2.Admitted | None = None  # the cost of loading the prompt's beginning
-    handoff_bytes: int = 0
-    transport: str = ""
     drafts: Any = None  # the engine's count of this attempt so far (vLLM's RequestSpecDecodeMetrics)
 
     def spent(self) -> Spent:
