@@ -170,7 +170,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: settings(d, "worker", BATON_WORKER__DRAIN_TIMEOUT="60"),
         "unknown key 'worker.drain_timeout'",
     ),
-    "a misspelt section": (lambda d: settings(d, "router", BATON_ROUTERS__PORT="8000"), "unknown key 'routers'"),
+    "a misspelt section": (lambda d: settings(d, "router", BATON_ROUTERS__PORT="8000"), "key 'routers'"),
     "a misspelt prefix": (lambda d: settings(d, "router", BATTON_ROUTER__PORT="8000"), "nobody reads"),
     "a value that is none": (
         lambda d: settings(d, "settings", BATON_ENGINE__TENSOR_PARALLEL_SIZE="two"),
