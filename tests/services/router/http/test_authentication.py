@@ -110,7 +110,7 @@ async def test_no_variable_opens_paths_of_vllms_for_developers(
         view = ClusterView(cluster.scheduler, 5.0)
         metrics = EngineMetrics(CollectorRegistry())
         llm = frontend.RelayLLM(config, cluster.client, view, settings.engine, metrics)
-        app = await frontend.build_model_app(llm, args, 8)
+        app = await frontend.build_model_app(llm, args)
         found[developer] = {getattr(route, "path", "") for route in app.router.routes}
         llm.shutdown()
     assert sorted(found[True] - found[False]) == []
@@ -139,7 +139,7 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
     refused: list[str] = []
     door = Middleware(KeyMiddleware, keys=FixedKeys([KEY]), refused=refused.append)
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
-    model_app = frontend.ModelApp(await frontend.build_model_app(llm, args, 8), [MODEL])
+    model_app = frontend.ModelApp(await frontend.build_model_app(llm, args), [MODEL])
     app = frontend.opened_to_clients([model_app], tenancy, Chronicle(), door=door)
     paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
     assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
