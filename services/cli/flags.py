@@ -83,7 +83,7 @@ def with_settings(*names: str, of: Of = Of.WHOLE) -> Callable[[Callable[..., Non
                 value = values.pop(_variable(section, key))
                 if isinstance(value, str):
                     kind = _section(section).model_fields[key].annotation
-                    value = from_text(kind, value, flag_name(section, key))
+                    value = from_text(kind, value, flag_name(section, key), (section, key))
                 given.setdefault(section, {})[key] = value
             config, name = values.pop("config"), values.pop(_OF_MODEL, "")
             settings: Settings = load(given, config)

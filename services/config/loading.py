@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
@@ -64,8 +64,8 @@ def laid_over(section: OneSection, values: Mapping[str, Any], name: str, where: 
         raise ConfigError(f"{where}: {'; '.join(_explained(one, Settings) for one in found)}") from None
 
 
-def from_text(kind: Any, text: str, name: str) -> Any:
-    """Return the value that a flag or variable of this name gives to a key of type `kind`.
+def from_text(kind: Any, text: str, name: str, path: Sequence[str]) -> Any:
+    """Return the value that a flag or variable of this name gives to the key at `path`, of type `kind`.
 
     Mappings are JSON; lists are too, or have commas between their parts. pydantic reads the rest, with better
     messages. Raises ConfigError.
@@ -83,7 +83,9 @@ def from_text(kind: Any, text: str, name: str) -> Any:
     except json.JSONDecodeError as error:
         if kind is Any:
             return text
-        raise ConfigError(f"{name}: the value is not valid JSON: {error}") from None
+        hidden = len(path) == 1 or tuple(path[:2]) in SECRET  # a whole section may have secrets
+        shown = "the value" if hidden else f"value {text!r}"
+        raise ConfigError(f"{name}: {shown} is not valid JSON: {error}") from None
     # A dict would be merged with the file's key by key: one method with leftover keys of another.
     return MappingProxyType(value) if optional and isinstance(value, dict) else value
 
@@ -104,7 +106,7 @@ def _from_environment(tree: type[Settings]) -> dict[str, Any]:
             kind = below(kind, part)
             if kind is None:
                 raise ConfigError(f"environment variable {name}: {unknown(path[:depth], tree)}")
-        value = from_text(kind, os.environ[name], name)
+        value = from_text(kind, os.environ[name], name, path)
         for part in reversed(path):
             value = {part: value}
         found = _merged(found, value)

@@ -47,6 +47,8 @@ def test_a_flag_reaches_its_key() -> None:
 def test_wrong_values_name_the_key() -> None:
     with pytest.raises(ConfigError, match="--engine-args: the value is not valid JSON"):
         run("--engine-args", "x")
+    with pytest.raises(ConfigError, match=r"--speculative-config: value '\{x' is not valid JSON"):
+        run("--speculative-config", "{x")
     with pytest.raises(ConfigError, match=r"handoff\.transports\.0: value 'pigeon'"):
         run("--handoff-transports", "pigeon")
 
