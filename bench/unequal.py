@@ -53,7 +53,6 @@ def deployed(row: Row, sizes: tuple[int, ...], folder: Path) -> Iterator[Deploym
                 role,
                 engine={**engine, "tensor_parallel_size": size},
                 scheduler=scheduler,
-                worker={"scheduler_wait_s": START_S},
                 handoff={"staging_mib": 64},
             )
             for role, size in zip(roles, sizes, strict=True)

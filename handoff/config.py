@@ -19,25 +19,22 @@ EARLY_PULL_S = 540.0
 
 @dataclass(frozen=True)
 class HandoffConfig:
-    """Hold the `handoff` section of the settings for one worker, and the worker's names.
-
-    Defaults are in services/config.py.
-    """
+    """The settings' section `handoff` for one worker, and the worker's names."""
 
     worker_id: str
     transports: tuple[str, ...] | None  # best first; None: all usable ones, see transports/__init__.py
     host: str  # address on which KV is served
-    port: int  # rank 0's first port (ports.py); 0: free ports
-    staging_mib: int | None  # per rank; None: save/sizing.py chooses by available memory
-    lease_s: float
+    port: int  # the first one of rank 0 (ports.py); 0: free ones
+    staging_mib: int | None  # per rank; None: save/sizing.py decides by the room there is
     pull_timeout_s: float
-    chunk_mib: int
-    kv_wire_dtype: str  # how KV travels; equal on all workers of a deployment
-    advertise_host: str = ""  # the host that others dial; `host` if empty
-    model_fingerprint: str = ""  # hash of the weights: KV of other weights is never loaded
-    identity: str = ""  # folder of the worker's certificate; empty: plain text
-    insecure: bool = False  # allow serving plain text to other machines
-    drafter_fingerprint: str = ""  # hash of a separate draft model's weights
+    kv_wire_dtype: str  # how KV travels; all workers of a deployment have the same
+    lease_s: float = 30.0  # how long saved KV waits for a decode worker
+    chunk_mib: int = 4  # moved at once
+    advertise_host: str = ""  # under which others find it; `host` if empty
+    model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
+    identity: str = ""  # folder of the worker's certificate; plain text if empty
+    insecure: bool = False  # plain text may be served to other machines
+    drafter_fingerprint: str = ""  # of the weights of a draft model that has its own
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:

@@ -114,7 +114,7 @@ def site(
                 role,
                 engine=engine,
                 scheduler=scheduler,
-                worker={"advertise": front.address, "scheduler_wait_s": START_S},
+                worker={"advertise": front.address},
                 handoff={"staging_mib": 128},
             )
             for role, front in zip(ROLES, cutters, strict=True)

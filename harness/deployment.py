@@ -88,9 +88,10 @@ class Deployment:
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
-    cold: bool = False  # start commands as a person does; else fork them, which saves six seconds each
-    path: str = ""  # a folder of further packages
-    environment: Mapping[str, str] = field(default_factory=dict)  # further variables
+    cold: bool = False  # start commands as a person does; else fork them, as each import takes six seconds
+    path: str = ""  # a folder of further packages for its processes
+    environment: Mapping[str, str] = field(default_factory=dict)  # further variables of its processes
+    constants: Mapping[str, float] = field(default_factory=dict)  # to change in them, by `module:NAME`
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
@@ -130,7 +131,9 @@ class Deployment:
         if self.cold:
             process = Process(name, _popen([*COMMAND, *line], log, self.environment), log)
         else:
-            forked = zygote.shared().baton(name, line, self.folder, self.path, self.environment)
+            forked = zygote.shared().baton(
+                name, line, self.folder, self.path, self.environment, self.constants
+            )
             process = Process(name, forked, log)
         self.processes[name] = process
         return process
@@ -255,10 +258,12 @@ def deployment(
     cold: bool = False,
     path: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    constants: Mapping[str, float] = MappingProxyType({}),
     **config: Any,
 ) -> Iterator[Deployment]:
-    """Yield a deployment, whose processes end with the block."""
-    one = Deployment(folder, config=config, cold=cold, path=str(path or ""), environment=environment)
+    """Make a deployment whose processes end with the block."""
+    more: dict[str, Any] = {"environment": environment, "constants": constants}
+    one = Deployment(folder, config=config, cold=cold, path=str(path or ""), **more)
     try:
         yield one
     finally:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from harness import zygote
+
 WORKER_KINDS = ("prefill", "decode", "mixed")
 
 
@@ -19,15 +21,18 @@ def run(
     path: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
     unique: bool = True,
+    constants: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Run a scheduler, a router or a worker until it ends.
 
     `path` is a folder of further packages. A worker that is `unique` has its process id in its worker id, so
-    that its restarts share a name, as those of `baton up` do.
+    that its restarts share a name, as those of `baton up` do. `constants` of modules, named `module:NAME`,
+    are changed in the process.
     """
     from baton.services.config import Settings
     from baton.services.leave import leave
 
+    zygote.set_constants(constants)
     os.environ.update(environment)
     if path:
         sys.path.insert(0, path)

@@ -131,7 +131,6 @@ def _write(folder: Path, scheduler: str, config: Mapping[str, Mapping[str, Any]]
         "scheduler": {"address": f"{scheduler}:{SCHEDULER_PORT}"},
         "handoff": {"staging_mib": 128},
         "security": {"tls": True, "ca": str(folder / "ca")},
-        "worker": {"scheduler_wait_s": 60},
     }
     for name, values in config.items():
         sections.setdefault(name, {}).update(values)

@@ -97,8 +97,11 @@ class Fleet:
         self._log_dir = log_dir
         self.workers: list[Worker] = []
 
-    def start(self, role: str, **changes: dict[str, Any]) -> Worker:
-        """Start a worker without waiting for it. `changes` are settings, section by section."""
+    def start(self, role: str, constants: Mapping[str, float] = _NONE, **changes: dict[str, Any]) -> Worker:
+        """Start a worker without waiting for it.
+
+        `constants` of modules are changed in its process; `changes` are settings, section by section.
+        """
         name = f"{role}-{next(_names)}"
         port, metrics_port = free_port(), free_port()
         settings: dict[str, Any] = {
@@ -116,22 +119,28 @@ class Fleet:
                 "metrics_port": metrics_port,
                 "worker_id": name,
                 "drain_timeout_s": 20,
-                "scheduler_wait_s": 60,
             },
             "handoff": {},
         }
         for section, values in changes.items():
             settings.setdefault(section, {}).update(values)
         process = zygote.shared().start(
-            name, "harness.forked:run", self._log_dir, kind=role, settings=settings, unique=False
+            name,
+            "harness.forked:run",
+            self._log_dir,
+            kind=role,
+            settings=settings,
+            unique=False,
+            constants=dict(constants),
         )
         metrics = f"http://127.0.0.1:{metrics_port}/metrics"
         worker = Worker(name, process, settings["worker"]["listen"], metrics, self.scheduler)
         self.workers.append(worker)
         return worker
 
-    def started(self, role: str, **changes: dict[str, Any]) -> Worker:
-        worker = self.start(role, **changes)
+    def started(self, role: str, *, constants: Mapping[str, float] = _NONE, **changes: Any) -> Worker:
+        """Start a worker and wait until it serves."""
+        worker = self.start(role, constants, **changes)
         try:
             eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
         except AssertionError as error:

@@ -108,10 +108,11 @@ class Zygote:
         log_dir: Path,
         path: str = "",
         environment: Mapping[str, str] = MappingProxyType({}),
+        constants: Mapping[str, float] = MappingProxyType({}),
     ) -> Forked:
-        """Fork a process that runs `baton ARGUMENT ...`; `path` is a folder of further packages."""
-        more = {"arguments": arguments, "path": path, "environment": dict(environment)}
-        return self.start(name, "harness.zygote:run_baton", log_dir, **more)
+        """Fork a process that runs `baton ARGUMENT ...`. `path`: a folder of further packages."""
+        more: dict[str, Any] = {"environment": dict(environment), "constants": dict(constants)}
+        return self.start(name, "harness.zygote:run_baton", log_dir, arguments=arguments, path=path, **more)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
         return {int(pid): code for pid, code in self._ask({"ended": pids})["ended"].items()}
@@ -197,11 +198,24 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
         process.kill()
 
 
-def run_baton(arguments: list[str], path: str = "", environment: Mapping[str, str] | None = None) -> None:
+def set_constants(constants: Mapping[str, float]) -> None:
+    """Change constants, named `module:NAME`, in this process and those that it forks."""
+    for name, value in constants.items():
+        module, _, constant = name.partition(":")
+        setattr(importlib.import_module(module), constant, value)
+
+
+def run_baton(
+    arguments: list[str],
+    path: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+    constants: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     """Run Baton's command line in the forked process, as the entry point does."""
     from baton.services.cli.main import main
 
-    os.environ.update(environment or {})
+    set_constants(constants)
+    os.environ.update(environment)
     if path:  # as PYTHONPATH would
         sys.path.insert(0, path)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import Counter, Gauge, Histogram
-
-from baton import metrics
-from baton.metrics import SECONDS
+from baton import metrics as baton_metrics
+from baton.metrics import counter, gauge, histogram
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.autoscale_metrics import AutoscaleMetrics
 from baton.scheduler.prefix_metrics import PrefixMetrics
@@ -16,68 +14,35 @@ from baton.scheduler.types import FleetView
 _ROLES = ("prefill", "decode", "mixed")
 
 
-class Metrics:
-    """Hold one scheduler's metrics, in their own registry."""
+class Metrics(baton_metrics.Metrics):
+    """One scheduler's figures, in a registry of their own."""
+
+    prefix = "baton_scheduler_"
+
+    placements = counter("Placements, by whether a handoff follows", "kind")
+    rejections = counter("Placements refused, by code", "code")
+    place_seconds = histogram("Time to place")
+    stale_epochs = counter(
+        "Late messages, with an older epoch than the last one of the request or the worker; refused", "what"
+    )
+    adopted = counter(
+        "Attempts booked by routers' reports: placed by another scheduler or by none, or lost here"
+    )
+    role_changes = counter("Workers that changed their role, asked by an operator or for balance", "by")
+    leases_expired = counter("Attempts not renewed in time")
+    live_attempts = gauge("Attempts under way")
+    workers = gauge("Workers alive", "role", "state")
+    store_up = gauge("1 while the store answers, 0 while it does not")
+    store_losses = counter("Times that the store was there and did not answer any more")
+    workers_lost = counter(
+        "Workers not heard of for a lease (scheduler.worker_lease_s) that had not said goodbye", "role"
+    )
 
     def __init__(self) -> None:
-        self.registry = metrics.registry()
-        self.placements = Counter(
-            "baton_scheduler_placements",
-            "Placements, by whether a handoff follows",
-            ["kind"],
-            registry=self.registry,
-        )
-        self.rejections = Counter(
-            "baton_scheduler_rejections", "Placements refused, by code", ["code"], registry=self.registry
-        )
-        self.place_seconds = Histogram(
-            "baton_scheduler_place_seconds", "Time to place", buckets=SECONDS, registry=self.registry
-        )
-        self.stale_epochs = Counter(
-            "baton_scheduler_stale_epochs",
-            "Late messages, with an older epoch than the last one of the request or the worker; refused",
-            ["what"],
-            registry=self.registry,
-        )
-        self.adopted = Counter(
-            "baton_scheduler_adopted",
-            "Attempts booked by routers' reports: placed by another scheduler or by none, or lost here",
-            registry=self.registry,
-        )
-        self.flips = Counter(
-            "baton_scheduler_role_changes",
-            "Workers that changed their role, asked by an operator or for balance",
-            ["by"],
-            registry=self.registry,
-        )
-        self.leases_expired = Counter(
-            "baton_scheduler_leases_expired", "Attempts not renewed in time", registry=self.registry
-        )
-        self.live_attempts = Gauge(
-            "baton_scheduler_live_attempts", "Attempts under way", registry=self.registry
-        )
-        self.workers = Gauge(
-            "baton_scheduler_workers", "Workers alive", ["role", "state"], registry=self.registry
-        )
-        self.store_up = Gauge(
-            "baton_scheduler_store_up",
-            "1 while the store answers, 0 while it does not",
-            registry=self.registry,
-        )
-        self.store_losses = Counter(
-            "baton_scheduler_store_losses",
-            "Times that the store was there and did not answer any more",
-            registry=self.registry,
-        )
-        self.workers_lost = Counter(
-            "baton_scheduler_workers_lost",
-            "Workers not heard of for a lease (scheduler.worker_lease_s) that had not said goodbye",
-            ["role"],
-            registry=self.registry,
-        )
+        self.registry = baton_metrics.registry()
+        super().__init__(self.registry)
         for role in _ROLES:
-            # start at 0: Prometheus sees no increase when a series appears at 1
-            self.workers_lost.labels(role)
+            self.workers_lost.labels(role)  # from 0 on: Prometheus sees no increase from nothing to 1
         self.autoscale = AutoscaleMetrics(self.registry)
         self.prefixes = PrefixMetrics(self.registry)
 

@@ -67,7 +67,7 @@ class SchedulerServer:
         self.address = options.address  # with the actual port, once entered
         self._store = open_store(options.store, options.topic, store_password)
         policy = Policy(options, options.policy)
-        self._prefixes = PrefixLedger(PrefixIndex(options.prefix_blocks), heartbeat_s=options.heartbeat_s)
+        self._prefixes = PrefixLedger(PrefixIndex(), heartbeat_s=options.heartbeat_s)
         self._ledger = Ledger(options.placement_lease_s)
         self._roster = Roster(options.topic, options.worker_lease_s, self._ledger)
         self._placer = Placer(self._roster, self._ledger, policy, prefixes=self._prefixes)
@@ -182,7 +182,7 @@ class SchedulerServer:
             if problem := await set_role(flip.worker, flip.role):
                 log.warning("no change of role: %s", problem)
                 continue
-            self.metrics.flips.labels("balance").inc()
+            self.metrics.role_changes.labels("balance").inc()
             log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
     def _look(self) -> None:

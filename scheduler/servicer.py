@@ -285,7 +285,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         problem = meant if isinstance(meant, str) else await set_role(meant, request.role)
         if isinstance(meant, str) or problem:
             return pb.SetRoleReply(problem=problem)
-        self._metrics.flips.labels("asked").inc()
+        self._metrics.role_changes.labels("asked").inc()
         return pb.SetRoleReply(worker_id=meant.worker_id)
 
     async def SetLogLevel(self, request: pb.SetLogLevelRequest, context: Context) -> pb.SetLogLevelReply:

@@ -49,7 +49,6 @@ class SchedulerOptions(PlacementLimits, Protocol):
     heartbeat_s: float
     worker_lease_s: float
     placement_lease_s: float
-    prefix_blocks: int
     rebalance_after_s: float | None
 
     @property

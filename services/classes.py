@@ -15,7 +15,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MOST_CLASSES = 16  # each has its own metric series
+MOST_CLASSES = 16  # each has series of its own in the metrics
+Priority = Annotated[int, Field(ge=-1_000, le=1_000, strict=True)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Patience = Annotated[float, Field(ge=0, le=86_400)]
 Goal = Annotated[float, Field(gt=0, le=86_400)]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
@@ -40,50 +43,37 @@ STANDARD = ServiceClass()
 class ClassSettings(BaseModel):
     """One class of requests."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
-    priority: int = Field(
-        ge=-1_000, le=1_000, strict=True, description="Classes with a lower number go first, as in vLLM."
-    )
-    ttft_s: Goal | None = Field(
-        None,
-        description="Goal for the time to first token, seconds. Classes that give way leave it the most of "
-        "it: while such requests come, an engine's steps without one take about a fifth of it.",
-    )
-    itl_s: Goal | None = Field(
-        None,
-        description="Goal for the mean gap between tokens, seconds. Classes that give way leave an engine's "
-        "steps so short; without a goal they take part in all steps.",
-    )
-    share: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="Guaranteed share of placements, of an engine's time beside prompts, and of the requests "
-        "in a decode step. Classes that give way to it also leave this share of the workers' room free.",
-    )
-    preemptible: bool = Field(
-        False, description="Whether an engine may take slot and KV from it; it goes on later, exactly."
-    )
-    patience_s: float = Field(
-        30.0,
-        ge=0,
-        le=86_400,
-        description="After waiting so many seconds, a request goes before later ones of every class, in the "
-        "router's queue and in a worker's.",
-    )
+    priority: Priority
+    """Classes with a lower number go first, as in vLLM."""
+    ttft_s: Goal | None = None
+    """Goal for the time to first token, seconds. While such requests come, an engine's steps without one take
+    about a fifth of it."""
+    itl_s: Goal | None = None
+    """Goal for the mean gap between tokens, seconds. Classes that give way keep an engine's steps that short;
+    without a goal they take part in all steps."""
+    share: Share = 0.1
+    """Guaranteed share of placements, of an engine's time beside prompts, and of the requests in a decode
+    step. Classes that give way to it also leave this share of the workers' room free."""
+    preemptible: bool = False
+    """Whether an engine may take slot and KV from it; it goes on later, exactly."""
+    patience_s: Patience = 30.0
+    """After waiting this many seconds, a request goes before later ones of every class."""
 
 
 class _Interactive(ClassSettings):
-    priority: int = Field(0, ge=-1_000, le=1_000, strict=True)
+    priority: Priority = 0
     ttft_s: Goal | None = 1.0
     itl_s: Goal | None = 0.1
-    share: float = Field(0.25, gt=0, lt=1)
-    patience_s: float = Field(0.0, ge=0, le=86_400)
+    share: Share = 0.25
+    patience_s: Patience = 0.0
 
 
 class _Batch(ClassSettings):
-    priority: int = Field(10, ge=-1_000, le=1_000, strict=True)
+    priority: Priority = 10
     preemptible: bool = True
 
 

@@ -17,15 +17,9 @@ class LoraSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
-    adapters: dict[Name, str] = Field(
-        min_length=1, description="Folders in PEFT's layout, by the name that clients ask for."
-    )
-    max_lora_rank: int | None = Field(
-        None, ge=1, le=512, description="Highest rank of an adapter; the highest that there is if unset."
-    )
-    max_loras: int | None = Field(
-        None,
-        ge=1,
-        description="Most adapters in one batch, each with room of its own on the device; if unset all of "
-        "them, but at most 8.",
-    )
+    adapters: dict[Name, str] = Field(min_length=1)
+    """Folders in PEFT's layout, by the name that clients ask for."""
+    max_lora_rank: int | None = Field(None, ge=1, le=512)
+    """Highest rank of an adapter; if unset that of the adapters here."""
+    max_loras: int | None = Field(None, ge=1)
+    """Most adapters in one batch, each with room of its own on the device; if unset all, but at most 8."""

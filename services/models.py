@@ -20,8 +20,8 @@ from baton.services.errors import ConfigError
 FLAG = "--of-model"
 # Keys of `router` that concern requests to one model; the others concern the router's process.
 _ROUTER = (
-    *("chat_template", "enable_force_include_usage", "enable_prompt_tokens_details", "flush_ms", "frontend"),
-    *("max_attempts", "max_sequences", "max_wait_s", "max_waiting", "replace_wait_s", "request_timeout_s"),
+    *("chat_template", "flush_ms", "frontend", "max_wait_s", "max_waiting", "replace_wait_s"),
+    "request_timeout_s",
 )
 _SECTIONS = ("engine", "scheduler", "worker", "handoff", "autoscale", "slo", "router")
 _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9._-]")

@@ -14,6 +14,7 @@ AUTO = "auto"
 MOST = 32
 AUTO_MAXIMUM = 5  # the most drafted tokens per step that "auto" chooses if no maximum is set
 
+Positive = Annotated[int, Field(ge=1)]
 Strategy = Literal["default", "with_ngram", "with_suffix"]
 
 
@@ -35,53 +36,40 @@ class SpeculativeSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
-    method: str = Field(description="Name of a registered method, e.g. mtp, eagle3, ngram.")
-    num_speculative_tokens: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = Field(
-        "auto",
-        description="Drafted tokens per step, or auto: chosen each step from measured acceptance and cost.",
-    )
-    max_speculative_tokens: int | None = Field(
-        None, ge=1, le=MOST, description=f"Most drafted tokens that auto may choose; {AUTO_MAXIMUM} if unset."
-    )
-    model: str | None = Field(None, description="Folder or name of the draft model, if the method has one.")
-    num_model_steps: int | None = Field(
-        None,
-        ge=1,
-        description="Number of drafted tokens that the draft model proposes; the rest comes from matching.",
-    )
-    mtp_strategy: Strategy = Field(
-        "default",
-        description="Extend drafts of mtp, eagle or eagle3 with n-gram or suffix matches.",
-    )
-    prompt_lookup_max: int | None = Field(None, ge=1, description="Longest n-gram to look up, in tokens.")
-    prompt_lookup_min: int | None = Field(None, ge=1, description="Shortest n-gram to look up, in tokens.")
-    suffix_decoding_max_tree_depth: int = Field(
-        24, ge=2, description="Longest matched suffix plus draft, in tokens."
-    )
-    suffix_decoding_max_cached_requests: int = Field(
-        10_000, ge=0, description="Number of past outputs kept for matching."
-    )
-    suffix_decoding_max_spec_factor: float = Field(
-        1.0, gt=0, description="Most drafted tokens per token of matched suffix."
-    )
-    suffix_decoding_min_token_prob: float = Field(
-        0.1, ge=0, le=1, description="Least estimated probability of a drafted token."
-    )
-    quantization: str | None = Field(
-        None, description="Quantization of the draft model's weights, by vLLM's names."
-    )
-    draft_tensor_parallel_size: int | None = Field(
-        None, ge=1, description="Tensor-parallel ranks of the draft model."
-    )
-    rejection_sample_method: Literal["standard", "block"] = Field(
-        "standard", description="How drafts are verified at temperature > 0."
-    )
-    verifier: Literal["vllm", "baton"] = Field(
-        "vllm", description="Kernels that verify drafts; on a CPU, block needs baton's."
-    )
-    parameters: dict[str, Any] = Field(
-        default_factory=dict, description="Parameters of a method from another package."
-    )
+    method: str
+    """Name of a registered method, e.g. mtp, eagle3, ngram."""
+    num_speculative_tokens: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = "auto"
+    """Drafted tokens per step, or auto: chosen each step from measured acceptance and cost."""
+    max_speculative_tokens: int | None = Field(None, ge=1, le=MOST)
+    """Most drafted tokens that auto may choose; AUTO_MAXIMUM if unset."""
+    model: str | None = None
+    """Folder or name of the draft model, if the method has one."""
+    num_model_steps: Positive | None = None
+    """Number of drafted tokens that the draft model proposes; the rest comes from matching."""
+    mtp_strategy: Strategy = "default"
+    """Extend drafts of mtp, eagle or eagle3 with n-gram or suffix matches."""
+    prompt_lookup_max: Positive | None = None
+    """Longest n-gram to look up, in tokens."""
+    prompt_lookup_min: Positive | None = None
+    """Shortest n-gram to look up, in tokens."""
+    suffix_decoding_max_tree_depth: int = Field(24, ge=2)
+    """Longest matched suffix plus draft, in tokens."""
+    suffix_decoding_max_cached_requests: int = Field(10_000, ge=0)
+    """Number of past outputs kept for matching."""
+    suffix_decoding_max_spec_factor: float = Field(1.0, gt=0)
+    """Most drafted tokens per token of matched suffix."""
+    suffix_decoding_min_token_prob: float = Field(0.1, ge=0, le=1)
+    """Least estimated probability of a drafted token."""
+    quantization: str | None = None
+    """Quantization of the draft model's weights, by vLLM's names."""
+    draft_tensor_parallel_size: Positive | None = None
+    """Tensor-parallel ranks of the draft model."""
+    rejection_sample_method: Literal["standard", "block"] = "standard"
+    """Verification of drafts at temperature > 0."""
+    verifier: Literal["vllm", "baton"] = "vllm"
+    """Kernels that verify drafts; on a CPU, block needs baton's."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of a method from another package."""
 
     @model_validator(mode="after")
     def _numbers_agree(self) -> SpeculativeSettings:

@@ -52,8 +52,8 @@ class Shape:
     redis: bool = False
     proxied: bool = False  # a proxy that can delay and drop is before each worker
     speculation: dict[str, Any] | None = None
-    lease_s: float = 3.0  # for workers
-    hold_lease_s: float = 6.0  # for placements and saved KV
+    lease_s: float = 3.0  # of workers
+    hold_lease_s: float = 6.0  # of placements; KV that waits to be pulled is held twice as long
     staging_mib: int = 128
     slots: int = ENGINE["max_num_seqs"]  # in each engine's batch
     queue_factor: float = SchedulerSettings().max_queue_factor
@@ -69,7 +69,8 @@ class Shape:
 
     @property
     def lease_limit_s(self) -> float:
-        return max(self.lease_s, self.hold_lease_s)
+        """The longest lease, in seconds."""
+        return max(self.lease_s, 2 * self.hold_lease_s)
 
 
 @dataclass(eq=False)
@@ -262,8 +263,8 @@ class Site:
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
         places = devices.assign([1] * len(kinds)) if kinds else []
         for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
-            own = {"worker": {"cpu": where.cpu, "scheduler_wait_s": 60.0}}
             name = f"{kind}-{kinds[:number].count(kind)}"
+            own = {"worker": {"cpu": where.cpu}}
             part = Part(name, kind, common | own, self, Proxy() if shape.proxied else None)
             if part.proxy is not None:
                 await part.proxy.start()
@@ -293,7 +294,7 @@ class Site:
                 "placement_lease_s": shape.hold_lease_s,
                 "max_queue_factor": shape.queue_factor,
             },
-            "handoff": {"staging_mib": shape.staging_mib, "lease_s": shape.hold_lease_s},
+            "handoff": {"staging_mib": shape.staging_mib},
         }
 
     async def _look_on(self) -> None:

@@ -31,8 +31,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from baton.prefix_keys import REMOVED
 from baton.scheduler.prefixes.sets import MOST_SHARED, NUMBER_BITS, WorkerSets, alone
 
-MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, including those still to be swept
-_NUMBER = (1 << NUMBER_BITS) - 1  # the set's number in an entry
+MOST_BLOCKS = 64_000_000  # some 12 bytes each
+MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, those that are yet to be swept included
+_NUMBER = (1 << NUMBER_BITS) - 1  # of an entry
 _NAME_BITS = 64 - NUMBER_BITS
 NAME = (1 << _NAME_BITS) - 1  # the name in an operation
 _LEVELS = 0xF  # the level in a name
@@ -45,7 +46,7 @@ _SWEPT_SLOTS = 64  # or when this many workers have departed
 class PrefixIndex:
     """Hold the index. Belongs to one event loop; no method gives it up."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
         """Keep at most `most` blocks, at least one a shard."""
         count = min(_MOST_SHARDS, 1 << (most // _SHARD).bit_length())
         self._mask = count - 1

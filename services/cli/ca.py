@@ -7,18 +7,19 @@ import logging
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from baton.home import expanded
 from baton.services import logs
-from baton.services.cli.flags import with_settings
-from baton.services.cli.help import SectionedCommand
+from baton.services.cli.help import command
 from baton.services.config import Settings
 from baton.services.errors import ServiceError
 from baton.services.printing import guard
+
+if TYPE_CHECKING:
+    from baton.security.authority import Authority
 
 LISTEN = "127.0.0.1:7443"
 _HOUR_S = 3600.0
@@ -43,22 +44,20 @@ class Joiner(StrEnum):
     operator = "operator"
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("security.ca")
+@command(app, "security.ca")
 def init(settings: Settings) -> None:
     """Make a CA, in a folder that only you can read."""
     from baton.security.authority import Authority
 
-    made = Authority.create(_folder(settings))
+    made = Authority.create(expanded(settings.security.ca, "security.ca"))
     print(f"a CA in {made.folder}; SHA-256 of its key: {made.pin}")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("security.ca", "scheduler.topic")
+@command(app, "security.ca", "scheduler.topic")
 def token(
     settings: Settings,
-    role: Annotated[Joiner, typer.Option(help="What joins with it may be.")],
-    uses: Annotated[int, typer.Option(help="How often it may be used; 0: as often as wanted.", min=0)] = 1,
+    role: Annotated[Joiner, typer.Option(help="Role of the processes that join with it.")],
+    uses: Annotated[int, typer.Option(help="How often it may be used; 0: any number of times.", min=0)] = 1,
     valid_s: Annotated[float, typer.Option(help="For how long it may be used, in seconds.", min=1)] = _HOUR_S,
     life_s: Annotated[
         float,
@@ -69,10 +68,9 @@ def token(
 
     A process that is restarted joins again, unless its security.folder still holds a certificate of its own.
     """
-    from baton.security.authority import Authority
     from baton.security.names import Role
 
-    authority = Authority(_folder(settings))
+    authority = _authority(settings)
     made = authority.tokens.add(
         Role(role.value),
         settings.deployment,
@@ -84,21 +82,17 @@ def token(
     print(made)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("security.ca")
+@command(app, "security.ca")
 def tokens(settings: Settings) -> None:
     """List the tokens, without their secrets."""
-    from baton.security.authority import Authority
-
-    for token_id, grant in Authority(_folder(settings)).tokens.all().items():
+    for token_id, grant in _authority(settings).tokens.all().items():
         left_s = grant.expires_at - time.time()
         state = f"{left_s:.0f} s left" if left_s > 0 else "expired"
         uses = "any number of uses" if grant.uses is None else f"{grant.uses} uses left"
         print(f"{token_id}  {grant.role} of topic {grant.topic}, {state}, {uses}")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("security.ca")
+@command(app, "security.ca")
 def revoke(
     settings: Settings,
     what: Annotated[
@@ -108,50 +102,44 @@ def revoke(
         ),
     ],
 ) -> None:
-    """Revoke a token, or certificates: those of a SPIFFE id, or one with all that it was renewed into.
+    """Revoke a token, or certificates: all of a SPIFFE id, or one and those that it was renewed into.
 
-    Nobody joins with the token any more; what joined with it stays. Certificates are renewed no more, and are
-    good until they are over. A token with which their holder could join again is another matter.
+    Nobody can join with the token any more; processes that joined with it stay. Certificates are not renewed
+    any more, and stay good until they expire. Also revoke a token with which their holder could join again.
     """
-    from baton.security.authority import Authority
     from baton.security.tokens import is_token_id
 
-    authority, token_id = Authority(_folder(settings)), what.partition(".")[0]
+    authority, token_id = _authority(settings), what.partition(".")[0]
     if not is_token_id(token_id):
-        print(f"{authority.revoked.add(what)} is revoked: it is renewed no more")
+        print(f"{authority.revoked.add(what)} is revoked: it is not renewed any more")
     elif authority.revoke_token(token_id):
         print(f"{token_id} is revoked")
     else:
         raise ServiceError(f"no token {token_id!r}; `baton ca tokens` lists them")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("security.ca")
+@command(app, "security.ca")
 def revoked(settings: Settings) -> None:
-    """List what is revoked: certificates, by serial number or SPIFFE id, and tokens, by id."""
-    from baton.security.authority import Authority
-
-    for what, when in Authority(_folder(settings)).revoked.all().items():
+    """List revoked certificates, by serial number or SPIFFE id, and revoked tokens, by id."""
+    for what, when in _authority(settings).revoked.all().items():
         print(f"{what}  since {datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S} UTC")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("security.ca", "scheduler.topic")
+@command(app, "security.ca", "scheduler.topic")
 def serve(
     settings: Settings,
     listen: Annotated[str, typer.Option(help="host:port to listen on; port 0 takes a free one.")] = LISTEN,
 ) -> None:
-    """Give certificates to those with a token, and renew them.
+    """Give certificates to holders of a token, and renew them.
 
     It listens with TLS, whatever the address.
     """
-    from baton.security.authority import Authority
     from baton.security.join_service import JoinService
     from baton.signals import until_ending
 
     guard()
     logs.configure(settings.log_format, "ca")
-    authority = Authority(_folder(settings))
+    authority = _authority(settings)
 
     async def run() -> None:
         async with JoinService(authority, settings.deployment, listen) as service:
@@ -161,5 +149,7 @@ def serve(
     asyncio.run(run())
 
 
-def _folder(settings: Settings) -> Path:
-    return expanded(settings.security.ca, "security.ca")
+def _authority(settings: Settings) -> Authority:
+    from baton.security.authority import Authority
+
+    return Authority(expanded(settings.security.ca, "security.ca"))

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from baton.services.cli.flags import Of, with_settings
-from baton.services.cli.help import SectionedCommand
+from baton.services.cli.flags import Of
+from baton.services.cli.help import command
 from baton.services.config import Settings
 from baton.services.diagnosis.finding import Finding, Verdict
 from baton.services.errors import ConfigError, ServiceError
@@ -33,8 +33,7 @@ def _group() -> None:
     """Keep `bundle` a sub-command, though it is the only one."""
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "worker", "handoff", "security", of=Of.ONE)
+@command(app, "engine", "router", "scheduler", "worker", "handoff", "security", of=Of.ONE)
 def bundle(
     settings: Settings,
     out: Annotated[

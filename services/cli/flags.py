@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable
 from enum import Enum
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 
-from baton.services.config import ENV_PREFIX, OFF, SECRET, Settings, load, section_of
-from baton.services.errors import ConfigError
+from baton.services.config import (
+    ENV_PREFIX,
+    GONE,
+    SECRET,
+    Settings,
+    from_text,
+    leaves,
+    load,
+    section_of,
+    unknown,
+)
 from baton.services.models import FLAG, the_one
 
 # (section, key) -> flag, where the key alone would be unclear.
@@ -73,7 +80,10 @@ def with_settings(*names: str, of: Of = Of.WHOLE) -> Callable[[Callable[..., Non
         def run(**values: Any) -> None:
             given: dict[str, dict[str, Any]] = {}
             for section, key in keys:
-                value = _parse(section, key, values.pop(_variable(section, key)))
+                value = values.pop(_variable(section, key))
+                if isinstance(value, str):
+                    kind = _section(section).model_fields[key].annotation
+                    value = from_text(kind, value, flag_name(section, key), (section, key))
                 given.setdefault(section, {})[key] = value
             config, name = values.pop("config"), values.pop(_OF_MODEL, "")
             settings: Settings = load(given, config)
@@ -102,6 +112,17 @@ def flag_name(section: str, key: str) -> str:
     return _NAMES.get((section, key)) or (f"--{section}-{dashed}" if section in _PREFIXED else f"--{dashed}")
 
 
+def gone(flag: str) -> str:
+    """Return what to do instead of giving a flag of an earlier version; "" for any other."""
+    flag = flag.replace("--no-", "--", 1)
+    return next((unknown(path) for path in map(_path, GONE) if flag_name(*path) == flag), "")
+
+
+def _path(name: str) -> tuple[str, str]:
+    section, _, key = name.partition(".")
+    return section, key
+
+
 def secret_flags() -> set[str]:
     """Return the flags whose values others must not see."""
     return {flag_name(section, key) for section, key in SECRET}
@@ -116,7 +137,7 @@ def _section(section: str) -> type[BaseModel]:
 
 def _keys(name: str) -> list[tuple[str, str]]:
     """Return the (section, key) pairs of `engine` or `scheduler.address`."""
-    section, _, key = name.partition(".")
+    section, key = _path(name)
     return [(section, one) for one in ([key] if key else _section(section).model_fields)]
 
 
@@ -158,19 +179,8 @@ def _heading(section: str) -> str:
 
 def _flag_type(annotation: Any) -> type:
     """Return the type that typer parses; pydantic checks the rest, with better messages."""
-    leaves = _leaves(annotation)
-    return next((kind for kind in (bool, int, float) if leaves == {kind}), str)
-
-
-def _leaves(annotation: Any) -> set[Any]:
-    """Return the types in `X | None` and `Annotated[X, ...]`; a list or dict is one leaf."""
-    origin = get_origin(annotation)
-    if origin in (list, dict, Literal):
-        return {origin}
-    if origin is Annotated:
-        return _leaves(get_args(annotation)[0])
-    inner = [arg for arg in get_args(annotation) if arg is not type(None)]
-    return {leaf for arg in inner for leaf in _leaves(arg)} if inner else {annotation}
+    found = leaves(annotation)
+    return next((kind for kind in (bool, int, float) if found == {kind}), str)
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
@@ -179,29 +189,6 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 def _is_mapping(annotation: Any) -> bool:
     return get_origin(annotation) is dict or section_of(annotation) is not None
-
-
-def _parse(section: str, key: str, value: Any) -> Any:
-    annotation = _section(section).model_fields[key].annotation
-    if not isinstance(value, str):
-        return value
-    if _is_mapping(annotation):
-        return _parse_json(section, key, value, optional=type(None) in get_args(annotation))
-    if list in _leaves(annotation):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _parse_json(section: str, key: str, value: str, optional: bool) -> Any:
-    if optional and value.strip().lower() in OFF:
-        return "none"
-    try:
-        parsed = json.loads(value)
-    except json.JSONDecodeError as error:
-        shown = "the value" if (section, key) in SECRET else f"value {value!r}"
-        raise ConfigError(f"{flag_name(section, key)}: {shown} is not valid JSON: {error}") from None
-    # A dict would be merged with the file's key by key: one method with leftover keys of another.
-    return MappingProxyType(parsed) if optional and isinstance(parsed, dict) else parsed
 
 
 def _text(value: Any) -> str:

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from baton.services import credentials
-from baton.services.cli.flags import with_settings
-from baton.services.cli.help import SectionedCommand
+from baton.services.cli.help import command
 from baton.services.cli.tables import UNLIMITED, Column, fitted
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
@@ -20,10 +19,7 @@ from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Limits, Tenant, checked, digest, new_secret
 from baton.services.tenants.redis_book import RedisBook
 
-PLACE = (
-    *("router.keys_file", "router.keys_store", "router.keys_store_password_file"),
-    "scheduler.topic",
-)
+PLACE = ("router.keys_file", "router.keys_store", "router.keys_store_password_file", "scheduler.topic")
 
 keys = typer.Typer(
     name="key",
@@ -43,20 +39,19 @@ ClassNames = Annotated[
 ]
 
 
-@keys.command(cls=SectionedCommand)
-@with_settings(*PLACE)
+@command(keys, *PLACE)
 def add(
     settings: Settings,
     *,
     name: KeyName,
-    tenant: Annotated[str, typer.Option(help="Its tenant. [default: one of the key's own name]")] = "",
+    tenant: Annotated[str, typer.Option(help="Its tenant. [default: the key's name]")] = "",
     requests_per_s: RequestsPerS = None,
     tokens_per_min: TokensPerMin = None,
     concurrency: Concurrency = None,
     default_class: DefaultClass = None,
     classes: ClassNames = None,
 ) -> None:
-    """Add a key, and print its secret: the only time, as just its hash is kept.
+    """Add a key, and print its secret, once: only its hash is kept.
 
     The limits are the key's own, within those of its tenant.
     """
@@ -75,15 +70,13 @@ def add(
     print(secret)
 
 
-@keys.command(cls=SectionedCommand)
-@with_settings(*PLACE)
+@command(keys, *PLACE)
 def remove(settings: Settings, name: KeyName) -> None:
-    """Remove a key. Its requests under way end as they would have."""
+    """Remove a key. Its running requests are finished."""
     _with_book(settings, lambda book: book.edit(lambda held: held.without_key(name)))
 
 
-@keys.command(cls=SectionedCommand)
-@with_settings(*PLACE)
+@command(keys, *PLACE)
 def tenant(
     settings: Settings,
     *,
@@ -94,13 +87,16 @@ def tenant(
     default_class: DefaultClass = None,
     classes: ClassNames = None,
     priority: Annotated[
-        int, typer.Option(help="Turns that it gets, while requests wait, where priority 1 gets one.", min=1)
+        int,
+        typer.Option(
+            help="Turns that it gets while requests wait, for each of a tenant of priority 1.", min=1
+        ),
     ] = 1,
     cache_salt: Annotated[
         bool, typer.Option(help="Keep its prefix cache apart from that of other tenants.")
     ] = True,
 ) -> None:
-    """Set a tenant's limits, shared by its keys. What is not given has no limit."""
+    """Set a tenant's limits, which its keys share. A limit that is not given is removed."""
     made = checked(
         Tenant,
         requests_per_s=requests_per_s,
@@ -114,8 +110,7 @@ def tenant(
     _with_book(settings, lambda book: book.edit(lambda held: held.with_tenant(name, made)))
 
 
-@keys.command("list", cls=SectionedCommand)
-@with_settings(*PLACE)
+@command(keys, *PLACE, name="list")
 def list_(settings: Settings) -> None:
     """List keys and tenants."""
     book = _with_book(settings, lambda place: place.changed()) or Book()
@@ -164,7 +159,7 @@ _TENANTS: list[Column[tuple[str, Tenant]]] = [
 
 
 def _with_book(settings: Settings, use: Callable[[FileBook | RedisBook], Awaitable[Any]]) -> Any:
-    """Return what `use` returns of the book that the settings name. Raises ConfigError, BookError."""
+    """Return what `use` returns for the book of the settings. Raises ConfigError and BookError."""
 
     async def used() -> Any:
         router = settings.router

@@ -16,8 +16,8 @@ from baton.services import printing
 from baton.services.cli import ca, metrics
 from baton.services.cli import doctor as diagnosis
 from baton.services.cli.batch import batch
-from baton.services.cli.flags import Of, with_settings
-from baton.services.cli.help import SectionedCommand
+from baton.services.cli.flags import Of
+from baton.services.cli.help import SectionedCommand, command
 from baton.services.cli.key import keys
 from baton.services.cli.operators import OPERATORS, addresses_of, become_operator
 from baton.services.cli.ray import app as ray
@@ -66,8 +66,7 @@ WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "handoff", "security", "autoscale", "slo", "ops", "fleet")
+@command(app, "engine", "router", "scheduler", "handoff", "security", "autoscale", "slo", "ops", "fleet")
 def up(
     settings: Settings,
     *,
@@ -108,8 +107,7 @@ app.add_typer(metrics.app)
 app.add_typer(ray, name="ray")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "security", "ops")
+@command(app, "engine", "router", "scheduler", "security", "ops")
 def router(settings: Settings) -> None:
     """Run a router: serve OpenAI's HTTP API. Needs no GPU and no weights."""
     from baton.services.fleet.routers import run_routers
@@ -119,8 +117,7 @@ def router(settings: Settings) -> None:
     leave(0)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("scheduler", "security", "autoscale", "slo", of=Of.ONE)
+@command(app, "scheduler", "security", "autoscale", "slo", of=Of.ONE)
 def scheduler(settings: Settings) -> None:
     """Run a scheduler: track the workers and place every request."""
     from baton.services.fleet.scheduler import run_scheduler
@@ -129,29 +126,25 @@ def scheduler(settings: Settings) -> None:
     run_scheduler(settings)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
+@command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def prefill(settings: Settings) -> None:
     """Run a prefill worker: prefill prompts, hand the KV cache over."""
     _run_worker(settings, "prefill")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
+@command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def decode(settings: Settings) -> None:
     """Run a decode worker: load that KV cache and generate the output."""
     _run_worker(settings, "decode")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
+@command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def mixed(settings: Settings) -> None:
     """Run a worker that does both: the aggregated mode."""
     _run_worker(settings, "mixed")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff", "security", "fleet", of=Of.ONE)
+@command(app, "engine", "worker", "scheduler", "handoff", "security", "fleet", of=Of.ONE)
 def node(
     settings: Settings,
     *,
@@ -174,8 +167,7 @@ def node(
     run(settings, Fleet(prefill=prefill, decode=decode, mixed=mixed), log_dir, orders=orders)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS, of=Of.ANY)
+@command(app, *OPERATORS, of=Of.ANY)
 def status(
     settings: Settings,
     json: Json = False,
@@ -188,8 +180,7 @@ def status(
     run_status(addresses_of(settings), as_json=json, watch=watch)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS, of=Of.ONE)
+@command(app, *OPERATORS, of=Of.ONE)
 def drain(
     settings: Settings,
     worker: WorkerId,
@@ -204,8 +195,7 @@ def drain(
     run_drain(settings.scheduler.address, worker)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS, of=Of.ONE)
+@command(app, *OPERATORS, of=Of.ONE)
 def undrain(
     settings: Settings,
     worker: Annotated[
@@ -219,8 +209,7 @@ def undrain(
     run_undrain(settings.scheduler.address, worker)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS, of=Of.ONE)
+@command(app, *OPERATORS, of=Of.ONE)
 def role(
     settings: Settings,
     worker: WorkerId,
@@ -237,8 +226,7 @@ def role(
     run_role(settings.scheduler.address, worker, roles.role(to))
 
 
-@app.command("log-level", cls=SectionedCommand)
-@with_settings(*OPERATORS, of=Of.ANY)
+@command(app, *OPERATORS, of=Of.ANY, name="log-level")
 def log_level(
     settings: Settings,
     process: Annotated[
@@ -257,8 +245,7 @@ def log_level(
     run_log_level(list(addresses_of(settings).values()), process, level.lower())
 
 
-@app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS, of=Of.ANY)
+@command(app, *OPERATORS, of=Of.ANY)
 def top(settings: Settings) -> None:
     """Show the deployment live, and act on its workers.
 
@@ -274,8 +261,7 @@ def top(settings: Settings) -> None:
     Top(addresses).run()
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "worker", "handoff", "security", of=Of.ANY)
+@command(app, "engine", "router", "scheduler", "worker", "handoff", "security", of=Of.ANY)
 def doctor(settings: Settings, json: Json = False) -> None:
     """Check this machine and the deployment; say what to do.
 

@@ -6,8 +6,8 @@ import json
 
 import typer
 
-from baton.services.cli.flags import Of, with_settings
-from baton.services.cli.help import SectionedCommand
+from baton.services.cli.flags import Of
+from baton.services.cli.help import command
 from baton.services.cli.operators import OPERATORS, addresses_of, become_operator
 from baton.services.config import Settings
 
@@ -25,8 +25,7 @@ def _all_commands() -> None:
     """Keep `targets` a command of its own, though it is the only one."""
 
 
-@app.command(cls=SectionedCommand)
-@with_settings(*OPERATORS, of=Of.ANY)
+@command(app, *OPERATORS, of=Of.ANY)
 def targets(settings: Settings) -> None:
     """Print every process that serves metrics, as JSON for Prometheus' file_sd_configs."""
     from baton.scheduler import members

@@ -1,4 +1,4 @@
-"""The command `baton node`: the workers of one machine, told to a terminal or to the program that orders."""
+"""The command `baton node`: the workers of one machine, reported to a terminal or to the ordering program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.services.printing import say
 
 
 def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoReturn:
-    """Run the workers until a signal, or with `orders` those that stdin names; exit when none is left.
+    """Run the workers until a signal, or with `orders` the ones that stdin names; exit when none is left.
 
     Raises ConfigError and StartError.
     """
@@ -26,7 +26,7 @@ def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoRe
         raise ConfigError("give the workers to run (--prefill, --decode, --mixed), or --orders, one of both")
     folder = log_folder(log_dir)
     if orders:
-        # What libraries print to stdout goes to stderr, so as not to mix with the events.
+        # Libraries' output goes to stderr, apart from the events.
         events = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         run_node([], folder, Lines(events), listen=True)
@@ -64,4 +64,4 @@ class _Terminal:
         say(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}")
 
     def parts(self, states: Mapping[str, str]) -> None:
-        del states  # each change is said, too
+        del states  # each change is printed, too

@@ -6,8 +6,9 @@ import json
 import signal
 import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -15,14 +16,17 @@ from rich.console import Console, Group
 import baton
 from baton import signals
 from baton.addresses import split
-from baton.services.cli.flags import operator_flags, warned, with_settings
-from baton.services.cli.help import SectionedCommand
+from baton.services.cli.flags import operator_flags, warned
+from baton.services.cli.help import SectionedCommand, command
 from baton.services.cli.tables import UNLIMITED, Column, fitted
 from baton.services.config import Settings
 from baton.services.credentials import open_to_all
 from baton.services.errors import ServiceError
 from baton.services.leave import leave
 from baton.services.printing import guard, say
+
+if TYPE_CHECKING:
+    from baton.services.ray.desk import Remote
 
 app = typer.Typer(
     short_help="Run a deployment on a Ray cluster.",
@@ -63,22 +67,18 @@ def up(
     leave(0)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("scheduler.topic")
+@command(app, "scheduler.topic")
 def status(
     settings: Settings,
     address: RunningAddress = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the nodes, and the parts with their states."""
-    from baton.services.ray.desk import Remote
-
-    with Remote.connect(address, settings.scheduler.topic) as deployment:
+    with _running(address, settings) as deployment:
         _print_status(deployment.status(), as_json=json)
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("scheduler.topic")
+@command(app, "scheduler.topic")
 def scale(
     settings: Settings,
     numbers: Annotated[
@@ -86,24 +86,25 @@ def scale(
     ],
     address: RunningAddress = "auto",
 ) -> None:
-    """Set the numbers of workers; those that are too many are drained."""
-    from baton.services.ray.desk import Remote
-
+    """Set the numbers of workers; surplus ones are drained."""
     wanted = dict(_number(one) for one in numbers)
-    with Remote.connect(address, settings.scheduler.topic) as deployment:
+    with _running(address, settings) as deployment:
         deployment.scale(**wanted)
     print(f"ordered: {' '.join(numbers)}; `baton ray status` shows what comes of it")
 
 
-@app.command(cls=SectionedCommand)
-@with_settings("scheduler.topic")
+@command(app, "scheduler.topic")
 def down(settings: Settings, address: RunningAddress = "auto") -> None:
     """End a deployment, and with it its `baton ray up`. Requests are finished first."""
-    from baton.services.ray.desk import Remote
-
-    with Remote.connect(address, settings.scheduler.topic) as deployment:
+    with _running(address, settings) as deployment:
         deployment.down()
     print("ended: nothing of it is left on the cluster")
+
+
+def _running(address: str, settings: Settings) -> AbstractContextManager[Remote]:
+    from baton.services.ray.desk import Remote
+
+    return Remote.connect(address, settings.scheduler.topic)
 
 
 def _number(text: str) -> tuple[str, int]:

@@ -45,13 +45,13 @@ def simulated_splits(
         float, typer.Option(help="Factor by which a file's requests arrive faster than recorded.", min=0.001)
     ] = 1.0,
     most: Annotated[int, typer.Option(help="Requests taken of a file; 0: all.", min=0)] = 0,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find how many prefill and decode workers serve a trace best.
 
-    Simulates the splits of so many workers, and as many mixed ones, with this configuration's policy, and
-    prints the share of requests within both goals.
+    Simulates all splits of this number of workers, and as many mixed ones, with this configuration's policy,
+    and prints the share of requests within both goals.
     """
     from baton.services.cli.tuning import Load, run_tune
     from baton.services.simulate.figures import Goals

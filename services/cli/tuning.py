@@ -26,7 +26,7 @@ from baton.services.simulate.tune import Tried, search
 
 @dataclass(frozen=True)
 class Load:
-    """The requests, as the command names them."""
+    """The requests that the command asks for."""
 
     name: str  # a file, or a kind
     rate: float
@@ -62,7 +62,7 @@ def run_tune(
 
 
 def _known(one: Tried) -> dict[str, float]:
-    """Return the figures without those that no request gave: JSON has no nan."""
+    """Return the known figures: JSON has no nan."""
     return {key: value for key, value in one.run.figures().items() if not math.isnan(value)}
 
 

@@ -84,8 +84,7 @@ def _banner(settings: Settings, models: Sequence[Model]) -> str:
         status = "--config FILE, as here"
     header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     page = f"  page:     http://{from_here(settings.ops.listen)}/ops\n" if settings.ops.listen else ""
-    tenants = settings.router.has_tenants and not settings.router.metrics_open  # tenants cannot see /metrics
-    metrics = "" if tenants else f"  metrics:  {url}/metrics\n"
+    metrics = "" if settings.router.has_tenants else f"  metrics:  {url}/metrics\n"  # tenants cannot see it
     return f"""
 Ready. OpenAI's API is served at {url}/v1
 

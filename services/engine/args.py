@@ -83,7 +83,6 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
-        "seed": settings.seed,
         "served_model_name": [served_model_name(settings)],
         # Only text is served, so the other parts of a multi-modal model are neither loaded nor prepared in
         # the router.

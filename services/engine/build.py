@@ -178,6 +178,7 @@ def _transfer_config(plan: EnginePlan) -> Any:
         kv_load_failure_policy="fail",  # the router decides: prefill again elsewhere, or compute here
         kv_connector_extra_config={
             **handoff.model_dump(exclude={"enabled"}),
+            "lease_s": 2 * plan.settings.scheduler.placement_lease_s,
             "host": handoff.host or addresses.split(plan.settings.worker.listen)[0],
             "advertise_host": plan.kv_host,
             "identity": str(rpc.identity_folder() or ""),

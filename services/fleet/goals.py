@@ -6,6 +6,8 @@ from baton.autoscale.goals import Bounds, Goals
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 
+DECIDE_S = 2.0  # between two decisions, or less: a wait of the settings should see two of them
+
 
 def goals_of(settings: Settings) -> Goals:
     """Return the goals. Raises ConfigError if something else would change roles too."""
@@ -21,7 +23,7 @@ def goals_of(settings: Settings) -> Goals:
         gap_s=slo.itl_ms / 1_000,
         prefill=Bounds(own.min_prefill, own.max_prefill),
         decode=Bounds(own.min_decode, own.max_decode),
-        interval_s=own.interval_s,
+        interval_s=min(DECIDE_S, own.flip_after_s / 2, own.down_after_s / 2),
         down_after_s=own.down_after_s,
         flip_after_s=own.flip_after_s,
     )

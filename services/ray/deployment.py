@@ -372,7 +372,6 @@ class Deployment:
         if self._trust:
             tree["security"] = self._trust.section(role)
         tree["worker"]["listen"] = addresses.join(machine.address, 0)
-        tree["worker"]["scheduler_wait_s"] = max(60.0, tree["worker"]["scheduler_wait_s"])
         if "host" not in self.settings.router.model_fields_set:
             tree["router"]["host"] = machine.address
         return tree

@@ -13,7 +13,7 @@ log = logging.getLogger("baton.requests")  # its level is router.log_level
 
 
 def log_request(state: RequestState, record: Record) -> None:
-    """Log a sequence: what it was, what it cost, and its time to the first token by stage."""
+    """Log a sequence: its facts, its cost, and its time to the first token by stage."""
     if not log.isEnabledFor(logging.INFO):
         return
     fields = {
@@ -28,7 +28,7 @@ def log_request(state: RequestState, record: Record) -> None:
         "duration_ms": _ms(record.ended - record.arrived),
         "ttft_ms": _ms(record.first_token_s) if record.first_token_s else None,
         "client_ms": _ms(record.client_s),
-        **usage_of([state]).model_dump(),
+        **usage_of([state]),
         "stages_ms": {name: _ms(seconds) for name, seconds in record.first_token_stages.items()},
     }
     log.info("request", extra=fields)

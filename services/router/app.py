@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 2.0  # time to send the last errors to clients whose time is up
+SLOW_CLIENT_S = 30.0  # for a request to come whole, and for a client to read anything of its response
+LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
 _BACKLOG = 2048
 
 
@@ -143,7 +144,7 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
         ]
         schedulers = [one.scheduler for one in serving]
         metrics = shared.metrics
-        metrics.watch_scheduler(lambda: all(one.answering for one in schedulers))
+        metrics.scheduler_up.set_function(lambda: all(one.answering for one in schedulers))
         metrics.watch_workers(
             lambda: [one.identity.worker_id for each in schedulers for one in each.standby.workers]
         )
@@ -153,7 +154,6 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
             door = Middleware(
                 KeyMiddleware,
                 keys=tenancy.keyring or FixedKeys(router.keys),
-                metrics_open=settings.router.metrics_open,
                 refused=metrics.refused,
             )
             store = ResponseStore()
@@ -192,7 +192,7 @@ def _shared(settings: Settings, router_id: str) -> Shared:
         traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id)
     metrics = RouterMetrics()
     journal = Journal(settings.router.journal_mib << 20)
-    metrics.watch_journal(journal)
+    metrics.journal_bytes.set_function(lambda: journal.size)
     return Shared(
         router_id, metrics, EngineMetrics(), journal, Chronicle(metrics, traces), Classes(settings.classes)
     )
@@ -220,7 +220,7 @@ async def _serve_http(
     limits = HttpLimits(
         max_body=router.max_body_mib << 20,
         max_connections=affordable_connections(router.max_connections),
-        slow_client_s=router.slow_client_s,
+        slow_client_s=SLOW_CLIENT_S,
         keep_alive_s=router.keep_alive_s,
     )
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Record requests and their times: counted as they run, written when they are over."""
+"""Reports requests and their times: counts while they run, and a record when they are over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.services.trace_context import TraceContext
 class TraceWriter(Protocol):
     """The destination of traces."""
 
-    ratio: float  # sampled share of new traces
+    ratio: float  # share of new traces to sample
 
     def write(self, record: Record) -> None:
         """Write a request's trace, if it is to be kept. Must not block."""
@@ -27,7 +27,7 @@ class TraceWriter(Protocol):
 
 
 class Chronicle:
-    """The chronicle of one router. For its event loop."""
+    """Reports a router's requests. Use it in the router's event loop."""
 
     def __init__(self, metrics: RouterMetrics | None = None, traces: TraceWriter | None = None) -> None:
         """Count in `metrics`, write `traces`."""
@@ -53,7 +53,7 @@ class Chronicle:
             self._metrics.gap("client", client_s)
 
     def over(self, state: RequestState) -> None:
-        """Report a request that is over and whose response is sent. Call it once per request."""
+        """Report a request that is over, and whose response is sent; call it once for each."""
         record = record_of(state)
         self.recent.add(record)
         log_request(state, record)
@@ -63,5 +63,6 @@ class Chronicle:
             listener(record)
 
     def close(self) -> None:
+        """Send the traces that wait; may block for seconds."""
         if self._traces is not None:
             self._traces.close()

@@ -81,8 +81,6 @@ class DecodeLeg(Leg):
         timings = self._state.timings
         timings.admitted = now
         timings.handoff = admitted
-        timings.handoff_bytes = admitted.bytes
-        timings.transport = admitted.transport
         self._host.loaded(admitted)
 
     def _take_part(self, stream: WorkerStream) -> None:

@@ -1,11 +1,11 @@
-"""Sample the time between two tokens, for one request of a stream at a time, so that no token pays for it."""
+"""Samples of the time between two tokens, of one request per stream at a time, so that no token pays."""
 
 from __future__ import annotations
 
 from typing import Any
 
-EVERY_S = 0.25  # time between two samples of a stream
-PATIENCE_S = 5.0  # longest wait for a request's next output: it may have ended, or wait for its turn
+EVERY_S = 0.25  # between two samples of a stream
+PATIENCE_S = 5.0  # wait for a request's next output: it may have ended, or wait for its turn
 
 
 class GapSampler:
@@ -13,9 +13,9 @@ class GapSampler:
 
     def __init__(self) -> None:
         self.due = 0.0  # time.monotonic; outputs before it need not be shown
-        self.engine_s = 0.0  # the last sample's
+        self.engine_s = 0.0  # the last sample
         self._watched = ""  # an attempt_id
-        self._since = 0.0  # its last output, on the worker's clock
+        self._since = 0.0  # when its last output came, on the worker's clock
         self._until = 0.0
 
     def look(self, outputs: Any, now: float) -> str:

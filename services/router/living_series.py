@@ -1,26 +1,22 @@
-"""Keep metrics with one series per worker or tenant only for those that exist, not for all that ever did."""
+"""Metrics with one series per worker or tenant, removed some minutes after that is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
 
-GONE_S = 300.0  # s; the last counts of a worker or tenant that has gone are still scraped a few times
-
-M = TypeVar("M", Counter, Gauge, Histogram)
+GONE_S = 300.0  # the last counts are still scraped a few times
 
 
 class LivingSeries(Collector):
-    """Remove, at each scrape, the series of values neither known nor counted for `GONE_S`.
+    """Removes, at each scrape, series whose value was neither known nor counted for `GONE_S`.
 
     A restarted worker has another id, and its own series.
     """
 
     def __init__(self, label: str, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
-        """Manage metrics with this label."""
         self._label = label
         self._clock = clock
         self._metrics: list[Counter | Gauge | Histogram] = []
@@ -34,17 +30,16 @@ class LivingSeries(Collector):
     def __contains__(self, value: str) -> bool:
         return value in self._last
 
-    def keep(self, metric: M) -> M:
-        """Manage a metric that has the label, and return it."""
-        self._metrics.append(metric)
-        return metric
+    def keep(self, metrics: Iterable[Counter | Gauge | Histogram]) -> None:
+        """Watch metrics that have the label."""
+        self._metrics += metrics
 
     def watch(self, known: Callable[[], Iterable[str]]) -> None:
         """Set the function that returns the known values; it is called in the thread of a scrape."""
         self._known = known
 
     def counted(self, value: str) -> None:
-        """Note a new count. Call it with each one."""
+        """Note a new count; call it with each."""
         self._last[value] = self._clock()
 
     def describe(self) -> Iterable[Metric]:

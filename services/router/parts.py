@@ -13,6 +13,7 @@ from baton.services.router.pairs import Pairs
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
 from baton.services.router.quarantine import Quarantine
+from baton.services.router.recovery import MAX_ATTEMPTS
 from baton.services.router.waiting import WaitingRoom
 
 
@@ -23,12 +24,12 @@ class RelayParts:
     placements: Placements
     pool: WorkerPool
     metrics: RouterMetrics
-    max_attempts: int  # how many workers may fail a request in a row before it is given up
     waiting: WaitingRoom
     replace_wait_s: float = 60.0  # time from a failure until another placement makes progress
     journal: Journal = field(default_factory=Journal)
     counts: RouterCounts = field(default_factory=RouterCounts)
     pairs: Pairs = field(default_factory=Pairs)
     chronicle: Chronicle = field(default_factory=Chronicle)
+    max_attempts: int = MAX_ATTEMPTS
     quarantine: Quarantine = field(default_factory=Quarantine)
     convicts: Convicts = field(default_factory=Convicts)

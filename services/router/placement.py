@@ -177,15 +177,14 @@ def need_of(
 
 def cost_of(state: RequestState) -> pb.Cost:
     """Return the cost of the current attempt so far."""
-    timings = state.timings
-    spent = timings.spent()
+    handoff, spent = state.timings.handoff, state.timings.spent()
     return pb.Cost(
         queue_ms=spent.queue_ms,
         prefill_ms=spent.prefill_ms,
         handoff_ms=spent.handoff_ms,
         decode_ms=spent.decode_ms,
-        handoff_bytes=timings.handoff_bytes,
-        transport=timings.transport,
+        handoff_bytes=handoff.bytes if handoff is not None else 0,
+        transport=handoff.transport if handoff is not None else "",
         prompt_tokens=state.prompt_tokens,
         output_tokens=len(state.tokens),
         drafted_tokens=spent.drafted_tokens,

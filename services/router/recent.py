@@ -1,4 +1,4 @@
-"""Keep a router's last and slowest finished requests in memory, in bounded number, for operators."""
+"""The last and the slowest finished requests of a router, kept in bounded memory for the live page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from baton.services.router.record import Record
 LAST = 200
 SLOWEST = 50
 WINDOW_S = 900.0
-_PART_S = 60.0  # the slowest are kept by the minute, so that an old one makes room for others
+_PART_S = 60.0  # the slowest are kept per minute, so that old ones make room for others
 
 
 class Recent:
-    """Records of finished requests. One writer; readers get their own lists. For one event loop."""
+    """Records of finished requests; readers get lists of their own. Use it in one event loop."""
 
     def __init__(
         self, last: int = LAST, slowest: int = SLOWEST, clock: Callable[[], float] = time.monotonic
@@ -26,12 +26,12 @@ class Recent:
         self._clock = clock
         self._last: deque[Record] = deque(maxlen=last)
         self._most = slowest
-        # A heap per minute, its fastest record first. The number breaks ties.
+        # One heap per minute, the fastest record first; the number breaks ties.
         self._slow: deque[tuple[float, list[tuple[float, int, Record]]]] = deque()
         self._numbers = count()
 
     def add(self, record: Record) -> None:
-        """Add a record. Costs a few comparisons, except for the slowest."""
+        """Add a record; this costs a few comparisons unless it is among the slowest."""
         self._last.append(record)
         now = self._clock()
         self._forget(now)
@@ -56,7 +56,7 @@ class Recent:
         return [record for _, _, record in entries]
 
     def find(self, request_id: str) -> Record | None:
-        """Return the latest record with this id, either the one in logs or the client's."""
+        """Return the latest record with this request or response id."""
         kept: Iterator[Record] = (
             one
             for records in (self.last(), self.slowest())

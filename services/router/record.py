@@ -1,4 +1,4 @@
-"""Describe a finished request as one immutable record, for the log, traces and operators."""
+"""A finished request as one immutable record, for the log, traces and the live page."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from baton.services.router.timings import Event
 from baton.services.trace_context import TraceContext
 
 _FAILED = ("error", "refused")
+_AS_IT_IS = (
+    *("request_id", "response_id", "tenant", "model", "outcome", "status", "streams"),
+    *("prompt_tokens", "output_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,37 +27,37 @@ class AttemptRecord:
     prefill_worker: str
     decode_worker: str  # the same one if it did both
     epoch_s: float  # placed, seconds since 1970
-    trouble: str  # why it failed; empty if it did not
+    trouble: str  # the cause of its failure; "": it did not fail
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """A finished request. Moments of stages and events are time.monotonic; see `at_s`."""
 
-    request_id: str  # as in logs, at workers and at the scheduler
-    response_id: str  # as its client knows it: `id` in the response
+    request_id: str  # used in logs, by workers and by the scheduler
+    response_id: str  # the `id` in the response, which its client knows
     trace: TraceContext
     tenant: str
-    service: str  # its class
+    service: str  # the class of the request
     model: str
     outcome: str
-    status: int  # HTTP; 0 if no response was sent
+    status: int  # 0: no response was sent
     streams: bool
     prompt_tokens: int
     output_tokens: int
     arrived: float
     ended: float
-    first_token_s: float  # arrival to first token, or its first byte in a stream; 0 without one
-    client_s: float  # how long writing the response waited for its client to read
-    clock_s: float  # add to time.monotonic for seconds since 1970
-    method: str  # speculation's
+    first_token_s: float  # time to the first token, in a stream to its first byte; 0: no token
+    client_s: float  # time for which writing waited for the client to read
+    clock_s: float  # seconds since 1970 at time.monotonic() == 0
+    method: str  # the speculative method
     draft_steps: int
     drafted_tokens: int
     accepted_tokens: int
     retried: bool
     attempts: tuple[AttemptRecord, ...]  # the last ones
-    to_first_token: tuple[Stage, ...]  # one after another
-    later: tuple[Stage, ...]  # and parts of those
+    to_first_token: tuple[Stage, ...]  # consecutive
+    later: tuple[Stage, ...]  # later stages, and parts of stages
     events: tuple[Event, ...]
 
     @property
@@ -62,7 +66,7 @@ class Record:
 
     @property
     def slowness_s(self) -> float:
-        """The time to first token; for a request without one, all its time."""
+        """The time to first token, or all the request's time if it had none."""
         return self.first_token_s or self.ended - self.arrived
 
     @property
@@ -81,17 +85,9 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain values. Offsets are milliseconds since the request's arrival."""
         return {
-            "request_id": self.request_id,
-            "response_id": self.response_id,
+            **{name: getattr(self, name) for name in _AS_IT_IS},
             "trace_id": self.trace.trace_id,
-            "tenant": self.tenant,
             "class": self.service,
-            "model": self.model,
-            "outcome": self.outcome,
-            "status": self.status,
-            "streams": self.streams,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
             "arrived_at": round(self.at_s(self.arrived), 3),
             "duration_ms": _ms(self.ended - self.arrived),
             "ttft_ms": _ms(self.first_token_s),

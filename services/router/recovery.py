@@ -17,9 +17,10 @@ from random import uniform
 # and handoff: it is about one step of an engine's usual token budget, so its running requests wait for one
 # step.
 SHORT_PROMPT_TOKENS = 512
-# An attempt that generated this many tokens made progress, and the failures before it are forgotten: one
-# token may be the prefill's, two mean that a worker decoded. A request that kills its workers does so at the
-# same token again, and one that waits for others may well outlive more workers than the budget has.
+MAX_ATTEMPTS = 4  # workers that may fail a request in a row, without progress, until it is given up
+# An attempt that generated so many tokens made progress, and the failures before it are forgotten: one token
+# may be the prefill's, two are of a worker that decoded. A request that kills its workers does so at the same
+# token again, and one that waits for others may well outlive more workers than the budget has.
 PROGRESS_TOKENS = 2
 # Seconds between two placements of one request; the first retry does not wait, as another worker may be free.
 BACKOFF_S = 0.05

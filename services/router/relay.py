@@ -84,7 +84,7 @@ class Relay:
         try:
             self._convicts.check(self.state.engine_request)
         except Convicted:
-            self._metrics.suspect("refused")
+            self._metrics.suspects.labels("refused").inc()
             raise
         self._journal.enter(self.state)
         self._counts.arrived(self.state)
@@ -118,7 +118,7 @@ class Relay:
         except TimeoutError:
             self._fail(self._timed_out())
         except NotAdmitted as error:
-            self._metrics.rejected(error.why)
+            self._metrics.rejections.labels(error.why).inc()
             self._fail(error, "refused")
         except RequestFailed as error:
             self._fail(error)
@@ -188,13 +188,13 @@ class Relay:
         suspects |= self._placements.avoidable(self._full, self.state.excluded | suspects)
         placement = await self._placements.place(self.state, suspects, service)
         if self._placement is None:
-            self._metrics.began()
+            self._metrics.live_requests.inc()
         else:
             self._report("retried")
         self._placement = placement
         self.state.placed(placement, asked)
         if self._apart():
-            self._metrics.pair_avoided()
+            self._metrics.pairs_avoided.inc()
             await self._avoid_pair(suspects, service)
 
     def _apart(self) -> bool:
@@ -229,7 +229,7 @@ class Relay:
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
         if state.suspicion.convicted:
-            self._metrics.suspect("convicted")
+            self._metrics.suspects.labels("convicted").inc()
             self._convicts.add(state.request_id, state.engine_request, failure.message)
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
         step = next_step(
@@ -239,8 +239,8 @@ class Relay:
         )
         if step is RecoveryStep.GIVE_UP:
             error = AttemptsExhausted(
-                f"{len(state.failures)} workers of at most {self._max_attempts} failed under the request "
-                f"(router.max_attempts): {failure.message}",
+                f"{len(state.failures)} workers of at most {self._max_attempts} failed under the request: "
+                f"{failure.message}",
                 retry_after_s=1.0,
             )
             error.final = state.suspicion.suspect  # the same request may well kill the next workers
@@ -282,7 +282,7 @@ class Relay:
 
         A worker does not take the same epoch twice, so the attempt goes on under the next one.
         """
-        self._metrics.recomputed()
+        self._metrics.recomputed_prompts.inc()
         self.state.recomputes()
         self.state.epoch += 1
         self._stop_prefill()
@@ -312,7 +312,7 @@ class Relay:
                 wait_s = min(EXCLUDED_S, self._give_up - time.monotonic())
                 return await self._waiting.resume(wait_s, self._place)
             except NotAdmitted as error:
-                self._metrics.rejected(error.why)
+                self._metrics.rejections.labels(error.why).inc()
                 self._retries = max(self._retries, 1) + 1
                 self._last_failure = f"{because}; and {error.message}"
                 if error.never:
@@ -359,7 +359,7 @@ class Relay:
             failure = await self._legs().run_alone(tokens, more=self._quarantine.more)
         if failure is not None or state.over or state.complete:
             return failure
-        self._metrics.suspect("passed")
+        self._metrics.suspects.labels("passed").inc()
         state.suspicion.passed()
         state.failures.clear()
         self._retries = 0

@@ -63,9 +63,7 @@ class Served:
 
     async def app(self) -> frontend.ModelApp:
         """Build vLLM's app."""
-        most = self.model.settings.router.max_sequences
-        names = self.model.names
-        return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args, most), names)
+        return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args), self.model.names)
 
 
 @contextlib.asynccontextmanager
@@ -86,10 +84,10 @@ async def served(
         scheduler,
         own.worker_lease_s,
         pool.reached,
-        metrics.scheduler_lost,
+        metrics.scheduler_losses.inc,
         set_level if first else lambda _: None,
     )
-    metrics.watch_model(model.name, cluster.ready)
+    metrics.ready_workers.labels(model.name).set_function(cluster.ready)
     try:
         config = frontend.build_config(model.settings)
         args = frontend.build_arguments(model.settings, config)
@@ -99,7 +97,6 @@ async def served(
             Placements(scheduler, metrics, model.name if model.entry is not None else "", cluster.chosen),
             pool,
             metrics,
-            router.max_attempts,
             waiting,
             router.replace_wait_s,
             shared.journal,

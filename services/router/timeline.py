@@ -7,17 +7,17 @@ The stages to the first token follow one another without a gap, so their sum is 
     receive   its body
     render    vLLM's front end: chat template, tokenizer
     wait      in the waiting room, until the placement that succeeds is asked for
-    place     that call; within it `schedule`, the scheduler's own part
-    fetch     at a worker that holds the prompt's beginning, until it has saved it, or not; at most until
-              the prefill's engine has the request queued without it
+    place     that call; contains `schedule`, the scheduler's share
+    fetch     until a worker that holds the prompt's beginning has saved it, or failed to; at most until
+              the prefilling engine has queued the request without it
     send      to the worker, until its engine has it queued
-    queue     in the engine, until its first step; within it `prefix`, the load of what was fetched
+    queue     in the engine, until its first step; contains `prefix`, the load of the fetched beginning
     prefill   from there to the first token
     reply     its way back to the router
     hold      in the router, if the decode worker could not go on at once
     deliver   vLLM's front end again, until the first byte of a stream is with the client's socket
     lost      an attempt that failed before it had a token
-    other     between two known moments, if one between them is unknown
+    other     between two known moments, if one between them is not known
 
 Later stages overlap with `deliver`: `handoff` with its parts, `decode.first` (from the loaded KV cache to the
 first token of the decode worker), `decode`, `end` (from the last token to the response's end).
@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from baton.protos import worker_pb2
 from baton.services.router.state import RequestState
 from baton.services.router.timings import ROUTER, Process, Timings
 
@@ -57,8 +58,8 @@ class Stage(NamedTuple):
     name: str
     begin: float
     end: float
-    process: Process = ROUTER  # where it was spent
-    attempt: int = 0  # 0: of the request itself
+    process: Process = ROUTER  # the process that spent the time
+    attempt: int = 0  # 0: the request itself
     within: str = ""  # the stage of the same attempt that contains it
     attributes: Mapping[str, Any] = _NONE
 
@@ -68,7 +69,7 @@ class Stage(NamedTuple):
 
 
 class _Way:
-    """Consecutive stages: each begins where the one before it ended."""
+    """Consecutive stages: each begins where the previous one ended."""
 
     def __init__(self, begin: float) -> None:
         self.at = begin
@@ -83,11 +84,11 @@ class _Way:
         attempt: int = 0,
         attributes: Mapping[str, Any] = _NONE,
     ) -> None:
-        """Add the stage that ended at `end`; if that is unknown the time becomes part of `other`."""
+        """Add the stage that ended at `end`; if that is not known, its time becomes part of `other`."""
         if not end:
             self._skipped = True
             return
-        end = max(end, self.at)  # clocks of two machines are compared, which may be a little apart
+        end = max(end, self.at)  # the clocks of two machines may differ a little
         if self._skipped:
             name, process, attributes, self._skipped = "other", ROUTER, _NONE, False
         self.stages.append(Stage(name, self.at, end, process, attempt, "", attributes))
@@ -167,12 +168,12 @@ def _attempt_to_token(way: _Way, attempt: Timings) -> bool:
 
 
 def _fetched(attempt: Timings) -> float:
-    """Return when the prefill worker stopped waiting for the prompt's beginning; 0 if unknown."""
+    """Return when the prefill worker stopped waiting for the prompt's beginning; 0 if not known."""
     return min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
 
 
 def _within_place(attempt: Timings) -> Iterator[Stage]:
-    """Yield the scheduler's own part of a placement, centred, as the time each way is unknown."""
+    """Yield the scheduler's share of a placement, centred, as the time of each way is not known."""
     if attempt.scheduler_s and attempt.asked:
         spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
         begin, end = attempt.asked + spare, attempt.placed - spare
@@ -180,7 +181,7 @@ def _within_place(attempt: Timings) -> Iterator[Stage]:
 
 
 def _within_queue(attempt: Timings) -> Iterator[Stage]:
-    """Yield the load of the prompt's beginning: its end is known when it is reported."""
+    """Yield the load of the prompt's beginning."""
     told = attempt.prefix
     if told is not None and attempt.queued:
         spent = sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
@@ -191,13 +192,13 @@ def _within_queue(attempt: Timings) -> Iterator[Stage]:
 
 
 def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
-    """Yield an attempt's stages from its first token on. `tokens`: how many it brought."""
+    """Yield an attempt's stages from its first token on. `tokens`: the number that it generated."""
     number, decoder = attempt.number, attempt.decoder
     if attempt.saved:
         saving = attempt.saved - attempt.save_ms / 1e3
         yield Stage("handoff.save", saving, attempt.saved, attempt.prefiller, number)
     if attempt.admitted and attempt.handoff is not None:
-        yield from _handoff(attempt)
+        yield from _handoff(attempt, attempt.handoff)
     if not attempt.first_token:
         return
     begin = attempt.first_token
@@ -218,14 +219,13 @@ def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
         yield Stage("decode", begin, attempt.last_token, decoder, number, "", attributes)
 
 
-def _handoff(attempt: Timings) -> Iterator[Stage]:
-    """Yield a handoff and its parts, end to end, though the worker moves and checks at the same time."""
-    told = attempt.handoff
-    attributes: dict[str, Any] = {"bytes": attempt.handoff_bytes, "transport": attempt.transport or "none"}
-    if told is not None and told.early_bytes:
-        attributes["early_bytes"] = told.early_bytes  # moved before the prompt was complete
+def _handoff(attempt: Timings, told: worker_pb2.Admitted) -> Iterator[Stage]:
+    """Yield a handoff and its parts, laid end to end, although moving and checking overlap."""
+    attributes: dict[str, Any] = {"bytes": told.bytes, "transport": told.transport or "none"}
+    if told.early_bytes:
+        attributes["early_bytes"] = told.early_bytes  # before the prompt was complete, in no stage
     at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
-    begin = min(attempt.first_token, at)  # the decode worker may hear of the prompt's end before the router
+    begin = min(attempt.first_token, at)  # the decode worker may learn of the prompt's end before the router
     yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)
     for part in _HANDOFF:
         seconds = getattr(told, f"{part}_ms") / 1e3

@@ -1,11 +1,11 @@
-"""The moments of a request, noted where they happen: all that is told of its time is derived from them.
+"""The moments of a request, noted where they happen. All figures of its time are derived from them.
 
     HttpTimes   of its HTTP exchange, by http/connections.py and http/admission.py
     Timings     of one attempt, by the relay, its legs and its sink
-    Event       what went wrong on the way, and what was done about it
+    Event       failures, and the reactions to them
 
-Workers' moments come with their messages, and are put onto the router's clock by their streams. Moments are
-time.monotonic, in seconds; 0 before each, and where it never became known.
+Workers' moments come with their messages; their streams convert them to the router's clock. Moments are
+time.monotonic, in seconds; 0: not yet, or never known.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def process_of(worker: scheduler_pb2.Worker) -> Process:
 
 @dataclass(slots=True)
 class HttpTimes:
-    """The moments of one HTTP exchange; all sequences that it asks for share them."""
+    """The moments of one HTTP exchange, which all sequences that it asks for share."""
 
-    arrived: float = field(default_factory=time.monotonic)  # the request's first line
-    admitted: float = 0.0  # within its tenant's limits
-    received: float = 0.0  # its whole body
-    first_byte: float = 0.0  # of the response's body, given to the client's socket
+    arrived: float = field(default_factory=time.monotonic)  # the request's first line came
+    admitted: float = 0.0  # its tenant's limits let it in
+    received: float = 0.0  # its body was complete
+    first_byte: float = 0.0  # the response's body began to go to the client's socket
     ended: float = 0.0
-    status: int = 0  # of the response; 0: none was sent
+    status: int = 0  # 0: no response was sent
     streams: bool = False  # the response is an event stream: its first byte brings the first token
-    paused_s: float = 0.0  # writing waited for the client to read
+    paused_s: float = 0.0  # time for which writing waited for the client to read
 
 
 class Event(NamedTuple):
-    """Something that went wrong with a request, or was done about it."""
+    """A failure of a request, or the reaction to it."""
 
     name: str
     at: float
@@ -62,35 +62,33 @@ class Event(NamedTuple):
 class Timings:
     """The moments of one attempt."""
 
-    number: int = 0  # of the attempt, from 1
-    tokens_before: int = 0  # output tokens of the attempts before it
-    asked: float = 0.0  # a scheduler, to place it
+    number: int = 0  # 1 for the first attempt
+    tokens_before: int = 0  # output tokens of earlier attempts
+    asked: float = 0.0  # the scheduler was asked for a placement
     placed: float = 0.0
     prefix_asked: float = 0.0  # a source was asked for the prompt's beginning
-    prefix_saved: float = 0.0  # and has answered
-    queued: float = 0.0  # in the engine that prefills
-    prefix_loaded: float = 0.0  # into that engine
-    prefill_began: float = 0.0  # its first step
-    prefill_ended: float = 0.0  # its engine put the first token out
-    first_token: float = 0.0  # came here
-    held: bool = False  # it waited here until the decode worker had gone on
-    saved: float = 0.0  # the KV cache, for another worker
-    admitted: float = 0.0  # the KV cache is loaded on that worker
-    decode_began: float = 0.0  # the first step there
-    resumed: float = 0.0  # the first token from there came here
-    last_token: float = 0.0  # came here
+    prefix_saved: float = 0.0  # the source answered
+    queued: float = 0.0  # the prefilling engine queued the request
+    prefix_loaded: float = 0.0  # that engine loaded the prompt's beginning
+    prefill_began: float = 0.0  # the prefill's first step
+    prefill_ended: float = 0.0  # the engine put out the first token
+    first_token: float = 0.0  # the first token arrived here
+    held: bool = False  # the first token waited here until the decode worker had gone on
+    saved: float = 0.0  # the KV cache was saved for another worker
+    admitted: float = 0.0  # that worker loaded the KV cache
+    decode_began: float = 0.0  # that worker's first step
+    resumed: float = 0.0  # that worker's first token arrived here
+    last_token: float = 0.0  # the last token arrived here
     recomputed: float = 0.0  # the decode worker was told to prefill the prompt itself
-    ended: float = 0.0  # by a failure
+    ended: float = 0.0  # the attempt failed
     scheduler: Process = UNKNOWN
-    scheduler_s: float = 0.0  # of the placement, within the scheduler
+    scheduler_s: float = 0.0  # the scheduler's share of the placement time
     prefiller: Process = UNKNOWN
     decoder: Process = UNKNOWN
-    chunks: int = 0  # steps in which the prompt was computed, where its KV was saved
+    chunks: int = 0  # steps in which the prompt was computed, if its KV was saved
     save_ms: float = 0.0
-    handoff: worker_pb2.Admitted | None = None  # what the load cost
-    prefix: worker_pb2.Admitted | None = None  # the same of the prompt's beginning, on the prefill worker
-    handoff_bytes: int = 0
-    transport: str = ""
+    handoff: worker_pb2.Admitted | None = None  # the cost of the load
+    prefix: worker_pb2.Admitted | None = None  # the cost of loading the prompt's beginning
     drafts: Any = None  # the engine's count of this attempt so far (vLLM's RequestSpecDecodeMetrics)
 
     def spent(self) -> Spent:
@@ -116,7 +114,7 @@ class Spent:
     prefill_ms: float = 0.0
     handoff_ms: float = 0.0
     decode_ms: float = 0.0
-    draft_steps: int = 0  # that verified a draft
+    draft_steps: int = 0  # steps that verified a draft
     drafted_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()  # drafted tokens that were accepted
 

@@ -1,8 +1,8 @@
-"""The traces of requests, in OpenTelemetry's form: the router tells what each process did for a request.
+"""Traces of requests in OpenTelemetry's form. The router writes the spans of all processes.
 
-Workers and schedulers export nothing: what they did comes with the messages that they send anyway. So all is
-known, on one clock, when it is decided whether a trace is kept, and a worker that died is told of as far as
-the router heard of it. A span of a worker has that worker's resource.
+Workers and schedulers export nothing: their moments come with messages that they send anyway. So everything
+is known, on one clock, when the router decides whether to keep a trace, including the moments of a worker
+that died, as far as the router heard of them. A worker's span has that worker's resource.
 
 Leans on: opentelemetry.sdk.trace.ReadableSpan (its constructor), BatchSpanProcessor (a bounded queue that
 drops its oldest spans, and a thread of its own), the OTLP exporters.
@@ -38,10 +38,10 @@ _KINDS = {"place": SpanKind.CLIENT, "schedule": SpanKind.SERVER}
 
 
 class Traces:
-    """Writes the traces of finished requests. From the event loop; the export has a thread of its own."""
+    """Writes the traces of finished requests, in the event loop; a thread exports them."""
 
     def __init__(self, settings: TracingSettings, exporter: SpanExporter, router_id: str) -> None:
-        """Write to `exporter`, as the router of this id."""
+        """Write to `exporter` as the router `router_id`."""
         self.ratio = settings.sample_ratio
         self._slow_s = settings.slow_ms / 1e3
         self._router = Process(ROUTER.service, router_id)
@@ -58,14 +58,14 @@ class Traces:
                 self._processor.on_end(span)
 
     def close(self) -> None:
-        """Export what waits, within a few seconds."""
+        """Export waiting spans, within a few seconds."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def open_exporter(settings: TracingSettings) -> SpanExporter:
     """Return the exporter for the settings' endpoint. It connects when there is something to send."""
     url = urlsplit(settings.endpoint)
-    # Their own lines come with each batch that fails: ours says it once.
+    # The exporters log each batch that fails; we log once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     if url.path.strip("/"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
@@ -79,14 +79,14 @@ def open_exporter(settings: TracingSettings) -> SpanExporter:
         exporter = OverGrpc(
             endpoint=settings.endpoint,
             insecure=url.scheme == "http",
-            headers={name.lower(): value for name, value in settings.headers.items()},  # as gRPC wants them
+            headers={name.lower(): value for name, value in settings.headers.items()},  # for gRPC
             timeout=EXPORT_TIMEOUT_S,
         )
     return _Watched(exporter, settings.endpoint)
 
 
 class _Watched(SpanExporter):
-    """An exporter of which it is logged when it begins to fail, and when it works again."""
+    """An exporter that logs when it begins to fail, and when it works again."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter

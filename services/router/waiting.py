@@ -133,7 +133,7 @@ class WaitingRoom:
         finally:
             self._leave(party, turn, queue)
         waited_s = self._clock() - arrived
-        self._metrics.waited(waited_s)
+        self._metrics.wait_seconds.observe(waited_s)
         return waited_s
 
     def left(self, service: ServiceClass) -> None:

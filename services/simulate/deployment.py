@@ -96,7 +96,7 @@ class SimulatedDeployment:
         self._prefixes: PrefixLedger | None = None
         self._knowledge: Knowledge | None = None
         if events:
-            index = PrefixIndex(settings.prefix_blocks)
+            index = PrefixIndex()
             self._prefixes = PrefixLedger(index, loop.time, heartbeat_s=settings.heartbeat_s)
             self._knowledge = Knowledge(self._prefixes, PrefixMetrics(CollectorRegistry()), loop.time)
         policy = Policy(settings, settings.policy, random.Random(seed))  # noqa: S311

@@ -30,6 +30,7 @@ from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.router.errors import AttemptsExhausted, NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.recovery import (
+    MAX_ATTEMPTS,
     PROGRESS_TOKENS,
     Failure,
     RecoveryStep,
@@ -187,7 +188,7 @@ class SimulatedRouter:
         life.retries += 1
         step = next_step(
             failure,
-            failures_left=self._settings.max_attempts - len(life.failures),
+            failures_left=MAX_ATTEMPTS - len(life.failures),
             tokens_to_prefill=life.tokens_to_prefill,
         )
         if step is RecoveryStep.GIVE_UP:

@@ -10,7 +10,7 @@ from typing import Protocol
 from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import Book, Caller, digest
 
-LOOK_S = 1.0  # between two looks for changes: a new or removed key takes effect this late at most
+LOOK_S = 1.0  # between two looks for changes: the longest until a new or removed key takes effect
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +22,11 @@ class Source(Protocol):
         """Return the book if it changed since the last call. Raises BookError."""
 
     async def close(self) -> None:
-        """Release connections and files."""
+        """Release its resources."""
 
 
 class Keyring:
-    """The callers of one router. The last good book counts while the source cannot be used."""
+    """The callers of one router. The last good book counts until the source is good again."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -36,13 +36,13 @@ class Keyring:
 
     @property
     def problem(self) -> str:
-        """Why no key is known, in one line; empty once the book was read."""
+        """The reason why no key is known, in one line; "" once the book was read."""
         return "" if self._callers is not None else self._problem or "the keys were not read yet"
 
     def find(self, secret: bytes) -> Caller | None:
         """Return the caller with this secret, or None.
 
-        The look-up's time depends on the secret's hash, so it reveals nothing about secrets.
+        The duration depends on the secret's hash, so it reveals nothing about other secrets.
         """
         return (self._callers or {}).get(digest(secret))
 
@@ -64,7 +64,7 @@ class Keyring:
             log.info("%d keys of %d tenants", len(book.keys), len(self._tenants))
 
     async def follow(self) -> None:
-        """Look for changes forever; run it as a task of its own."""
+        """Look for changes forever; run it as a task."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()

@@ -1,4 +1,4 @@
-"""Keys, tenants and their limits; a book holds all those of a deployment.
+"""Keys, tenants and their limits; a book holds those of a deployment.
 
 A secret is 256 random bits, so a plain SHA-256 of it is as hard to invert as the secret is to guess; a slow
 hash, as for passwords, would only cost time in each request. The book holds the hash alone.
@@ -19,7 +19,7 @@ from baton.services.config import suggest
 from baton.services.errors import one_line
 from baton.services.tenants.errors import BookError
 
-SECRET_PREFIX = "baton-"  # noqa: S105 (lets people and scanners see what a leaked key is for)
+SECRET_PREFIX = "baton-"  # noqa: S105 (shows people and scanners what a leaked key is for)
 MAX_PRIORITY = 100
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -28,9 +28,9 @@ Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 
 
 class Limits(BaseModel):
-    """The limits of one key, or of all keys of a tenant together; None is no limit.
+    """The limits of one key, or of a tenant's keys together; None: no limit.
 
-    A key may use a class of requests only if its tenant may use it, too.
+    A key may use only the classes that its tenant may use, too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -73,22 +73,22 @@ class Caller:
     """The sender of a request: its key, its tenant, and the limits of both."""
 
     key: str  # the key's name
-    tenant: str  # the tenant's name; empty where keys have no tenants
+    tenant: str  # the tenant's name; "" if keys have no tenants
     key_limits: Limits
     settings: Tenant
 
     @property
     def default_class(self) -> str:
-        """The class of requests that choose none; if empty, the first class that the caller may use."""
+        """The class of requests that choose none; "": the first that the caller may use."""
         return self.key_limits.default_class or self.settings.default_class or ""
 
     def may_use(self, name: str) -> bool:
-        """Return whether the caller may use this class."""
+        """Return whether the caller's requests may be of this class."""
         return all(one.classes is None or name in one.classes for one in (self.key_limits, self.settings))
 
 
 L = TypeVar("L", bound=Limits)
-ANYBODY = Caller("", "", Limits(), Tenant())  # where keys have no tenants, or none is needed
+ANYBODY = Caller("", "", Limits(), Tenant())  # if keys have no tenants, or no key is needed
 
 
 class Book(BaseModel):
@@ -140,7 +140,7 @@ class Book(BaseModel):
 
 
 def book_of(content: Any) -> Book:
-    """Return the book in a file's content. Raises BookError, which names what is wrong in one line."""
+    """Return the book of a file's content. Raises BookError, one line that names the error."""
     try:
         return Book.model_validate(content)
     except ValidationError as error:
@@ -168,8 +168,8 @@ def digest(secret: bytes) -> bytes:
 def salted(caller: Caller, own: str | None) -> str | None:
     """Return the salt of a request's prefix cache: its tenant's, combined with the client's own.
 
-    A client cannot produce another tenant's salt, as its own is hashed together with its tenant's name. For a
-    tenant that shares its cache, it is hashed without a name.
+    A client cannot make another tenant's salt: its own is hashed together with its tenant's name, or with
+    "" for a tenant that shares its cache.
     """
     mine = caller.tenant if caller.settings.cache_salt else ""
     if not caller.tenant or not (mine or own):

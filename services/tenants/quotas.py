@@ -25,7 +25,7 @@ class Quotas:
     """The limits of all callers of one router's process."""
 
     def __init__(self, shared: SharedStore | None, router_id: str, processes: int = 1) -> None:
-        """Count together with the routers of `shared`, or alone as one of `processes`."""
+        """Share limits with the routers of `shared`; without, divide them among this router's processes."""
         self._shared = shared
         parts = processes if shared is None else 1
         self._rates = Rates(shared, parts)
@@ -39,7 +39,7 @@ class Quotas:
             self._renewing = keep(self._slots.renew, "renew the requests under way")
 
     async def close(self) -> None:
-        """End the tasks."""
+        """End these tasks."""
         if self._renewing is not None:
             await stop(self._renewing)
         if self._shared is not None:
@@ -57,7 +57,7 @@ class Quotas:
         return Visit(self, caller, [slot for _, slot in slots])
 
     async def charge(self, caller: Caller, tokens: int) -> list[Limit]:
-        """Take a sequence's tokens and return the limits they were taken from. Raises OverLimit."""
+        """Charge a sequence's tokens; return the limits that were charged. Raises OverLimit."""
         rates = list(self._rates_of(caller, "tokens_per_min"))
         await self._take(rates, tokens)
         return [rate for _, rate in rates]
@@ -68,7 +68,7 @@ class Quotas:
                 yield owner, self._rates.limit(field, owner, most)
 
     async def _take(self, limits: Sequence[tuple[str, Limit]], amount: int) -> None:
-        """Take from all limits; if one refuses, take from none and raise OverLimit."""
+        """Take from all limits, or from none and raise OverLimit."""
         for at, (owner, limit) in enumerate(limits):
             wait_s = limit.take_here(amount)
             if wait_s is not None:
@@ -82,7 +82,7 @@ class Quotas:
                 if wait_s is not None:
                     raise _over(owner, limit, amount, wait_s)
                 shared.append(limit)
-        except BaseException:  # CancelledError too: the client left meanwhile
+        except BaseException:  # also if the client leaves meanwhile
             for _, taken in limits:
                 taken.give_here(amount)
             for taken in shared:
@@ -97,12 +97,12 @@ class Visit:
         self.caller = caller
         self._quotas = quotas
         self._slots = slots
-        self._charges: dict[str, tuple[list[Limit], int]] = {}  # sequence -> limits, tokens
+        self._charges: dict[str, tuple[list[Limit], int]] = {}  # sequence -> the limits charged, tokens
 
     async def charge(self, sequence: str, prompt: int, most: int) -> None:
-        """Take the tokens of a prompt and of the longest answer to it. Raises OverLimit.
+        """Charge the tokens of a prompt and of its longest answer. Raises OverLimit.
 
-        The charge is at most a minute's limit, as the answer may turn out short.
+        An answer that may exceed a minute's limit is charged as the whole limit: it may turn out short.
         """
         allowed = [of.tokens_per_min for _, of in _owners(self.caller) if of.tokens_per_min]
         if not allowed:
@@ -111,7 +111,7 @@ class Visit:
         self._charges[sequence] = await self._quotas.charge(self.caller, tokens), tokens
 
     def settle(self, sequence: str, used: int) -> None:
-        """Replace a sequence's charge by what it used."""
+        """Correct a sequence's charge to the tokens that it used."""
         limits, tokens = self._charges.pop(sequence, ([], 0))
         _give(limits, tokens - used)
 

@@ -3,10 +3,10 @@
 The generic cell rate algorithm keeps one number a bucket, the time at which it will be full again, and
 refills steadily, so no window's end lets twice the rate pass. A bucket holds one period's worth.
 
-Leans on: throttled's store backends, one of which gets our Redis client; the GCRA actions of
-throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra; and the number that they store: seconds
-of time.monotonic in memory, in Redis seconds of its TIME since a day that `settle.lua` names. Our own actions
-correct what was taken, as the library's keep the old number if the new one would lie in the past.
+Leans on: throttled's store backends, one of them with our Redis client; the GCRA actions of
+throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store: seconds
+of time.monotonic in memory, in Redis seconds of its TIME since a day that `settle.lua` names. What was taken
+is corrected by our own actions, as the library keeps the old number if the new one would lie in the past.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from throttled.utils import now_mono_f
 from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
-PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # seconds
-MAX_BUCKETS = 100_000  # in this router's memory, 20 MB; beyond, the least recently used are dropped
+PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
+MAX_BUCKETS = 100_000  # in this router's memory, 20 MB; the least recently used are dropped
 
 
 class _OurClient(RedisStoreBackend):
@@ -34,14 +34,14 @@ class _OurClient(RedisStoreBackend):
 
     def __init__(self, client: Redis) -> None:
         BaseStoreBackend.__init__(self)
-        self._client = client  # type: ignore[assignment]  # the library knows only a protocol
+        self._client = client  # type: ignore[assignment]  # the library expects its own protocol
 
 
 class Rates:
-    """The buckets of one router, and the shared ones."""
+    """The buckets of one router, its own and the shared ones."""
 
     def __init__(self, shared: SharedStore | None, parts: int = 1) -> None:
-        """Keep whole buckets; with `parts` they fill that many times slower, but hold a whole burst."""
+        """Keep whole buckets, or one of `parts` that fill more slowly; each takes a whole burst."""
         self.parts = parts
         self.memory = MemoryStoreBackend(options={"MAX_SIZE": MAX_BUCKETS})
         self.take_here = MemoryLimitAtomicAction(self.memory)

@@ -40,7 +40,7 @@ class RedisBook:
     async def changed(self) -> Book | None:
         """Return the book if it changed since the last call. Raises BookError."""
         version, content = await self._fetch(self._seen)
-        if version is None:  # Redis restarted empty
+        if version is None:  # e.g. a Redis that was restarted empty
             raise BookError(f"{self.place}: holds no keys: add one with `baton key add`")
         if version == self._seen:
             return None
@@ -71,7 +71,7 @@ class RedisBook:
         await redis_link.hang_up(self._client)
 
     async def _fetch(self, seen: bytes | None) -> tuple[bytes | None, bytes]:
-        """Return the version, and the book if the version is not `seen`."""
+        """Return the version, and the book if its version is not `seen`."""
         try:
             async with self._client.pipeline(transaction=False) as pipe:
                 if self._probe:
@@ -92,8 +92,8 @@ class RedisBook:
             raise BookError(f"{self.place}: the book is damaged: {error}") from None
 
     def _away(self, error: Exception) -> BookError:
-        redis_link.renew(self._client)  # this may be the wrong server by now
+        redis_link.renew(self._client)  # this may now be the wrong server
         if refused := refusal(self._client, self._url, error):
             return BookError(f"{self.place}: {refused}")
-        # Not the error's own text, which differs from try to try: a problem is logged once.
+        # Without the error's own text, which differs from try to try: the problem is logged once.
         return BookError(f"{self.place}: no answer ({type(error).__name__})")

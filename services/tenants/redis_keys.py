@@ -1,9 +1,9 @@
 """Every Redis key of tenants, in one place. The braces keep those of a topic in one slot of a cluster.
 
     baton:{TOPIC}:tenants:book           HASH   version -> changes with each edit, book -> JSON; no expiry
-    baton:{TOPIC}:tenants:slots:OWNER    HASH   router id -> "COUNT UNTIL NUMBER": requests that it has
-                                                under way, the server's time, ms, until which that is
-                                                believed, and the number of the message that said so
+    baton:{TOPIC}:tenants:slots:OWNER    HASH   router id -> "COUNT UNTIL NUMBER": its running
+                                                requests, the server's time, ms, until which
+                                                that counts, and the number of the message
     baton:{TOPIC}:tenants:slots:probe    STRING empty: a router writes it to see that this is the master
     baton:{TOPIC}:tenants:rate:...OWNER  STRING of throttled-py; expires when the bucket would be full
 
@@ -12,7 +12,7 @@ OWNER is `tenant:NAME` or `key:NAME`, for rates with the limit's name before it.
 
 from __future__ import annotations
 
-SLOT_LEASE_S = 10.0  # a router silent for longer is counted as idle
+SLOT_LEASE_S = 10.0  # a router that is silent for longer counts as having no requests
 RENEW_S = 3.0
 PROBE_KEEP_MS = 10_000
 

@@ -1,4 +1,4 @@
-"""The Redis that routers share. While it is away no request fails or waits long because of it."""
+"""The Redis that routers share. While it is away no request fails, or waits for it for long."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
 from baton.tasks import patiently, stop
 
-CALL_S = 0.5  # for one call: the longest that a request waits for a Redis that falls silent
-PROBE_S = 1.0  # between two tries to reach an absent Redis
+CALL_S = 0.5  # a call's timeout: the longest that a request waits for a Redis that just went silent
+PROBE_S = 1.0  # between two tries to reach one that is away
 MAX_CONNECTIONS = 16
-MAX_LATER = 10_000  # queued calls that nobody waits for; more are dropped
+MAX_LATER = 10_000  # background calls that may wait; further ones are dropped
 
 T = TypeVar("T")
 Call = Callable[[], Coroutine[Any, Any, object]]
@@ -63,7 +63,7 @@ def refusal(client: Redis, url: str, error: BaseException) -> str:
 
 
 class SharedStore:
-    """Calls Redis, and knows whether it is reachable. Belongs to one event loop."""
+    """Calls Redis, and tracks whether it answers. Use it in one event loop."""
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.topic = topic
@@ -75,14 +75,14 @@ class SharedStore:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start the tasks that probe an absent Redis and make the queued calls."""
+        """Start to probe a Redis that is away, and to make background calls."""
         self._tasks = [
             keep(self._probe, "look for the routers' Redis"),
             keep(self._make_calls, "calls of the routers' Redis"),
         ]
 
     async def close(self) -> None:
-        """Make the remaining calls, within one call's time, and end the connections."""
+        """Make the remaining background calls, within CALL_S, and close the connections."""
         try:
             async with asyncio.timeout(CALL_S):
                 await self._later.join()

@@ -1,8 +1,8 @@
-"""Slots: requests at a time. A router reports how many it has under way, not increments.
+"""Slots: concurrent requests. A router reports how many it has running, not changes of that number.
 
-So a lost or doubled message does no harm; messages are numbered, so that an overtaken one is ignored. A dead
-router's requests are forgotten when its last message is `redis_keys.SLOT_LEASE_S` old. A request costs two
-calls of Redis, and a router one for each owner with requests under way every `redis_keys.RENEW_S`.
+So a lost or repeated message does no harm; messages are numbered, and late ones are ignored. The requests of
+a router that died are forgotten `redis_keys.SLOT_LEASE_S` after its last message. A request costs two calls
+of Redis; each owner with running requests costs a router one more every `redis_keys.RENEW_S`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WHATEVER = -1
 
 
 class Slots:
-    """The requests that this router has under way, by owner."""
+    """The running requests of this router, by owner."""
 
     def __init__(self, shared: SharedStore | None, router_id: str, parts: int = 1) -> None:
         """Give out all of an owner's slots, or one of `parts` shares of them, rounded up."""
@@ -30,7 +30,7 @@ class Slots:
         self.held: Counter[str] = Counter()
         self._shared = shared
         self._router_id = router_id
-        # From the clock, so that numbers rise over a restart; a double holds microseconds.
+        # From the clock, so that a restarted router is believed at once; a double holds microseconds.
         self._numbers = itertools.count(time.time_ns() // 1_000)
         self._script = shared.script("slots") if shared is not None else None
 
@@ -39,14 +39,14 @@ class Slots:
         return SlotLimit(self, owner, most)
 
     async def renew(self) -> None:
-        """Repeat forever what is under way; run it as a task of its own where routers share limits."""
+        """Repeat the counts forever; run it as a task if routers share limits."""
         while True:
             await asyncio.sleep(redis_keys.RENEW_S)
             for owner in list(self.held):
                 await self.say(owner, _WHATEVER)
 
     async def say(self, owner: str, most: int) -> bool:
-        """Report how many are under way; return False if that is too many over all routers."""
+        """Report this router's count; return False if all routers together are over the limit."""
         shared, script = self._shared, self._script
         if shared is None or script is None:
             return True
@@ -55,13 +55,13 @@ class Slots:
         return await shared.call(lambda: script(keys=[key], args=[*args])) != 0
 
     def say_soon(self, owner: str) -> None:
-        """Report without waiting."""
+        """Report this router's count without waiting for it."""
         if self._shared is not None:
             self._shared.later(lambda: self.say(owner, _WHATEVER))
 
 
 class SlotLimit:
-    """One owner's limit of requests at a time."""
+    """The most concurrent requests of one owner."""
 
     __slots__ = ("_owner", "_slots", "field", "most")
 
@@ -80,7 +80,7 @@ class SlotLimit:
         return None
 
     async def take_shared(self, amount: int) -> float | None:
-        """See `Limit`. Reports this router's whole count."""
+        """See `Limit`. Reports the whole count."""
         del amount
         return None if await self._slots.say(self._owner, self.most) else RETRY_S
 
@@ -92,6 +92,6 @@ class SlotLimit:
             del held[self._owner]
 
     def give_shared(self, amount: int) -> None:
-        """See `Limit`. `give_here` has counted it already."""
+        """See `Limit`. Reports the whole count, after `give_here`."""
         del amount
         self._slots.say_soon(self._owner)

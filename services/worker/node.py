@@ -47,6 +47,8 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and a refused worker should k
 logger = logging.getLogger(__name__)
 
 # All in seconds.
+SCHEDULER_WAIT_S = 60.0  # at the start
+ENGINE_STALL_S = 300.0  # a step that takes longer counts as one that hangs
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # while draining
@@ -110,7 +112,7 @@ class Node:
         self._handle_signals()
         server = rpc.aio_server()
         port = self._bind(server)
-        deadline = time.monotonic() + self._settings.worker.scheduler_wait_s
+        deadline = time.monotonic() + SCHEDULER_WAIT_S
         await self._advertise(port)
         own = self._settings.worker
         async with contextlib.AsyncExitStack() as stack:
@@ -195,7 +197,7 @@ class Node:
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
-            lease_s = self._settings.handoff.lease_s
+            lease_s = 2 * self._settings.scheduler.placement_lease_s
             for name, work in (
                 ("look what waits to be pulled", partial(self._watch_pinned, host)),
                 ("look for a step that hangs", partial(self._watch_steps, host, dispatcher)),
@@ -262,11 +264,10 @@ class Node:
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
-        """Treat a hanging engine as failed."""
-        limit_s = self._settings.worker.engine_stall_s
-        while host.step_s < limit_s:  # noqa: ASYNC110 (a thread that hangs sets no event)
-            await asyncio.sleep(min(1.0, limit_s / 4))
-        dispatcher.on_failure(EngineFailed(f"a step takes longer than {limit_s:g} s (worker.engine_stall_s)"))
+        """Take an engine that hangs for one that failed."""
+        while host.step_s < ENGINE_STALL_S:  # noqa: ASYNC110 (a thread that hangs sets no event)
+            await asyncio.sleep(min(1.0, ENGINE_STALL_S / 4))
+        dispatcher.on_failure(EngineFailed(f"a step takes longer than {ENGINE_STALL_S:g} s"))
 
     # Starting.
 
@@ -319,7 +320,7 @@ class Node:
 
     async def _advertise(self, port: int) -> None:
         """Settle the addresses that others are given. Raises StartError."""
-        found = await advertised(self._settings, port, self._settings.worker.scheduler_wait_s)
+        found = await advertised(self._settings, port, SCHEDULER_WAIT_S)
         self._identity.address, self._kv_host = found.worker, found.kv_host
         listen = self._settings.worker.listen
         logger.info("listens on %s, advertises %s; its KV is at %s", listen, found.worker, found.kv_host)
@@ -397,7 +398,7 @@ class Node:
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply, took_s: float) -> None:
         set_level(reply.log_level)
         if reply.clock_s and took_s < QUICK_S:
-            self._metrics.clock_offset.set(reply.clock_s + took_s / 2 - time.time())
+            self._metrics.clock_offset_seconds.set(reply.clock_s + took_s / 2 - time.time())
         if self._drafting is not None:
             self._drafting.hear(reply.peer_reference)
 

@@ -11,11 +11,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, ClassVar, NamedTuple, Self, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -31,15 +38,59 @@ SECONDS = (
 )
 METRICS = "/metrics"
 LOOPBACK = "127.0.0.1"
-AT_ONCE = 16  # connections, with a thread for each; further ones are closed at once
-WAITING = 128  # accept backlog; with Python's 5, one of a burst retries after 1 s, then after 3 s
+AT_ONCE = 16  # connections, with a thread for each; more are closed at once
+WAITING = 128  # connections not yet accepted; with Python's 5, some of a burst are late by 1 or 3 s
 REQUEST_S = 5.0  # time for a client to send its request
 ANSWER_S = 10.0  # time to read the answer, as long as Prometheus itself waits
 MOST_REQUEST_BYTES = 64 << 10
-# Unassigned addresses (RFC 5737, RFC 3849): the route to them is the default route.
+# Addresses that nobody has (RFC 5737, RFC 3849), to find the route to the outside.
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 Page = Callable[[Mapping[str, Any]], bytes]  # builds a page's JSON from the WSGI environment
+
+
+class _Row(NamedTuple):
+    kind: type[Counter | Gauge | Histogram]
+    text: str
+    labels: tuple[str, ...]
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+def counter(text: str, *labels: str) -> Counter:
+    """Declare a counter of a `Metrics` class."""
+    return cast(Counter, _Row(Counter, text, labels))
+
+
+def gauge(text: str, *labels: str) -> Gauge:
+    """Declare a gauge of a `Metrics` class."""
+    return cast(Gauge, _Row(Gauge, text, labels))
+
+
+def histogram(text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+    """Declare a histogram of a `Metrics` class."""
+    return cast(Histogram, _Row(Histogram, text, labels, {"buckets": buckets}))
+
+
+class Metrics:
+    """Metrics, declared as attributes of a subclass: `live_requests = gauge("Requests placed")`.
+
+    A metric's name is the class's `prefix` and the attribute's name, without an underscore in front.
+    """
+
+    prefix: ClassVar[str]
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        for attribute, row in vars(type(self)).items():
+            if isinstance(row, _Row):
+                name = self.prefix + attribute.lstrip("_")
+                made = row.kind(name, row.text, row.labels, registry=registry, **row.more)
+                setattr(self, attribute, made)
+
+    def labelled(self, label: str) -> Iterator[Counter | Gauge | Histogram]:
+        """Yield the metrics that have a label."""
+        for attribute, row in vars(type(self)).items():
+            if isinstance(row, _Row) and label in row.labels:
+                yield getattr(self, attribute)
 
 
 class CannotServe(BatonError):
@@ -125,7 +176,7 @@ class MetricsServer:
 
 
 class ProcessFigures(Collector):
-    """Collect the remaining lifetime of this process's certificate; nothing in plain text."""
+    """The remaining life of this process's certificate; no samples if it has none."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         registry.register(self)
@@ -166,7 +217,7 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
 
 
 def registry() -> CollectorRegistry:
-    """Return a registry with the metrics of every process: Python's process metrics, and its certificate."""
+    """Return a registry with the figures that every process has: CPU, memory, files, its certificate."""
     made = CollectorRegistry()
     ProcessCollector(registry=made)
     ProcessFigures(made)
@@ -180,7 +231,7 @@ def dialled(address: str) -> str:
 
 
 def way_out() -> str:
-    """Return the address by which this machine reaches others, or its name's address. Sends nothing."""
+    """Return this machine's address on the way to others, or that of its host name. Sends nothing."""
     for family, somewhere in _SOMEWHERE:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -196,7 +247,7 @@ def way_out() -> str:
 
 
 class _Request(io.RawIOBase):
-    """Read a client's bytes with a limit and a deadline. Raises TimeoutError beyond either."""
+    """A client's bytes, within a limit and a deadline; beyond either it raises TimeoutError."""
 
     def __init__(self, client: socket.socket) -> None:
         self._client = client
@@ -225,7 +276,7 @@ class _Quiet(WSGIRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
-        except OSError:  # the client was too slow, sent too much, or left; nobody waits for an answer
+        except OSError:  # the client was too slow, sent too much, or left
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)

@@ -23,8 +23,9 @@ LONG = {"prompt": "Hi", "max_tokens": 900, "temperature": 0, "ignore_eos": True,
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    config: dict[str, Any] = {"scheduler": {"heartbeat_s": 0.1}, "router": {"slow_client_s": SLOW_S}}
-    with deployment(tmp_path_factory.mktemp("abused"), **config) as one:
+    constants = {"baton.services.router.app:SLOW_CLIENT_S": SLOW_S}
+    folder = tmp_path_factory.mktemp("abused")
+    with deployment(folder, constants=constants, scheduler={"heartbeat_s": 0.1}) as one:
         yield one.up()
 
 

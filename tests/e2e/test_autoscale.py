@@ -25,7 +25,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
         "autoscale": {
             **{"mode": "on", "max_prefill": 1, "max_decode": 2},
-            **{"interval_s": 0.5, "down_after_s": 3.0, "flip_after_s": 1.0},
+            **{"down_after_s": 3.0, "flip_after_s": 1.0},
         },
     }
     with deployment(tmp_path_factory.mktemp("scaled"), **config) as one:

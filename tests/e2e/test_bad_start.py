@@ -38,9 +38,9 @@ def fails(*command: str, env: dict[str, str] | None = None) -> str:
     return the_line(done.stderr)
 
 
-def fails_forked(folder: Path, *command: str) -> str:
+def fails_forked(folder: Path, *command: str, **more: Any) -> str:
     """Do the same in a process that has imported vLLM, for errors that come after that."""
-    process = zygote.shared().baton("wrong", list(command), folder)
+    process = zygote.shared().baton("wrong", list(command), folder, **more)
     assert process.wait(CALL_S) == 1, process.text
     return the_line(process.text)
 
@@ -174,8 +174,9 @@ def test_a_taken_port(command: str) -> None:
     assert f"127.0.0.1:{port}" in said
 
 
-def test_a_scheduler_that_is_not_there() -> None:
-    said = fails(*worker("mixed", "--scheduler-wait-s", "2", scheduler="127.0.0.1:9"))
+def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
+    constants = {"baton.services.worker.node:SCHEDULER_WAIT_S": 2.0}
+    said = fails_forked(tmp_path, *worker("mixed", scheduler="127.0.0.1:9"), constants=constants)
     assert "127.0.0.1:9" in said
     assert "scheduler" in said
 

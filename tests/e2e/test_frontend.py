@@ -44,9 +44,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     engine = {"reasoning_parser": "demo", "extra": extra}
     router = {
         "chat_template": str(folder / "chat.jinja"),
-        "enable_prompt_tokens_details": True,
-        "enable_force_include_usage": True,
-        "frontend": FRONTEND,
+        "frontend": {**FRONTEND, "enable_prompt_tokens_details": True, "enable_force_include_usage": True},
     }
     with deployment(folder, engine=engine, router=router) as one:
         yield one.up()

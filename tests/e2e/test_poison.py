@@ -120,7 +120,7 @@ def test_a_request_that_kills_processes_is_given_up_and_its_neighbours_go_on(
     assert found[:STREAMS] == expected
     status, text = found[-1]
     assert status == 503
-    assert "4 workers of at most 4 failed under the request (router.max_attempts)" in text
+    assert "4 workers of at most 4 failed under the request" in text
     eventually(lambda: all(one.workers(role) for role in ("prefill", "decode")), 2 * CALL_S, "both are back")
     assert said(one).count(KILLED) - before == 4
     assert ask(one, [body(0)]) == expected[:1]

@@ -29,6 +29,37 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     assert load().handoff.transports is None
 
 
+def test_values_of_the_environment_have_the_keys_type(
+    yaml_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yaml_file.write_text(
+        "engine: {extra: {a: 1}, speculative_config: {method: ngram, prompt_lookup_max: 3}}\n"
+        "scheduler: {policy: {picker: best}}\n"
+    )
+    for name, value in {
+        "HANDOFF__TRANSPORTS": "shm, tcp",
+        "FLEET__DEVICES": "[0, 1]",
+        "ENGINE__EXTRA__B": '{"c": 2}',
+        "ENGINE__SPECULATIVE_CONFIG": '{"method": "mtp"}',
+        "ENGINE__ENABLE_PREFIX_CACHING": "false",
+        "SCHEDULER": '{"topic": "one", "store": "redis://h"}',
+        "SCHEDULER__TOPIC": "two",
+        "LOG_FORMAT": "json",
+    }.items():
+        monkeypatch.setenv(f"BATON_{name}", value)
+    settings = load(config_file=str(yaml_file))
+    assert settings.handoff.transports == ["shm", "tcp"]
+    assert settings.fleet.devices == ["0", "1"]
+    assert settings.engine.extra == {"a": 1, "b": {"c": 2}}
+    assert settings.engine.speculative_config is not None
+    assert settings.engine.speculative_config.prompt_lookup_max is None  # replaced as a whole
+    assert not settings.engine.enable_prefix_caching
+    assert (settings.scheduler.topic, settings.scheduler.store) == ("two", "redis://h")
+    assert (settings.scheduler.policy.picker, settings.log_format) == ("best", "json")
+    monkeypatch.setenv("BATON_ENGINE__SPECULATIVE_CONFIG", "none")
+    assert load(config_file=str(yaml_file)).engine.speculative_config is None
+
+
 @pytest.mark.parametrize(
     ("host", "url"),
     [
@@ -65,6 +96,7 @@ def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
         ),
         ("handoff: {transports: []}", ["handoff.transports", "at least 1"]),
         ("scheduler: {policy: {pickr: a}}", ["scheduler.policy.pickr", "'picker'", "allowed: filters"]),
+        ("router: {max_attempts: 2}", ["router.max_attempts is no longer set: it is 4"]),
         ("scheduler: {topic: 'a b'}", ["scheduler.topic", "'a b'", "pattern"]),
         ("scheduler: {heartbeat_s: 4}", ["worker_lease_s (5.0) is less than two heartbeat_s (4.0)"]),
         ("router: [1, 2]", ["router is a section: it must be a mapping of keys (host, port, "]),
@@ -95,7 +127,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("BATON_ROUTER__PORTT", "unknown key 'portt'"), ("BATON_ROUTR__PORT", "unknown section 'routr'")],
+    [
+        ("BATON_ROUTER__PORTT", "unknown key 'router.portt'; did you mean 'port'"),
+        ("BATON_ROUTR__PORT", "unknown key 'routr'; did you mean 'router'"),
+        ("BATON_CLASSES__OWN__SHARES", "unknown key 'classes.own.shares'; did you mean 'share'"),
+        ("BATON_ENGINE__SEED", "engine.seed is no longer set: set engine.extra.seed"),
+    ],
 )
 def test_a_misspelt_environment_variable_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, said: str

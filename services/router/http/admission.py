@@ -32,10 +32,10 @@ from baton.services.router.timings import HttpTimes
 from baton.services.tenants.model import ANYBODY, Caller
 from baton.services.trace_context import TraceContext
 
-CALLER = "baton.caller"  # in a scope: the sender, as its key tells
-TIMES = "baton.times"  # in a scope: the exchange's HttpTimes, begun by its connection
-TRACE_HEADER = b"traceresponse"  # in a response: its request's trace, as W3C Trace Context names it
-TIMEOUT_HEADER = b"x-request-timeout"  # seconds for the whole request, as the client wants it
+CALLER = "baton.caller"  # scope key: the sender, known by its API key
+TIMES = "baton.times"  # scope key: the exchange's HttpTimes, begun by its connection
+TRACE_HEADER = b"traceresponse"  # a response's header for its trace (W3C Trace Context)
+TIMEOUT_HEADER = b"x-request-timeout"  # seconds that the client allows for the whole request
 
 
 class Admission:
@@ -54,17 +54,17 @@ class Admission:
         http: HttpTimes | None = None,
         service: ServiceClass = STANDARD,
     ) -> None:
-        self.service = service  # its body may choose another one
+        self.service = service  # until the body chooses another class
         self.party = party  # takes turns with others when its requests wait
         self.trace = trace or trace_context.begin()
         self.http = http or HttpTimes()
         self.response: _HeldResponse | None = None  # while it is sent
-        self.request = request  # within its tenant's limits; None for one that came without HTTP
+        self.request = request  # the tenant's admission; None for a request without HTTP
         self.error: RequestFailed | None = None
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
         self.own: Own = NOTHING  # the router's own fields of its body
         self.options = usage.UsageOptions()
-        self.states: list[RequestState] = []  # of its sequences
+        self.states: list[RequestState] = []  # one per sequence
         self.lasting: asyncio.Task[None] | None = None  # continues after its response
 
     def refuse(self, error: RequestFailed) -> None:
@@ -73,7 +73,7 @@ class Admission:
             self.error = error
 
     def watch(self, received: float) -> None:
-        """Measure the way of the response's next piece, of an output that came to this router `received`."""
+        """Measure the next piece's way to the client, of an output that arrived at `received`."""
         if self.response is not None:
             self.response.watch(received)
 
@@ -181,7 +181,7 @@ class AdmissionMiddleware:
 
 
 def _party(caller: Caller, scope: Scope) -> Party:
-    """Return the sender, as one of those that take turns."""
+    """Return the sender as a party that takes turns."""
     return Party(caller.tenant, caller.key or _client(scope), caller.settings.priority)
 
 
@@ -225,7 +225,7 @@ class _HeldResponse:
         return self._state(message)
 
     def watch(self, received: float) -> None:
-        """Measure the way of the next piece, once: all others are sent without another call."""
+        """Measure the next piece alone: all others are sent without another call."""
         if self._state == self._send:
             self._watched = received
             self._state = self._measured
@@ -277,7 +277,7 @@ class _HeldResponse:
             self._chronicle.first_byte(admission.states)
 
     def _begin(self, start: Message) -> None:
-        """Note what the response's start tells, and name the request's trace in it."""
+        """Note the response's status and kind, and add the request's trace to its headers."""
         http, states = self._admission.http, self._admission.states
         http.status = start["status"]
         if streaming.streams(start):
@@ -288,7 +288,7 @@ class _HeldResponse:
             start["headers"] = [*start["headers"], (TRACE_HEADER, trace)]
 
     def _with_usage(self, message: Message) -> Message:
-        """Return the body's first part, a stream's first event or a whole response, with the usage added."""
+        """Add the usage to a whole response; for a stream, to the events that follow this one."""
         if self._admission.http.streams:
             self._state = self._streamed
             return message

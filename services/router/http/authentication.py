@@ -1,7 +1,7 @@
-"""Authentication: with an API key set, every path needs it but the few that health checks use.
+"""Authentication: if an API key is set, every path needs it except the few that health checks use.
 
-A path that is not listed is closed, so that routes that vLLM adds are closed, too. A listed path is compared
-as a whole with the one that the routes see: any other spelling of it is closed.
+A path that is not listed is closed, so routes that vLLM adds are closed, too. A listed path must equal the
+path that the routes see: any other spelling is closed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Keys(Protocol):
 
     @property
     def problem(self) -> str:
-        """The reason why no key is known yet, in one line; empty once they are."""
+        """The reason why no key is known yet, in one line; "" once keys are known."""
 
     def find(self, secret: bytes) -> Caller | None:
-        """Return the caller that presents a secret; None for a wrong one."""
+        """Return the caller that a secret belongs to, or None."""
 
 
 class FixedKeys:
@@ -62,15 +62,14 @@ class KeyMiddleware:
     called with the status for each request that does not pass.
     """
 
-    def __init__(self, app: App, keys: Keys, metrics_open: bool, refused: Callable[[str], None]) -> None:
-        """Accept any of `keys`. With `metrics_open` /metrics needs none."""
+    def __init__(self, app: App, keys: Keys, refused: Callable[[str], None]) -> None:
+        """Accept any of `keys`."""
         self._app = app
         self._keys = keys
-        self._open = OPEN | {METRICS} if metrics_open else OPEN
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in self._open:
+        if scope["type"] == "lifespan" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         caller = self._caller(scope["headers"])

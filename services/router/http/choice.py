@@ -45,7 +45,7 @@ class ModelMiddleware:
                 f"several models are served here: name one in the field 'model': {self._served}"
             )
         if not isinstance(name, str):
-            return self._app  # whose check of types refuses it
+            return self._app  # its check of types refuses the request
         if name not in self._apps:
             raise NoSuchModel(f"The model `{name}` does not exist. Served here: {self._served}.")
         return self._apps[name] or self._app

@@ -9,11 +9,11 @@ every moment a connection waits for one thing (Phase), and a timer limits how lo
     NEXT      another request                 keep_alive_s: then it is closed; 408 for the first one
     END       its client's end, after ours    LINGER_S without a byte, slow_client_s in all: then it is cut
 
-What is counted:
+Limits:
 
     too many connections          503, and far above the limit the connection is dropped without a response
-    headers and trailers          431 where they are too large; so are chunks' extensions and empty lines
-    a body that is too large      413, before it is read where its length is declared, else once it exceeds
+    headers and trailers          431 if they are too large; chunks' extensions and empty lines count
+    a body that is too large      413, before it is read if its length is declared
     all bodies together           503 for the largest one still arriving; each counts until its
                                   response is complete, or its connection ends
     a body after an early answer  a short one is dropped as it comes; for a longer one the connection ends
@@ -65,15 +65,15 @@ LINGER_BYTES = 64 << 20  # bytes that its client may still send
 BODIES_AT_ONCE = 8  # bodies of the largest size that fit into memory; smaller ones in proportion
 SHORT_BODY_BYTES = 64 << 10  # most bytes of a body after an early answer for the connection to stay
 MAX_PIPELINED = 32  # complete requests that wait for the response before theirs
-# A router that ends hears each open connection for so long: a request may be on its way, and a client that
-# kept the connection from a response without `Connection: close` sends its next one at once.
+# Time for which a router that ends still reads from each open connection: a request may be on its way, and a
+# client that kept its connection sends the next one at once.
 LAST_REQUEST_S = 0.5
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """One client's connection; its requests follow one another.
+    """One client's connection, with one request after another.
 
-    Its phase is derived from the other fields, never set. Call `_settle` wherever it may have changed.
+    Its phase is derived from the other fields, never set. Call `_settle` when it may have changed.
     """
 
     def __init__(self, *, limits: HttpLimits, intake: Intake, refused: OnRefused, **uvicorn: Any) -> None:
@@ -83,8 +83,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._on_refused = refused
         self._running: RequestResponseCycle | None = None  # the current response, or the last one
         self._over = False  # all further input is dropped
-        self._in_message = False  # from a request's first byte to its last
-        self._in_body = False  # from its headers' end on, until the next one begins
+        self._in_message = False  # between a request's first byte and its last
+        self._in_body = False  # between its headers' end and the next request
         self._header_bytes = 0
         self._body_bytes = 0
         self._raw = 0  # bytes read since a request began, or since the last one was complete
@@ -97,10 +97,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._unread = 0  # unread bytes at that time
         self._heard = 0.0  # loop time of the last dropped byte
         self._timer: asyncio.TimerHandle | None = None
-        self._times = HttpTimes()  # of the exchange whose response is under way
-        self._paused = 0.0  # time.monotonic: the response waits for its client to read since then
-
-    # -- the transport's calls
+        self._times = HttpTimes()  # those of the current response's exchange
+        self._paused = 0.0  # time.monotonic since which the response waits for its client to read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -146,8 +144,6 @@ class LimitedConnection(HttpToolsProtocol):
         super().resume_writing()
         self._times.paused_s += time.monotonic() - self._paused
         self._settle()
-
-    # -- the parser and its calls
 
     def _parse(self, data: bytes) -> None:
         while data and not self._over:
@@ -214,7 +210,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(too_large(self._limits))
             return
         if self.cycle.response_complete:
-            return  # nobody would read it
+            return  # the response is over, so the rest is dropped
         self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         self._intake.held += len(body)
         while self._intake.full and not self._over:
@@ -232,8 +228,6 @@ class LimitedConnection(HttpToolsProtocol):
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._lasting and not self._ending
         super().on_message_complete()
-
-    # -- uvicorn's own calls
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -255,11 +249,9 @@ class LimitedConnection(HttpToolsProtocol):
         """Close the connection after one more response. uvicorn's own would cut a request on its way."""
         self._ending = True
         if self.cycle is not None and not self.cycle.response_started:
-            self.cycle.keep_alive = False  # its response says so
+            self.cycle.keep_alive = False  # the response says so
         self._since = self.loop.time()
         self._arm(LAST_REQUEST_S)
-
-    # -- refusals, and the end
 
     def _objection(self) -> RequestFailed | None:
         """Return the reason to refuse a request by its headers, before its body is read; None if fine."""
@@ -287,7 +279,7 @@ class LimitedConnection(HttpToolsProtocol):
         return True
 
     def _refuse(self, error: RequestFailed) -> None:
-        """Respond in the application's stead, and accept nothing more on this connection."""
+        """Respond instead of the application, and accept nothing more on this connection."""
         if self._over:
             return
         if self.transport.is_closing():  # its client has left
@@ -326,7 +318,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self._held.get(self.cycle, 0) if self._in_message and not self._over else 0
 
     def _finish(self) -> None:
-        """Drop further input, and end the connection once its client has read what was written."""
+        """Drop further input, and end the connection once the client has read the response."""
         if self._over or self.transport.is_closing():
             return
         self._over = True
@@ -348,8 +340,6 @@ class LimitedConnection(HttpToolsProtocol):
     def _cut(self, reason: str) -> None:
         self._on_refused(reason)
         self.transport.abort()
-
-    # -- time
 
     @property
     def timed(self) -> bool:

@@ -1,4 +1,4 @@
-"""File descriptors: no more connections than there are descriptors for."""
+"""Limits connections to the available file descriptors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 # Refused connections that may wait for their 503; further ones are dropped, as descriptors are finite.
 SPARE_CONNECTIONS = 256
-OWN_DESCRIPTORS = 512  # for everything but clients: workers, scheduler, files
+OWN_DESCRIPTORS = 512  # reserved for workers, scheduler and files
 
 
 def affordable_connections(wanted: int) -> int:

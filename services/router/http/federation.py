@@ -1,8 +1,8 @@
 """`GET /metrics`: this router's metrics. `GET /metrics?all`: those of all processes of the deployment.
 
-The second is for a Prometheus that knows the router's address alone. Each process is asked at the address
-that it gave to the scheduler; its samples get the labels `instance` and `role`, unless they have one of that
-name already (as `honor_labels` does). One that does not answer in time is a sample `baton_federation_up 0`.
+The second is for a Prometheus that knows only the router's address. Each process is asked at the address that
+it gave to the scheduler; its samples get the labels `instance` and `role` unless they have them (as with
+`honor_labels`). A process that does not answer in time has a sample `baton_federation_up 0`.
 
 Of a router with several processes (router.processes) any of them answers for all: each sample has the label
 `process`, a number that stays when a process is started again, so its counters begin anew as Prometheus
@@ -29,9 +29,9 @@ from baton.scheduler.members import Member
 from baton.services.router.http.authentication import METRICS
 
 AT_ONCE = 16  # processes asked side by side
-ASK_S = 2.0  # for one to answer
-ALL_S = 8.0  # for all: Prometheus waits ten seconds
-MOST_BYTES = 8 << 20  # of one answer
+ASK_S = 2.0  # timeout of one process
+ALL_S = 8.0  # timeout of all processes: Prometheus waits ten seconds
+MOST_BYTES = 8 << 20  # largest answer
 UP = "baton_federation_up"
 PROCESS_UP = "baton_process_up"
 Key = TypeVar("Key")
@@ -43,7 +43,7 @@ class Beside:
     """The processes of one router, among which this one is `number`."""
 
     number: int
-    addresses: Callable[[], Mapping[int, str]]  # by number: host:port where each serves its own metrics
+    addresses: Callable[[], Mapping[int, str]]  # number -> host:port of its own metrics
 
 
 class Federation:
@@ -58,7 +58,7 @@ class Federation:
     ) -> None:
         """Collect `registry`, which is this process's own, and the metrics of all other `members`.
 
-        `beside` names the processes of this router, where it has several.
+        `beside` names the processes of this router if it has several.
         """
         self._me = me
         self._registry = registry
@@ -99,7 +99,7 @@ class Federation:
 
 
 def route(federation: Federation) -> Route:
-    """Return the route of /metrics, with the query `all` of all processes. It goes before vLLM's own."""
+    """Return the route of /metrics, which goes before vLLM's own."""
 
     async def answer(request: Request) -> Response:
         if "all" in request.query_params:
@@ -111,14 +111,14 @@ def route(federation: Federation) -> Route:
 
 
 class Families:
-    """Texts of several processes put together: the samples of a family must stand side by side."""
+    """Merges the texts of several processes: the samples of a family must stand together."""
 
     def __init__(self) -> None:
         self._heads: dict[str, list[str]] = {}
         self._samples: dict[str, list[str]] = {}
 
     def add(self, text: str, labels: Mapping[str, str]) -> None:
-        """Add one process's text; each sample gets those of the labels that it lacks."""
+        """Add one process's text; each sample gets the labels that it lacks."""
         family = ""
         for line in text.splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):

@@ -23,7 +23,7 @@ _PLAIN = (b"", b"identity")
 class HttpLimits:
     """The limits for every client."""
 
-    max_body: int  # in bytes
+    max_body: int  # bytes
     max_connections: int
     slow_client_s: float
     keep_alive_s: float  # the longest pause between two requests

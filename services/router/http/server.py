@@ -1,8 +1,8 @@
 """The HTTP server of one of a router's processes: uvicorn's, on a port that it shares with the others.
 
-The kernel gives each connection to one process, by its addresses. What a process leaves lying, because it is
-dead, starts again, drains or is busy, another one accepts at its second look: no client is refused or reset,
-and it waits for twice LOOK_S at most. A process without room for it leaves it to the others for longer.
+The kernel gives each connection to one process, by its addresses. If that process does not accept it, because
+it is dead, restarts, drains or is busy, another one accepts it at its second look: no client is refused or
+reset, and it waits for 2 * LOOK_S at most. A process without room leaves it to the others for longer.
 
 Leans on: uvicorn.Server (capture_signals, handle_exit, startup, shutdown, should_exit, server_state,
 lifespan).
@@ -27,12 +27,12 @@ from baton.services.router.http.connections import Connections
 from baton.tasks import stop
 
 LOOK_S = 0.05
-LOOKS = 2  # in a row at which something lies at another process's socket, before it is taken
-# By a process at its limit of connections, which refuses the requests on them. The others may have room; but
-# where one is dead and the rest are full, a client is told so, and health is shown.
+LOOKS = 2  # looks in a row that find a connection at another process's socket before it is accepted
+# The same for a process at its limit of connections, which refuses requests on further ones: others may have
+# room. But if one is dead and the rest are full, clients are refused, and health checks work.
 LOOKS_WHEN_FULL = 20
-AT_ONCE = 16  # connections taken from another process's socket at one look: more of them are for others
-LAST_S = 0.5  # to accept what the kernel has accepted when a process ends
+AT_ONCE = 16  # most connections accepted from another process's socket at one look
+LAST_S = 0.5  # time to take over connections that the kernel has accepted when a process ends
 
 
 class Server(uvicorn.Server):
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
             self.force_exit, self._told = self._told, True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept."""
+        """Start to accept connections."""
         await super().startup(sockets)
         if not self._seat.alone:
             self._looking = keep(self._look, "connections that other processes leave")
@@ -81,12 +81,12 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _look(self) -> None:
-        """Accept for ever what others leave lying. To be run as a task of its own."""
+        """Accept forever the connections that others do not accept; run it as a task."""
         others = {sock.fileno(): sock for sock in self._seat.others}
         poll = select.poll()
         for descriptor in others:
             poll.register(descriptor, select.POLLIN)
-        looks: dict[int, int] = {}  # in a row, at which something lay there
+        looks: dict[int, int] = {}  # descriptor -> looks in a row that found a connection
         while True:
             await asyncio.sleep(LOOK_S)
             found = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLIN]
@@ -101,13 +101,13 @@ class Server(uvicorn.Server):
                 return
             try:
                 connection, _ = sock.accept()
-            except OSError:  # none is left; one that is left for another reason is found at the next look
+            except OSError:  # none is left, or the next look finds it
                 return
             try:
                 connection.setblocking(False)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
-            except OSError:  # its client has left
+            except OSError:  # the client has left
                 connection.close()
 
     @property
@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         )
 
     async def _accept_last(self) -> None:
-        """Accept the connections that wait, then refuse new ones: also for those who hold this socket too."""
+        """Accept the connections that wait, then refuse new ones, also for other holders of this socket."""
         sock = self._seat.sock
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)

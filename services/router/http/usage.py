@@ -69,7 +69,7 @@ def _add(response: Any, states: list[RequestState]) -> bool:
     usage = response.get("usage") if isinstance(response, dict) else None
     if not isinstance(usage, dict) or not states:
         return False
-    usage[FIELD] = usage_of(states).model_dump()
+    usage[FIELD] = usage_of(states)
     return True
 
 

@@ -1,4 +1,4 @@
-"""An operator's actions from the live page: drain, undrain, another role. Each is logged and told.
+"""An operator's actions from the live page: drain, undrain, another role. Each is logged and shown.
 
 They need the rights of an operator. With security.tls a router has none: there the page says so, and names
 the command that does it.
@@ -29,7 +29,7 @@ class Action(BaseModel):
 
     action: Literal["drain", "undrain", "role"]
     worker: str = Field(min_length=1, max_length=200)
-    confirm: str  # the worker again, as the operator confirmed it
+    confirm: str  # the worker again, confirmed by the operator
     role: str = ""
 
 
@@ -38,16 +38,16 @@ class ActionRefused(Exception):
 
 
 class Actions:
-    """Carries actions out, one call to a scheduler each; of several models, until one knows the worker."""
+    """Carries actions out by calls to the schedulers, until one knows the worker."""
 
     def __init__(self, schedulers: Sequence[SchedulerClient], events: Events, forbidden: str = "") -> None:
-        """Ask these, one of each model. `forbidden` says why this router may not act; empty if it may."""
+        """Ask `schedulers`, one of each model. `forbidden` says why this router may not act; "" if it may."""
         self._schedulers = schedulers
         self._events = events
         self.forbidden = forbidden
 
     async def run(self, action: Action, caller: str) -> str:
-        """Do it, and return what was done. Raises ActionRefused."""
+        """Carry an action out, and return a description of it. Raises ActionRefused."""
         if self.forbidden:
             raise ActionRefused(self.forbidden)
         if action.confirm != action.worker:
@@ -70,7 +70,7 @@ class Actions:
         return done
 
     async def _first(self, step: Callable[[SchedulerClient, Action], Awaitable[str]], action: Action) -> str:
-        """Ask the scheduler that has the worker; for one that none has now, each until one knows its name.
+        """Ask the scheduler that has the worker; if none has it now, each until one knows its name.
 
         Raises what the last one raises.
         """

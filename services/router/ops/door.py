@@ -1,6 +1,6 @@
-"""The door of the live page. It lets in whoever has the page's key; without one, whoever is on this machine.
+"""The door of the live page. It lets in holders of the page's key; without a key, users of this machine.
 
-A browser shows the key once, at /ops/login, and then a cookie, which no script reads and no other site sends.
+A browser shows the key once, at /ops/login, and then a cookie that no script reads and no other site sends.
 Without a key the page listens on loopback only, and answers to this machine's own names only: another site's
 page could lead its name here (DNS rebinding).
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from baton.services.router.http import presented
 
 COOKIE = "baton_ops"
-ACTION_HEADER = b"x-baton-ops"  # no other site's page can send it without our consent, which it never gets
+ACTION_HEADER = b"x-baton-ops"  # another site's page needs CORS consent to send it, which it never gets
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -25,9 +25,9 @@ class Door:
     """The check of each request to the live page."""
 
     def __init__(self, key: str) -> None:
-        """Let in who shows `key`; an empty one lets in this machine's users."""
+        """Let in clients that show `key`; "" lets in this machine's users."""
         self._key = key.encode()
-        # Of this process: a restart asks for the key again.
+        # New in each process: a restart asks for the key again.
         self._seal = secrets.token_bytes(32)
 
     @property
@@ -61,7 +61,7 @@ class Door:
         )
 
     def cookie(self) -> str:
-        """Return the value of the cookie of who has shown the key."""
+        """Return the cookie for clients that have shown the key."""
         return hmac.new(self._seal, self._key, hashlib.sha256).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""One message for all who look: made once a tick, and not at all while nobody looks."""
+"""One message for all watchers, made once a tick while somebody watches."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MOST_WATCHERS = 32
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of what the page shows. Callables of the router's own parts; called in its event loop."""
+    """The sources of the page's content, called in the router's event loop."""
 
-    about: dict[str, Any]  # model, topic, versions: what does not change
+    about: dict[str, Any]  # constants: model, topic, versions
     workers: Callable[[], Iterable[pb.WorkerStatus]]
     scheduler_problem: Callable[[], str]  # empty while a scheduler answers
     series: Series
 
 
 class TooManyWatchers(Exception):
-    """As many look as may."""
+    """The limit of watchers is reached."""
 
 
 class Feed:
-    """The page's state, and those who watch it."""
+    """The page's state, and its watchers."""
 
     def __init__(self, sources: Sources, tick_s: float = 0.5) -> None:
         """Send a message every `tick_s` while somebody watches. A sample is taken each second in any case."""
@@ -49,12 +49,12 @@ class Feed:
         self._message = b""
 
     def over(self, record: Record) -> None:
-        """Take a request that is over."""
+        """Add a request that is over."""
         self.flows.add(record)
         self.events.over(record)
 
     def first(self) -> bytes:
-        """Return what a page needs before its first message."""
+        """Return the data that a page needs before its first message."""
         kept = list(self._sources.series.samples)
         return msgspec.json.encode(
             {
@@ -67,7 +67,7 @@ class Feed:
         )
 
     async def run(self) -> None:
-        """Sample and send forever. To be run as a task of its own."""
+        """Sample and send forever; run it as a task."""
         each = max(1, round(SAMPLE_S / self._tick_s))  # ticks a sample
         number = 0
         while True:
@@ -82,7 +82,7 @@ class Feed:
             await asyncio.sleep(self._tick_s)
 
     async def watch(self) -> AsyncIterator[bytes]:
-        """Yield each message; one that is not taken in time is replaced by the next.
+        """Yield each message; a message that is not taken in time is replaced by the next.
 
         Raises TooManyWatchers.
         """

@@ -5,35 +5,39 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from baton.protos import scheduler_pb2 as pb
 
-GONE_S = 30.0  # a worker that is gone is shown for so long
+GONE_S = 30.0  # a worker that left is still shown for this long
 GONE = "gone"
-# Of a row, in this order.
-COLUMNS = (
-    "id",
-    "name",
-    "role",
-    "state",
-    "running",
-    "waiting",
-    "slots",
-    "kv_usage",  # 0 to 1
-    "pinned_mib",
-    "queued_tokens",  # of prompts, placed and not prefilled
-    "prefill_tokens_per_s",
-    "output_tokens_per_s",
-    "method",
-    "acceptance",  # of the first drafted token, last minute; null without drafts
-    "accepted_length",  # output tokens a step with a draft
-    "alarm",
-    "silent_s",  # since its last heartbeat
-    "address",
-)
-_AT = {name: index for index, name in enumerate(COLUMNS)}
 _MIB = 1 << 20
+
+
+class Row(NamedTuple):
+    """One worker on the page; sent as a list."""
+
+    id: str
+    name: str
+    role: str
+    state: str
+    running: int
+    waiting: int
+    slots: int
+    kv_usage: float  # 0 to 1
+    pinned_mib: float
+    queued_tokens: int  # prompt tokens placed and not prefilled
+    prefill_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    method: str
+    acceptance: float | None  # first drafted token, last minute; None without drafts
+    accepted_length: float | None  # output tokens a step with a draft
+    alarm: bool
+    silent_s: float  # time since the last heartbeat
+    address: str
+
+
+COLUMNS = Row._fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Sums:
 
     prefill_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
-    acceptance: float | None = None  # of first drafted tokens, over the drafts of the last minute
+    acceptance: float | None = None  # first drafted tokens, last minute
 
 
 @dataclass(slots=True)
@@ -55,33 +59,27 @@ class _Rates:
 
 
 class Fleet:
-    """The workers of the last snapshots. A worker costs a comparison of two counts a snapshot."""
+    """The workers of the last snapshots."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._rates: dict[str, _Rates] = {}
-        self._gone: dict[str, tuple[float, list[Any]]] = {}  # by id: since when, the last row
-        self.rows: list[list[Any]] = []
+        self._gone: dict[str, tuple[float, Row]] = {}  # id -> when it left, its last row
+        self.rows: list[Row] = []
         self.sums = Sums()
 
     def update(self, workers: Iterable[pb.WorkerStatus], *, fresh: bool = True) -> None:
-        """Take a snapshot. One that is not fresh, as no scheduler answers, tells no rates."""
+        """Take a snapshot. If it is not fresh, because no scheduler answers, there are no rates."""
         now = self._clock()
-        before = {row[0]: row for row in self.rows if row[_AT["state"]] != GONE}
+        before = [row for row in self.rows if row.state != GONE]
         workers = list(workers)
-        # The counts of one that is not fresh are older than it is: no rate begins with them.
-        self._rates = (
-            {
-                one.identity.worker_id: self._rate(one.identity.worker_id, one.load.counts, now)
-                for one in workers
-            }
-            if fresh
-            else {}
-        )
+        # A stale snapshot's counts are of an unknown time, so no rate begins with them.
+        self._rates = {
+            one.identity.worker_id: self._rate(one.identity.worker_id, one.load.counts, now)
+            for one in (workers if fresh else ())
+        }
         rows = {status.identity.worker_id: self._row(status) for status in workers}
-        for worker_id, row in before.items():
-            if worker_id not in rows:
-                self._gone[worker_id] = now, [*row[: _AT["state"]], GONE, *row[_AT["state"] + 1 :]]
+        self._gone |= {row.id: (now, row._replace(state=GONE)) for row in before if row.id not in rows}
         self._gone = {
             worker_id: (since, row)
             for worker_id, (since, row) in self._gone.items()
@@ -90,39 +88,38 @@ class Fleet:
         self.sums = self._sums(workers)
         self.rows = [*rows.values(), *(row for _, row in self._gone.values())]
 
-    def _row(self, status: pb.WorkerStatus) -> list[Any]:
+    def _row(self, status: pb.WorkerStatus) -> Row:
         identity, load = status.identity, status.load
         capacity, drafting = identity.capacity, load.drafting
         usable = max(1, capacity.num_blocks - 1)
         rates = self._rates.get(identity.worker_id)
-        return [
-            identity.worker_id,
-            identity.name or identity.worker_id,
-            pb.Role.Name(identity.role).removeprefix("ROLE_").lower(),
-            "drained"
-            if status.drained
-            else pb.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower(),
-            load.running,
-            load.waiting,
-            capacity.max_num_seqs,
-            round(1 - load.free_blocks / usable, 3) if status.HasField("load") else 0.0,
-            round(load.pinned_bytes / _MIB, 1),
-            status.reserved_prompt_tokens,
-            _rounded(rates.prefill_per_s if rates else None),
-            _rounded(rates.output_per_s if rates else None),
-            capacity.speculative_method,
-            round(drafting.first_acceptance, 3) if drafting.drafts else None,
-            round(drafting.mean_accepted_length, 2) if drafting.drafts else None,
-            drafting.alarm,
-            round(status.heartbeat_age_s, 1),
-            identity.address,
-        ]
+        state = pb.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower()
+        return Row(
+            id=identity.worker_id,
+            name=identity.name or identity.worker_id,
+            role=pb.Role.Name(identity.role).removeprefix("ROLE_").lower(),
+            state="drained" if status.drained else state,
+            running=load.running,
+            waiting=load.waiting,
+            slots=capacity.max_num_seqs,
+            kv_usage=round(1 - load.free_blocks / usable, 3) if status.HasField("load") else 0.0,
+            pinned_mib=round(load.pinned_bytes / _MIB, 1),
+            queued_tokens=status.reserved_prompt_tokens,
+            prefill_tokens_per_s=_rounded(rates.prefill_per_s if rates else None),
+            output_tokens_per_s=_rounded(rates.output_per_s if rates else None),
+            method=capacity.speculative_method,
+            acceptance=round(drafting.first_acceptance, 3) if drafting.drafts else None,
+            accepted_length=round(drafting.mean_accepted_length, 2) if drafting.drafts else None,
+            alarm=drafting.alarm,
+            silent_s=round(status.heartbeat_age_s, 1),
+            address=identity.address,
+        )
 
     def _rate(self, worker_id: str, counts: pb.EngineCounts, now: float) -> _Rates:
         computed, output = counts.computed_tokens, counts.output_tokens
         last = self._rates.get(worker_id) or _Rates(now, computed, output)
         took = now - last.at
-        # Heartbeats are a second apart: between them the counts stand still, and the rate with them.
+        # Counts change only with heartbeats, a second apart; keep the rate between them.
         if (computed, output) != (last.computed, last.output) and took > 0:
             return _Rates(
                 now, computed, output, (computed - last.computed) / took, (output - last.output) / took

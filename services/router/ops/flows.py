@@ -1,4 +1,4 @@
-"""KV that went from prefill workers to decode workers, by pair, over the last ten seconds."""
+"""KV moved from prefill workers to decode workers, by pair, over the last ten seconds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from baton.services.router.record import Record
 
 WINDOW_S = 10.0
-MOST_PAIRS = 200  # in a message: the busiest
+MOST_PAIRS = 200  # the busiest pairs, in a message
 _PART_S = 1.0
 _MIB = 1 << 20
 
-Pair = tuple[str, str]  # prefill worker, decode worker; the same one where it did both
+Pair = tuple[str, str]  # prefill worker, decode worker; the same twice if it did both
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class _Part:
 
 
 class Flows:
-    """Sums by pair and second. Bounded by the pairs that were used in a window."""
+    """Sums by pair and second; memory is bounded by the pairs used within the window."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

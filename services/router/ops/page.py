@@ -1,4 +1,4 @@
-"""The live page as a part of the router: its socket, what it shows, and where it may act."""
+"""The live page as a part of the router: its socket, its content and its rights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_OPERATOR = (
 
 @dataclass(frozen=True)
 class PageDoor:
-    """The socket on which the page listens, and the key that it asks for; an empty one asks for none."""
+    """The socket on which the page listens, and the key that it asks for; "": none."""
 
     sock: socket.socket
     key: str
@@ -41,11 +41,11 @@ class Shown:
     """The router's parts that the page shows."""
 
     router_id: str
-    served: Sequence[Served]  # its models
+    served: Sequence[Served]  # one per model
     chronicle: Chronicle
 
     def problem(self) -> str:
-        """Say of which models no scheduler answers, and why; empty while all do."""
+        """Return which models' schedulers do not answer, and why; "" while all answer."""
         problems = {one.model.name: one.cluster.problem for one in self.served if one.cluster.problem}
         if len(self.served) == 1:
             return next(iter(problems.values()), "")
@@ -56,7 +56,7 @@ class Shown:
         return [worker for one in self.served for worker in one.scheduler.standby.workers]
 
     def load(self) -> pb.RouterLoad:
-        """Return what this router's requests met."""
+        """Return the load and latencies of this router's requests."""
         return summed([one.parts.counts.message(one.parts.waiting) for one in self.served])
 
     def live(self) -> int:
@@ -65,7 +65,7 @@ class Shown:
 
 
 def open_door(settings: Settings) -> PageDoor | None:
-    """Listen for the page; None where `ops.listen` names no address.
+    """Listen for the page; return None if `ops.listen` is empty.
 
     Raises ConfigError and StartError: others could reach it without a key, the port is taken.
     """

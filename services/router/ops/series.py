@@ -15,21 +15,21 @@ KEPT = 900  # samples
 WINDOW = 10  # samples
 COLUMNS = (
     "at",  # seconds since 1970
-    "ttft_p50_ms",  # of this router's requests
+    "ttft_p50_ms",  # this router's requests
     "ttft_p99_ms",
-    "itl_p50_ms",  # mean gap between an answer's tokens, of answers that ended
+    "itl_p50_ms",  # mean gap between tokens, of answers that ended
     "itl_p99_ms",
     "requests_per_s",
-    "waiting",  # for room on the workers
+    "waiting",  # requests that wait for room on the workers
     "live",
-    "output_tokens_per_s",  # of all workers
+    "output_tokens_per_s",  # all workers
     "prefill_tokens_per_s",
     "acceptance",
 )
 
 
 class Series:
-    """Samples of what this router's requests met, and of what the workers did."""
+    """Samples of this router's latencies and of the workers' throughput."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Series:
         live: Callable[[], int],
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Sample `load`, what this router's requests met until now, and `live`, those that wait or run."""
+        """Sample `load`, the counts of this router's requests, and `live`, how many wait or run."""
         self._load = load
         self._live = live
         self._now_s = now_s

@@ -1,7 +1,7 @@
 """The live page's own HTTP server, in the router's event loop but on a port of its own.
 
 GET  /ops                    the page
-GET  /ops/first              what it needs once: names of columns, the last quarter of an hour
+GET  /ops/first              data needed once: names of columns, the last quarter of an hour
 GET  /ops/feed               then a message each tick, as server-sent events
 GET  /ops/requests           ?order=last|slowest &n= &search=
 GET  /ops/requests/{id}      one, by its id in logs or the client's
@@ -39,7 +39,7 @@ from baton.services.router.ops.tries import Tries
 from baton.services.router.recent import LAST, Recent
 from baton.tasks import spawn
 
-STOP_S = 2.0  # for open pages, when the router ends
+STOP_S = 2.0  # time for open pages to close when the router ends
 MOST_BODY = 64 << 10  # bytes: a key, or an action
 MOST_CONNECTIONS = 4 * MOST_WATCHERS  # a browser opens up to six
 SLOW_CLIENT_S = 10.0
@@ -114,7 +114,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
     ) -> list[dict[str, Any]]:
         found = recent.last() if order == "last" else recent.slowest()
         rows = (record.to_json() for record in found)
-        return list(islice((row for row in rows if _matches(row, search)), n))  # no more than are asked for
+        return list(islice((row for row in rows if _matches(row, search)), n))  # stops once there are n
 
     @app.get("/ops/requests/{request_id}")
     async def request(request_id: str) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
 
 class Guard:
-    """Lets in those whom the door opens to, and says in each answer what a browser may do with it.
+    """Refuses requests to which the door does not open, and adds security headers to responses.
 
     On the bare protocol: Starlette's own kind of middleware hides why an answer broke off.
     """

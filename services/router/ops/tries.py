@@ -1,6 +1,6 @@
 """Wrong keys: after a few from one address, keys from there are ignored for a time that doubles each time.
 
-The table is bounded. If all of its addresses wait, no new address may try, because too many are at it.
+The table is bounded. While it is full, no new address may try.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Tries:
     def __init__(self, now_s: Callable[[], float] = time.monotonic, most: int = MOST) -> None:
         self._now_s = now_s
         self._most = most
-        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # by last wrong key
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # sorted by last wrong key
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -56,7 +56,7 @@ class Tries:
             self._addresses[network] = found
 
     def passed(self, host: str) -> None:
-        """Forget a client's wrong keys, as it has sent the right one."""
+        """Forget the wrong keys of a client that has sent the right one."""
         self._addresses.pop(_network(host), None)
 
     def _forget(self, now: float) -> None:

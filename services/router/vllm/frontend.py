@@ -221,7 +221,7 @@ class ModelApp:
     names: Sequence[str]
 
 
-async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) -> Any:
+async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
     """Return vLLM's app for one model with our limits and /health; everything else is vLLM's own.
 
     Clients reach it only through `opened_to_clients`.
@@ -233,7 +233,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace, max_sequences: int) ->
     bound_error_texts()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
-    limit_requests(app.state, max_sequences)
+    limit_requests(app.state)
     large_answers.install()
     word_stream_errors(app.state)
     tell_cut_calls(app.state)

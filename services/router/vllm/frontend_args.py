@@ -24,7 +24,7 @@ from baton.services.errors import ConfigError
 
 _KEY = "router.frontend"
 _TLS = "end TLS at a proxy in front of the router"
-_LIMITS = "the router has limits of its own: router.max_body_mib, router.slow_client_s (docs/limits.md)"
+_LIMITS = "the router has limits of its own: router.max_body_mib (docs/limits.md)"
 _LOG = "use router.log_level"
 _WORKERS = "start more workers instead (--prefill, --decode, --mixed)"
 _TEXT = "only text is generated here"
@@ -55,8 +55,6 @@ REFUSED: Mapping[str, str] = {
     "disable_uvicorn_access_log": f"{_LOG}: there is an access log at debug only",
     "disable_access_log_for_endpoints": f"{_LOG}: there is an access log at debug only",
     "chat_template": "use router.chat_template",
-    "enable_prompt_tokens_details": "use router.enable_prompt_tokens_details",
-    "enable_force_include_usage": "use router.enable_force_include_usage",
     "tool_call_parser": "use engine.tool_call_parser",
     "enable_auto_tool_choice": "it is on where engine.tool_call_parser is set",
     "reasoning_parser": "use engine.reasoning_parser",
@@ -110,8 +108,6 @@ def frontend_namespace(engine: EngineSettings, router: RouterSettings) -> Namesp
     args.enable_log_requests = bool(engine.extra.get("enable_log_requests", False))
     args.disable_log_stats = bool(engine.extra.get("disable_log_stats", False))
     args.chat_template = router.chat_template or None
-    args.enable_prompt_tokens_details = router.enable_prompt_tokens_details
-    args.enable_force_include_usage = router.enable_force_include_usage
     _check_template(router.chat_template)
     _take_tool_parser(args, engine)
     _check_middleware(args.middleware)

@@ -29,14 +29,15 @@ MEDIA = frozenset(
     }
 )
 
+MAX_SEQUENCES = 256  # of one request: prompts times n
 Check = Callable[[Any], Awaitable[Any]]
 
 
-def limit_requests(state: Any, max_sequences: int) -> None:
+def limit_requests(state: Any) -> None:
     """Put the check in front of every handler in `state`, the app's."""
     for serving in vars(state)["_state"].values():
         if check := getattr(serving, "_check_model", None):
-            serving._check_model = _checked(check, max_sequences)
+            serving._check_model = _checked(check)
 
 
 def sequences(request: Any) -> int:
@@ -81,18 +82,18 @@ def _field(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
-def _checked(check: Check, max_sequences: int) -> Check:
+def _checked(check: Check) -> Check:
     async def checked(request: Any) -> Any:
-        if problem := _problem(request, max_sequences):
+        if problem := _problem(request):
             raise refusal(Unsupported(problem))
         return await check(request)
 
     return checked
 
 
-def _problem(request: Any, max_sequences: int) -> str:
-    if (wanted := sequences(request)) > max_sequences:
-        return f"the request asks for {wanted} answers; {max_sequences} are allowed (router.max_sequences)"
+def _problem(request: Any) -> str:
+    if (wanted := sequences(request)) > MAX_SEQUENCES:
+        return f"the request asks for {wanted} answers; {MAX_SEQUENCES} are allowed"
     if problem := too_large(grammar_bytes(request)):
         return problem
     if kind := media(request):

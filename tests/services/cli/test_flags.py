@@ -47,8 +47,19 @@ def test_a_flag_reaches_its_key() -> None:
 def test_wrong_values_name_the_key() -> None:
     with pytest.raises(ConfigError, match="--engine-args: the value is not valid JSON"):
         run("--engine-args", "x")
+    with pytest.raises(ConfigError, match=r"--speculative-config: value '\{x' is not valid JSON"):
+        run("--speculative-config", "{x")
     with pytest.raises(ConfigError, match=r"handoff\.transports\.0: value 'pigeon'"):
         run("--handoff-transports", "pigeon")
+
+
+def test_flags_of_earlier_versions_say_what_to_do_instead() -> None:
+    for command, flag in (("router", "--max-attempts=2"), ("up", "--no-metrics-open"), ("mixed", "--seed")):
+        result = CliRunner().invoke(main.app, [command, flag, "1"])
+        assert isinstance(result.exception, ConfigError)
+        assert str(result.exception).startswith(f"{flag.partition('=')[0]}: ")
+        assert "is no longer set: " in str(result.exception)
+    assert "--seed" in help_of("tune")
 
 
 def test_no_two_keys_share_a_flag() -> None:

@@ -266,7 +266,7 @@ def test_the_environment_names_its_keys_too(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("BATON_ROUTER_CONFIG__DEPLOYMENT_CONFIG__NUM_REPLICAS", "2")
     assert read(cluster()).deploying("router").initial == 2
     monkeypatch.setenv("BATON_ROUTER_CONFIG__DEPLOYMENT", "2")
-    with pytest.raises(ConfigError, match="unknown key 'deployment'; did you mean 'deployment_config'"):
+    with pytest.raises(ConfigError, match=r"'router_config\.deployment'; did you mean 'deployment_config'"):
         read(cluster())
 
 

@@ -736,11 +736,11 @@ async def test_usage_is_of_all_attempts(cluster: Cluster) -> None:
     state = cluster.client._relays["q"].state
     right(await cluster.answer("q"), PROMPT, 20)
     used = usage_of([state])
-    assert (used.draft_steps, used.drafted_tokens, used.accepted_tokens) == (18, 36, 14)
-    assert used.acceptance_by_position == [round(10 / 18, 4), round(4 / 18, 4)]
-    assert sorted((used.decode_worker or "").split(", ")) == ["d0", "d1"]
-    assert used.attempts == 2
-    assert used.decode_ms > 30  # 20 steps of 2 ms, of both
+    assert (used["draft_steps"], used["drafted_tokens"], used["accepted_tokens"]) == (18, 36, 14)
+    assert used["acceptance_by_position"] == [round(10 / 18, 4), round(4 / 18, 4)]
+    assert sorted(used["decode_worker"].split(", ")) == ["d0", "d1"]
+    assert used["attempts"] == 2
+    assert used["decode_ms"] > 30  # 20 steps of 2 ms, of both
 
 
 async def test_attempts_run_out(cluster: Cluster) -> None:
@@ -749,7 +749,7 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
     for worker in workers[1:]:
         worker.faults.append(Fault(PHASE_DECODE, 0, failed=Failed.CODE_STALE))
     got = await cluster.ask(PROMPT, 20)
-    assert "2 workers of at most 2 failed under the request (router.max_attempts)" in str(got.error)
+    assert "2 workers of at most 2 failed under the request" in str(got.error)
     assert got.tokens == answer(PROMPT, len(got.tokens))
     await cluster.settled()
 

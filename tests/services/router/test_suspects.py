@@ -195,7 +195,7 @@ async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_n
     for worker in workers:
         worker.faults = faults
     got = await cluster.ask(PROMPT, TOKENS)
-    assert "4 workers of at most 4 failed under the request (router.max_attempts)" in str(got.error)
+    assert "4 workers of at most 4 failed under the request" in str(got.error)
     assert got.error.http_status == 503  # type: ignore[union-attr]
     assert got.error.error.final, "no client library sends it again by itself"  # type: ignore[union-attr]
     assert len(alone(*workers)) == 2, "two losses make it a suspect: it takes no neighbour along any more"

@@ -132,10 +132,10 @@ def test_a_request_that_was_never_placed() -> None:
 
 
 def test_the_handoff_and_the_decode() -> None:
-    told = worker_pb2.Admitted(wait_ms=10, move_ms=20, check_ms=5, load_ms=15, total_ms=60, early_bytes=5)
-    one = attempt(
-        saved=1.149, save_ms=4.0, admitted=1.4, handoff=told, handoff_bytes=7, transport="shm", resumed=1.45
+    told = worker_pb2.Admitted(
+        wait_ms=10, move_ms=20, check_ms=5, load_ms=15, total_ms=60, bytes=7, early_bytes=5, transport="shm"
     )
+    one = attempt(saved=1.149, save_ms=4.0, admitted=1.4, handoff=told, resumed=1.45)
     one.last_token = 2.0
     state = request(one, first_token=1.21, ended=2.1)
     state.tokens.extend(range(8))

@@ -31,7 +31,7 @@ def settings(listen: str, advertise: str = "", handoff_host: str = "", scheduler
     return load(
         {
             "scheduler": {"address": scheduler},
-            "worker": {"listen": listen, "advertise": advertise, "scheduler_wait_s": 0.2},
+            "worker": {"listen": listen, "advertise": advertise},
             "handoff": {"host": handoff_host},
         }
     )

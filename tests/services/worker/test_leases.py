@@ -15,7 +15,7 @@ PINNED = "baton_worker_handoffs_pinned"
 
 async def test_handoffs_outlast_a_queue_that_is_longer_than_their_lease(workers: Fleet) -> None:
     """No prompt is computed again, and what nobody wants any more is released."""
-    prefill = workers.start("prefill", handoff={"lease_s": LEASE_S})
+    prefill = workers.start("prefill", scheduler={"placement_lease_s": LEASE_S / 2})
     decode = workers.started("decode", engine={"max_num_seqs": SEQS}, scheduler={"max_queue_factor": 3})
     eventually(prefill.serving, 60, "the prefill worker serves")
     cores = [request(f"queued {n}", prompt(70, seed=500 + n), max_tokens=200) for n in range(2 * SEQS)]

@@ -25,6 +25,7 @@ from tests.services.worker.router import (
     request,
 )
 
+NODE = "baton.services.worker.node"
 STALL_S = 8.0  # waited for once; a busy machine's first step of two ranks takes five
 
 
@@ -171,7 +172,8 @@ async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worke
 
 async def test_an_engine_that_hangs_is_a_failed_one(workers: Fleet) -> None:
     """One rank of two is stopped: its step never ends. The process lives, so nobody else would notice."""
-    worker = workers.started("mixed", engine={"tensor_parallel_size": 2}, worker={"engine_stall_s": STALL_S})
+    stall = {f"{NODE}:ENGINE_STALL_S": STALL_S}
+    worker = workers.started("mixed", constants=stall, engine={"tensor_parallel_size": 2})
     async with connected(worker.address) as stream:
         ranks, second = psutil.Process(worker.pid).children(recursive=True), second_rank(worker.pid)
         second.suspend()  # before the request, which would be decoded meanwhile
@@ -256,7 +258,7 @@ def test_another_model_is_refused_in_seconds(workers: Fleet, mixed: Worker) -> N
 
 def test_a_scheduler_that_is_away_is_an_error_in_time(workers: Fleet) -> None:
     address = f"127.0.0.1:{free_port()}"
-    worker = workers.start("decode", scheduler={"address": address}, worker={"scheduler_wait_s": 1})
+    worker = workers.start("decode", {f"{NODE}:SCHEDULER_WAIT_S": 1}, scheduler={"address": address})
     assert worker.ended(15) == 1
     assert address in worker.error
 

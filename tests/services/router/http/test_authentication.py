@@ -77,9 +77,7 @@ def doors(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     keys.chmod(0o600)
     made = {
         "key": Door(model, folder / "key", {"api_key": KEY}),
-        "file": Door(
-            model, folder / "file", {"api_key_file": str(keys), "metrics_open": True}, VLLM_API_KEY=STOCK
-        ),
+        "file": Door(model, folder / "file", {"api_key_file": str(keys)}, VLLM_API_KEY=STOCK),
         "stock": Door(model, folder / "stock", {}, VLLM_API_KEY=STOCK),
         "none": Door(model, folder / "none", {}),
     }
@@ -112,7 +110,7 @@ async def test_no_variable_opens_paths_of_vllms_for_developers(
         view = ClusterView(cluster.scheduler, 5.0)
         metrics = EngineMetrics(CollectorRegistry())
         llm = frontend.RelayLLM(config, cluster.client, view, settings.engine, metrics)
-        app = await frontend.build_model_app(llm, args, 8)
+        app = await frontend.build_model_app(llm, args)
         found[developer] = {getattr(route, "path", "") for route in app.router.routes}
         llm.shutdown()
     assert sorted(found[True] - found[False]) == []
@@ -139,9 +137,9 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
     view = ClusterView(cluster.scheduler, 5.0)
     llm = frontend.RelayLLM(config, cluster.client, view, settings.engine, EngineMetrics(CollectorRegistry()))
     refused: list[str] = []
-    door = Middleware(KeyMiddleware, keys=FixedKeys([KEY]), metrics_open=False, refused=refused.append)
+    door = Middleware(KeyMiddleware, keys=FixedKeys([KEY]), refused=refused.append)
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
-    model_app = frontend.ModelApp(await frontend.build_model_app(llm, args, 8), [MODEL])
+    model_app = frontend.ModelApp(await frontend.build_model_app(llm, args), [MODEL])
     app = frontend.opened_to_clients([model_app], tenancy, Chronicle(), door=door)
     paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
     assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
@@ -236,12 +234,10 @@ def test_the_key_opens(doors: dict[str, Door]) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_every_key_of_a_file_opens_and_metrics_may_be_open(doors: dict[str, Door]) -> None:
+def test_every_key_of_a_file_opens(doors: dict[str, Door]) -> None:
     door = doors["file"]
     assert [door.status("/v1/models", key) for key in (KEY, SECOND)] == [200, 200]
     assert [door.status("/v1/models", key) for key in ("", "#", "# of today", STOCK)] == [401] * 4
-    assert door.status("/metrics") == 200
-    assert [door.status(path) for path in ("/metrics/", "/metricsx", "//metrics", "/load")] == [401] * 4
 
 
 @pytest.mark.timeout(240)

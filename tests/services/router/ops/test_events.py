@@ -1,18 +1,13 @@
 """Changes of the fleet are told in words."""
 
 from baton.services.router.ops.events import BAD, INFO, KEPT, WARNING, Events
-from baton.services.router.ops.fleet import COLUMNS
+from baton.services.router.ops.fleet import Row
 from tests.services.router.ops.records import record
 
 
 def row(worker_id, **values):
-    whole = dict.fromkeys(COLUMNS) | {
-        "name": worker_id,
-        "role": "decode",
-        "state": "ready",
-        "alarm": False,
-    }
-    return [{**whole, "id": worker_id, **values}[name] for name in COLUMNS]
+    usual = {"id": worker_id, "name": worker_id, "role": "decode", "state": "ready", "alarm": False}
+    return Row(**{**dict.fromkeys(Row._fields), **usual, **values})
 
 
 def said(events):

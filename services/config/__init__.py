@@ -1,0 +1,43 @@
+"""The configuration: one tree of settings for every process of a deployment.
+
+A value comes from the first source that has it: command-line flag, environment (`BATON_SECTION__KEY`), YAML
+file (`--config`, or BATON_CONFIG), default. An unknown key is refused in any of them.
+"""
+
+from baton.services.config.fields import REVEAL, SECRET, leaves
+from baton.services.config.loading import ENV_PREFIX, from_text, laid_over, load
+from baton.services.config.router import OpsSettings, RouterSettings, SecuritySettings, TracingSettings
+from baton.services.config.tree import GONE, ModelSettings, Settings, keys, section_of, suggest, unknown
+from baton.services.config.workers import (
+    AutoscaleSettings,
+    EngineSettings,
+    HandoffSettings,
+    PolicySettings,
+    SchedulerSettings,
+)
+
+__all__ = [
+    "ENV_PREFIX",
+    "GONE",
+    "REVEAL",
+    "SECRET",
+    "AutoscaleSettings",
+    "EngineSettings",
+    "HandoffSettings",
+    "ModelSettings",
+    "OpsSettings",
+    "PolicySettings",
+    "RouterSettings",
+    "SchedulerSettings",
+    "SecuritySettings",
+    "Settings",
+    "TracingSettings",
+    "from_text",
+    "keys",
+    "laid_over",
+    "leaves",
+    "load",
+    "section_of",
+    "suggest",
+    "unknown",
+]

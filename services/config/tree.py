@@ -1,0 +1,135 @@
+"""The whole tree of settings, and how to find one's way in it by the names of keys."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from baton.services.classes import ClassesSettings, ClassSettings
+from baton.services.config.fields import Count, ModelName, Section
+from baton.services.config.router import OpsSettings, RouterSettings, SecuritySettings, TracingSettings
+from baton.services.config.workers import (
+    AutoscaleSettings,
+    EngineSettings,
+    FleetSettings,
+    HandoffSettings,
+    SchedulerSettings,
+    SloSettings,
+    WorkerSettings,
+)
+
+# Keys of earlier versions, and what to do instead of setting them.
+GONE = {
+    "autoscale.interval_s": "it follows from flip_after_s and down_after_s",
+    "engine.seed": "set engine.extra.seed",
+    "handoff.chunk_mib": "it is 4",
+    "handoff.lease_s": "it is twice scheduler.placement_lease_s",
+    "router.enable_force_include_usage": "set router.frontend.enable_force_include_usage",
+    "router.enable_prompt_tokens_details": "set router.frontend.enable_prompt_tokens_details",
+    "router.max_attempts": "it is 4",
+    "router.max_sequences": "it is 256",
+    "router.metrics_open": "read the metrics from router.metrics_port, which needs no key",
+    "router.slow_client_s": "it is 30",
+    "scheduler.prefix_blocks": "it is 64 million",
+    "worker.engine_stall_s": "it is 300",
+    "worker.scheduler_wait_s": "it is 60",
+}
+
+
+class ModelSettings(Section):
+    """One of several models behind one router: its workers, and what differs from the sections at the top."""
+
+    prefill: Count | None = None
+    """Prefill workers of `baton up`; 1 if unset, or 0 with mixed ones."""
+    decode: Count | None = None
+    """Decode workers of `baton up`; 1 if unset, or 0 with mixed ones."""
+    mixed: Count = 0
+    """Mixed workers of `baton up`."""
+    engine: dict[str, Any] = Field(default_factory=dict, repr=False)
+    scheduler: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """By default topic is that at the top, a dot and the model's name; ports are those at the top, plus 1 for
+    the second entry and so on."""
+    worker: dict[str, Any] = Field(default_factory=dict)
+    handoff: dict[str, Any] = Field(default_factory=dict)
+    autoscale: dict[str, Any] = Field(default_factory=dict)
+    slo: dict[str, Any] = Field(default_factory=dict)
+    router: dict[str, Any] = Field(default_factory=dict)
+    """Only keys about requests to one model: chat_template, flush_ms, frontend, max_wait_s,
+    max_waiting, replace_wait_s, request_timeout_s."""
+
+
+class Settings(BaseModel):
+    """The whole tree. Build it with `load`."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, validate_default=True)
+
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    router: RouterSettings = Field(default_factory=RouterSettings)
+    worker: WorkerSettings = Field(default_factory=WorkerSettings)
+    handoff: HandoffSettings = Field(default_factory=HandoffSettings)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
+    autoscale: AutoscaleSettings = Field(default_factory=AutoscaleSettings)
+    slo: SloSettings = Field(default_factory=SloSettings)
+    classes: ClassesSettings = Field(default_factory=ClassesSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
+    ops: OpsSettings = Field(default_factory=OpsSettings)
+    fleet: FleetSettings = Field(default_factory=FleetSettings)
+    models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
+    log_format: Literal["text", "json"] = "text"
+
+    @property
+    def deployment(self) -> str:
+        """The name of the deployment in its certificates."""
+        return self.security.topic or self.scheduler.topic
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_is_default(cls, value: Any) -> Any:
+        return {} if value is None else value  # an empty section in YAML
+
+
+def section_of(kind: Any) -> type[BaseModel] | None:
+    """Return the section that a key of this type holds, also an optional one; None for a plain value."""
+    for one in (kind, *get_args(kind)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
+
+
+def below(kind: Any, key: str) -> Any:
+    """Return the type at a key of a section or mapping; None if there is no such key."""
+    if kind is Any or get_origin(kind) is dict:
+        return Any if kind is Any else get_args(kind)[1]
+    section = section_of(kind)
+    field = section.model_fields.get(key) if section else None
+    if field is None and section is ClassesSettings:  # a class of the file's own
+        return ClassSettings
+    return field.annotation if field else None
+
+
+def keys(*path: str, tree: type[Settings] = Settings) -> list[str]:
+    """Return the keys at a path of sections, without a path those at the top; none for a plain value."""
+    kind: Any = tree
+    for part in path:
+        kind = below(kind, part)
+    section = section_of(kind)
+    return list(section.model_fields) if section else []
+
+
+def suggest(word: str, allowed: list[str]) -> str:
+    """Return the end of a message: the word that may be meant, and all that are allowed."""
+    close = difflib.get_close_matches(word, allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{hint}; allowed: {', '.join(allowed)}"
+
+
+def unknown(path: Sequence[str], tree: type[Settings] = Settings) -> str:
+    """Return why there is no key at a path, and what there is in its place."""
+    name = ".".join(path)
+    if name in GONE:
+        return f"{name} is no longer set: {GONE[name]}"
+    return f"unknown key {name!r}{suggest(path[-1], keys(*path[:-1], tree=tree))}"
