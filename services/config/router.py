@@ -133,7 +133,7 @@ class SecuritySettings(Section):
 
 
 class OpsSettings(Section):
-    """The live page of a router (docs/live-page.md)."""
+    """The live page of a router (docs/operations.md)."""
 
     listen: Address | None = None
     """host:port of the live page, /ops; empty: none. If unset, `baton up` serves it on loopback, next to

@@ -170,7 +170,7 @@ class HandoffSettings(Section):
     offline) with mixed workers only. Without handoffs a worker stays mixed, and sets no memory aside."""
     transports: Annotated[list[TransportName], Field(min_length=1)] | None = None
     """Transports that a worker offers, best first; both ends agree on one. If unset: shm, nixl where it can
-    be used, and tcp (docs/transports.md)."""
+    be used, and tcp (docs/handoff-wire.md)."""
     host: str = ""
     """Address on which KV is served; that of worker.listen by default. If it is unset, 0.0.0.0 or ::, other
     workers use the host that the worker advertises."""

@@ -11,5 +11,5 @@
     actions.py   drain, undrain and change of role, with an audit log
     static/      the page itself: no build step, nothing from elsewhere
 
-While nobody watches, a router pays for one sample a second (docs/live-page.md).
+While nobody watches, a router pays for one sample a second (docs/operations.md).
 """
