@@ -71,7 +71,7 @@ def ngram_match(
 
 
 def new_workspace(batch: int, device: torch.device | str) -> torch.Tensor:
-    """Allocate memory that a launch's programs share, for up to `batch` requests; launches leave it as new."""
+    """Allocate memory that a launch's programs share, for `batch` requests; a launch leaves it as new."""
     return torch.zeros(2, batch, dtype=torch.int64, device=device)
 
 

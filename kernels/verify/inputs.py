@@ -15,9 +15,9 @@ TILE = 1024  # vocabulary tokens whose weights are summed together
 class DraftedTokens:
     """Hold the drafted tokens of R requests, c[r] of them, possibly 0, for request r.
 
-    N = sum(c + 1), D = sum(c). A negative token, or one beyond the vocabulary, is a placeholder: neither it nor
-    any after it is accepted. At most one of `probs` and `logits` is given; with neither, the drafter chose each
-    token with certainty (greedily, or by a match), which makes its distribution one-hot.
+    N = sum(c + 1), D = sum(c). A negative token, or one beyond the vocabulary, is a placeholder: neither it
+    nor any after it is accepted. At most one of `probs` and `logits` is given; with neither, the drafter
+    chose each token with certainty (greedily, or by a match), which makes its distribution one-hot.
     """
 
     tokens: torch.Tensor  # [D] int, or [N]: each request's after the token that they continue
