@@ -55,7 +55,7 @@ class Share:
 
     form: Form  # the save's form
     record_bytes: int  # size of the shard's records
-    rank: int  # whose shard it is
+    rank: int  # the rank that saved the shard
     cuts: tuple[Cut, ...]  # empty if nothing is to be pulled: other shards hold the same heads
     readers: int  # ranks of this worker that release the shard, each when it has its heads
 
