@@ -1,4 +1,4 @@
-"""How a KV cache's heads are divided among a worker's ranks, and what a rank needs of another worker's.
+"""The division of a KV cache's heads among a worker's ranks, and what a rank needs of another's.
 
 The compatibility hash covers the whole cache, not its division. Two workers may differ in the latter: a load
 joins parts of several ranks, or takes a part of one rank's.
