@@ -23,7 +23,7 @@ class Goals:
     """The goals of autoscaling. Times are in seconds."""
 
     mode: Literal["off", "advise", "on"]
-    first_token_s: float  # from a request's arrival to its first token
+    first_token_s: float  # time from a request's arrival to its first token
     gap_s: float  # mean gap between the tokens of an answer
     prefill: Bounds
     decode: Bounds

@@ -13,7 +13,7 @@ from baton.kernels.kv_pack import WIRE_DTYPES
 
 MIB = 1 << 20
 MAX_PULL_S = 600.0  # a pull holds the source's KV, and a thread there, until its deadline
-# for a prompt still being computed; if it takes longer, it is pulled at the prompt's end
+# limit for a prompt still being computed; if it takes longer, it is pulled at the prompt's end
 EARLY_PULL_S = 540.0
 
 

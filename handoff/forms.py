@@ -1,4 +1,4 @@
-"""How a KV cache's heads are divided among a worker's ranks, and what a rank needs of another worker's.
+"""The division of a KV cache's heads among a worker's ranks, and what a rank needs of another's.
 
 The compatibility hash covers the whole cache, not its division. Two workers may differ in the latter: a load
 joins parts of several ranks, or takes a part of one rank's.
@@ -55,7 +55,7 @@ class Share:
 
     form: Form  # the save's form
     record_bytes: int  # size of the shard's records
-    rank: int  # whose shard it is
+    rank: int  # the rank that saved the shard
     cuts: tuple[Cut, ...]  # empty if nothing is to be pulled: other shards hold the same heads
     readers: int  # ranks of this worker that release the shard, each when it has its heads
 

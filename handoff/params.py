@@ -44,7 +44,7 @@ class LoadWish:
 
     epoch: int
     tokens: int
-    manifest: Manifest | None  # for the complete prompt; None: it comes later, with the first token
+    manifest: Manifest | None  # describes the complete prompt; None: it comes later, with the first token
     saved_as: str = ""  # the request id under which the source saves it; empty: this one's own
 
 

@@ -47,8 +47,8 @@ class ShardSave:
 class Costs:
     """Times of one load, in milliseconds; of one rank, or of the slowest."""
 
-    wait_ms: float = 0.0  # from the request's arrival at the engine to the start of the pull
-    move_ms: float = 0.0  # until the bytes were within reach of this process
+    wait_ms: float = 0.0  # time from the request's arrival at the engine to the start of the pull
+    move_ms: float = 0.0  # time until the bytes were within reach of this process
     check_ms: float = 0.0  # comparing digests
     load_ms: float = 0.0  # time to write into the engine's cache
 

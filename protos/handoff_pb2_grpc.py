@@ -88,21 +88,21 @@ class HandoffServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """Begin leases anew.
+        """Renew leases.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Taken(self, request, context):
-        """Make room for further records of a save.
+        """Free the slots of taken records for further records of a save.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Staged(self, request, context):
-        """Tell how much waits to be pulled: for a worker's own load reports, and before it exits.
+        """Report how much waits to be pulled: for a worker's own load reports, and before it exits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

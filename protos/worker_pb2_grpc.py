@@ -78,14 +78,14 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """Have other work placed here. What runs here goes on; what was placed here before may still come.
+        """Change which work is placed here. Running requests continue, and requests placed before may still arrive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """Tell of its machine and its versions.
+        """Report its machine and its versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,14 +98,14 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request_iterator, context):
-        """One stream a router. Its end aborts all that the router started on it.
+        """One stream per router. Its end aborts everything that the router started on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Tell another worker how far an attempt's KV is, until its end.
+        """Report the progress of an attempt's KV to another worker, until it is complete or has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,7 @@ class Ledger:
         """Start without bookings; one not renewed for `lease_s` seconds, on `clock`, is released."""
         self.generation = (
             uuid.uuid4().hex
-        )  # of this scheduler's life: with another one routers tell all again
+        )  # one per life of a scheduler: when it changes, routers report everything again
         self.expired = 0  # attempts not renewed in time
         self.live: dict[str, Live] = {}  # keyed by request id
         self._lease_s = lease_s

@@ -27,7 +27,7 @@ class Member:
 
     id: str  # changes with each life of a worker or router
     role: str  # router, scheduler, or a worker's role
-    host: str  # as in a worker's identity
+    host: str  # same as in a worker's identity
     address: str  # host:port; empty if unknown
 
     @property

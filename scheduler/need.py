@@ -32,15 +32,15 @@ class Need:
 
     attempt: Attempt
     router_id: str
-    prompt_tokens: int  # to prefill: the prompt, and on a later attempt the output so far
+    prompt_tokens: int  # tokens to prefill: the prompt, and on a later attempt the output so far
     max_new_tokens: int  # upper bound on the tokens still to be generated
     prefix: PromptKeys = NO_KEYS  # names of the prompt's KV blocks
     exclude: frozenset[str] = frozenset()  # ids of workers that failed an earlier attempt
     vllm_version: str = ""  # the version whose messages the router speaks; empty: any
     model_fingerprint: str = ""  # fingerprint of the weights that generated the first tokens; empty: any
-    waited_s: float = 0.0  # since the request arrived; when all workers are full, the oldest goes first
+    waited_s: float = 0.0  # time since the request arrived; when all workers are full, the oldest goes first
     adapter: Adapter | None = None  # the worker must have it; None: the base model
-    priority: int = 0  # of its class: when all workers are full, a lower value goes first, whatever its age
+    priority: int = 0  # its class: when all workers are full, a lower value goes first, whatever its age
     room: float = 1.0  # the share of each limit that it may fill
     match: Match | None = None  # how much of the prompt each worker holds; None: unknown
 

@@ -26,7 +26,7 @@ RIDE_S = 0.05
 RETRY_S = 0.2  # s between retries while nobody answers
 KEEP_S = 60.0  # s; older events are useless: their attempts' leases have expired
 BATCH = 512  # events and renewals per message
-QUEUED_EVENTS = 16_384  # beyond this, events are dropped
+QUEUED_EVENTS = 16_384  # further events are dropped
 RENEWALS_PER_LEASE = 3
 
 Event = pb.Booking | pb.Attempt | pb.Shared | pb.Finished  # placed; prefilled; shares KV; over
@@ -52,7 +52,7 @@ class Reporter:
         self._is_home = is_home
         self._on_released = on_released
         self.on_news: Callable[[], None] = lambda: None  # called when `due_in_s` may have shrunk
-        self._events: deque[tuple[float, Event]] = deque()  # with time.monotonic() of their arrival
+        self._events: deque[tuple[float, Event]] = deque()  # (time.monotonic() of arrival, event)
         self._renewing: deque[Attempt] = deque()  # still to be renewed this time
         self._sent: tuple[int, int] = (0, 0)  # how many of each are under way
         self._releases = False  # whether ended attempts are among them

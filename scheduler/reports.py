@@ -94,7 +94,7 @@ class Reports:
         """Report that the attempt is over: stop, length, abort, error, or retried. Idempotent."""
         self._drop(attempt)
         if not self._reporters[self._home()].answered:
-            self.on_released()  # for placements made without the scheduler
+            self.on_released()  # placements made without a scheduler see the room at once
         self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
 
     def saw_generation(self, generation: str, scheduler: str) -> None:

@@ -64,7 +64,7 @@ class SchedulerServer:
     ) -> None:
         """Prepare a server; with `goals`, unless their mode is off, it decides on the numbers of workers."""
         self.metrics = Metrics()
-        self.address = options.address  # with the actual port, once entered
+        self.address = options.address  # has the actual port once entered
         self._store = open_store(options.store, options.topic, store_password)
         policy = Policy(options, options.policy)
         self._prefixes = PrefixLedger(PrefixIndex(), heartbeat_s=options.heartbeat_s)
@@ -89,9 +89,9 @@ class SchedulerServer:
             prefixes=self._prefixes,
             autoscales=autoscales,
         )
-        self._workers: list[pb.WorkerIdentity] = []  # as of the last look
+        self._workers: list[pb.WorkerIdentity] = []  # seen in the last look
         self._expired = 0  # the ledger's count, as of the last look
-        self._store_problem = ""  # as of the last look
+        self._store_problem = ""  # seen in the last look
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
         self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None

@@ -43,7 +43,7 @@ from baton.scheduler.types import (
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers
 PLACED_AT_ONCE = 16  # needs of one message; with 500 full pairs of workers each takes 2 ms
-SHOWN_ATTEMPTS = 256  # in a description, plus all finished ones that the ledger keeps
+SHOWN_ATTEMPTS = 256  # maximum in a description, plus all finished ones that the ledger keeps
 RETRY_AFTER_S = {  # s until a retry may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
     pb.Rejection.CODE_FULL: 1.0,

@@ -59,7 +59,7 @@ class WorkerSession:
         self.load = load
         self._on_heartbeat = on_heartbeat
         self.state: pb.WorkerState = pb.WORKER_STATE_STARTING
-        self.revision = 1  # of the registration; each scheduler gets every one
+        self.revision = 1  # number of the registration; each scheduler gets every one
         self.heartbeat_s = 0.0  # set by a scheduler when the worker registers
         self.held: bool | None = None  # None: not known yet
         self.blocks: BlockLogs | None = None  # set if the engine reports what its cache holds

@@ -33,8 +33,8 @@ HEARD_S = 1.5  # s; routers ask at least once a second (RETRY_S of services/rout
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     need: Need
-    since: float  # on the clock
-    heard: float  # on the clock
+    since: float  # the clock's time
+    heard: float  # the clock's time
 
     def goes_before(self, need: Need, since: float) -> bool:
         """Return whether this request comes first. After one refusal it may have left."""

@@ -200,7 +200,7 @@ class RouterReport:
     prefilled: tuple[Attempt, ...] = ()
     finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
     renewed: tuple[Attempt, ...] = ()
-    shared: tuple[tuple[Attempt, int], ...] = ()  # with the KV blocks that remain booked
+    shared: tuple[tuple[Attempt, int], ...] = ()  # attempt, KV blocks that remain booked
 
     @classmethod
     def from_wire(cls, request: pb.ReportRequest) -> RouterReport:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Generic, Protocol, TypeVar
 
 MOVING = 2  # concurrent pulls that make progress
-STALLED_S = 1.0  # without a byte, from the start or the last bytes; a slow network brings some within that
+STALLED_S = 1.0  # time without a byte after which a pull is stalled; a slow network brings some within it
 THREADS = 8  # MOVING pulls, and the stalled ones of three sources
 EARLY = 4  # concurrent pulls from prompts still being computed; each also holds a thread at the source
 _LOOK_S = STALLED_S / 4  # interval of checks for stalled pulls, while others wait

@@ -34,7 +34,7 @@ class HostBlockCache(BlockCache):
         )  # compiles, so that no save has to wait for that
 
     def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
-        del after  # what a step wrote is there when it ends
+        del after  # a step has written everything when it ends
         try:
             for part in parts:
                 for start, stop in fill.view.pieces(part.first, part.stop, len(part.block_ids)):

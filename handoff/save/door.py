@@ -26,7 +26,7 @@ from baton.protos.handoff_pb2 import ConnectReply
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS = 256  # at once; a further one closes the idlest
+CONNECTIONS = 256  # maximum; a further one closes the idlest
 STRANGERS = 32  # those that have not greeted yet
 GREETING_S = 5.0
 IDLE_S = 900.0  # a connection without a pull for this long is closed

@@ -16,7 +16,7 @@ from baton.handoff.save.staging import Staging
 from baton.protos.handoff_pb2 import PullRequest
 
 GROWING = 16  # pulls waiting for prompts still being computed; each holds a thread for a while
-_REQUEST_S = 5.0  # to receive a request that has begun to arrive
+_REQUEST_S = 5.0  # time to receive a request that has begun to arrive
 _TOO_LONG = f"a pull may take {MAX_PULL_S:g} s at most"
 
 

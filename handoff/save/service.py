@@ -70,7 +70,7 @@ class HandoffService(HandoffServicer):
             self._door.close(0)
             raise _cannot_listen(listen)
         self.door_port = self._door.port
-        self.address = addresses.join(advertise or host, port)  # as others dial it
+        self.address = addresses.join(advertise or host, port)  # others dial this
         self.local_address = addresses.from_here(addresses.join(host, port))
         self._server.start()
 

@@ -26,11 +26,11 @@ from baton.kernels import kv_pack
 from baton.protos import handoff_pb2 as pb
 
 MAX_BYTES = 64 << 20
-SAMPLE_TIMEOUT_S = 5.0  # to have one made
+SAMPLE_TIMEOUT_S = 5.0  # time to have one made
 PULL_TIMEOUT_S = 5.0
 EPOCH = 1
 _SAMPLES = 4  # kept at a time; a further one ends the oldest
-_SHARE = 8  # at most 1/n of the free staging: the rest is for prompts
+_SHARE = 8  # a sample takes at most 1/n of the free staging: the rest is for prompts
 
 
 class Trials:

@@ -57,7 +57,7 @@ class Region:
     memory: Bytes = field(repr=False)  # keeps it mapped
     start: int  # address
     stop: int
-    metadata: bytes  # for peers to read it; the first region's also tells how to connect
+    metadata: bytes  # lets peers read it; the first region's also tells how to connect
 
 
 @dataclass

@@ -18,8 +18,8 @@ import numpy as np
 
 from baton.handoff.records import Bytes
 
-_LINGER_S = 1.0  # for reads to end by themselves; after that their peer is disconnected
-_SETTLE_S = 5.0  # from then on until nothing can arrive any more
+_LINGER_S = 1.0  # time for reads to end by themselves; after that their peer is disconnected
+_SETTLE_S = 5.0  # time after that until nothing can arrive any more
 
 
 class State(Enum):

@@ -27,7 +27,7 @@ class _Load:
     wish: LoadWish
     manifest: Manifest | None
     complete: bool  # its prompt is complete, and its request has its first token
-    arrived_s: float  # of the request, or of the word that its prompt is complete
+    arrived_s: float  # arrival of the request, or of the message that its prompt is complete
     tokens: int = 0  # number pulled; known once there are blocks
     cancelled: bool = False  # its request has ended
     done: list[ShardLoad] = field(default_factory=list)

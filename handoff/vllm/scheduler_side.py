@@ -71,7 +71,7 @@ class _Save:
     chunks: int = 0  # known at the end
     begun: list[ShardSave] = field(default_factory=list)
     done: list[ShardSave] = field(default_factory=list)
-    manifest: Manifest | None = None  # for early pulls
+    manifest: Manifest | None = None  # lets pulls start early
     wanted: bool = True
 
 
@@ -270,7 +270,9 @@ class SchedulerSide:
         save = self._saving.pop(key, None)
         self._room.forget(key[0])
         self._jobs.drops.append(key)
-        if save is not None and save.manifest is not None:  # at once: there may be no next step
+        if (
+            save is not None and save.manifest is not None
+        ):  # not with the next step: there may be no next step
             self._client.release_soon(save.manifest)
 
     def _slots(self, request: Any, records: int) -> int:

@@ -36,7 +36,7 @@ class TableColumn(enum.IntEnum):
     """The columns of `KVTable.columns`. Sizes and offsets are in bytes."""
 
     BASE = 0  # address of block 0
-    STRIDE = 1  # from one block to the next
+    STRIDE = 1  # distance from one block to the next
     SIZE = 2  # size of a block
     OFFSET = 3  # offset of the layer's part in a record
     KIND = 4

@@ -71,7 +71,7 @@ def ngram_match(
 
 
 def new_workspace(batch: int, device: torch.device | str) -> torch.Tensor:
-    """Allocate memory shared by a launch's programs, for up to `batch` requests. Launches leave it zeroed."""
+    """Allocate memory that a launch's programs share, for `batch` requests; a launch leaves it as new."""
     return torch.zeros(2, batch, dtype=torch.int64, device=device)
 
 

@@ -24,7 +24,7 @@ class _Worker:
     slot: int
     instance: int
     operations: int  # applied
-    heard: float  # on the clock
+    heard: float  # the clock's time
 
 
 class PrefixLedger:

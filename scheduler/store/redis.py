@@ -31,7 +31,7 @@ from baton.scheduler.store.base import TOLD_KINDS, Store
 from baton.scheduler.types import Told
 from baton.tasks import patiently
 
-CALL_TIMEOUT_S = 0.9  # for connecting and running the script
+CALL_TIMEOUT_S = 0.9  # limit for connecting and running the script
 SCRIPTS = ("drains", "take_turn", "tell", "lead", "told", "order")
 AWAY = "the store is away"  # logged once per outage
 
@@ -47,7 +47,7 @@ class RedisStore(Store):
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         super().__init__()
         self.name = without_password(url)
-        self._host = self.name.partition("://")[2].partition("/")[0]  # for messages
+        self._host = self.name.partition("://")[2].partition("/")[0]  # shown in messages
         self._keys = topic_keys(topic)
         try:
             # `_run` ends calls that take too long.

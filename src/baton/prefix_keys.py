@@ -36,7 +36,7 @@ class PromptKeys(NamedTuple):
     """Hold the names of a prompt's blocks: of all of them, or of every n-th."""
 
     keys: tuple[int, ...] = ()
-    tokens: int = 0  # from one to the next, and up to the first one
+    tokens: int = 0  # distance between two names, and up to the first one
 
 
 NO_KEYS = PromptKeys()

@@ -30,7 +30,7 @@ KEEPALIVE_MS = 5_000  # a peer whose machine vanished is noticed within this plu
 KEEPALIVE_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 5.0  # default deadline of a unary call
 HANDSHAKE_MS = 10_000  # time for a new connection's handshake; two minutes by default
-RETIRED_S = 30.0  # for calls under way on a channel whose certificate was replaced
+RETIRED_S = 30.0  # time for calls under way on a channel whose certificate was replaced
 
 _COMMON: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

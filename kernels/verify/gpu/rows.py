@@ -145,7 +145,7 @@ def stats_kernel(
     maxes, bests, sums,
     found,  # *[N] int32, set to 0; or nothing
     proposal, proposal_slot, proposal_step,  # *[slots, steps, V] with its strides: drafts.logits; or nothing
-    proposal_maxes, proposal_sums,  # as maxes and sums, with all tokens
+    proposal_maxes, proposal_sums,  # like maxes and sums, but with all tokens
     vocabulary, tiles,
     each,  # tiles for each program
     width,  # rows that a request may have

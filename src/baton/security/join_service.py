@@ -52,7 +52,7 @@ class JoinService:
         """Serve the CA for one topic on `listen` (host:port)."""
         self._authority = authority
         self._name = Name(topic, Role.CA)
-        self.address = listen  # with the actual port, once entered
+        self.address = listen  # has the actual port once entered
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
         app = web.Application(client_max_size=MAX_BODY)
@@ -132,7 +132,7 @@ class JoinService:
             await asyncio.sleep(RETRY_S if problem else RENEW_S)
             before = problem
             try:
-                self._take_certificate()  # for connections from now on
+                self._take_certificate()  # used by connections from now on
                 problem = ""
             except (
                 SecurityError,

@@ -26,7 +26,7 @@ from baton.security.identity import Credentials, Pems, checked
 from baton.security.names import Name, Role, host_of
 from baton.security.tokens import Token
 
-TIMEOUT_S = 10.0  # for each exchange with the CA
+TIMEOUT_S = 10.0  # limit for each exchange with the CA
 RETRY_S = 0.5
 MAX_BYTES = 64 << 10  # maximum size of an answer
 

@@ -58,7 +58,7 @@ class Revocations:
 
     def _add(self, what: str) -> None:
         with self._lock() as found:
-            found[what] = time.time()  # under the lock, so that renewals in progress come before it
+            found[what] = time.time()  # set under the lock, so that renewals in progress come before it
             self._keep(found)
 
     @contextlib.contextmanager
