@@ -251,7 +251,7 @@ def _check_verification(config: Any) -> None:
     ):
         raise ConfigError(
             "engine.speculative_config.rejection_sample_method (value 'block'): vLLM verifies blocks "
-            "only in its model runner V2, which needs a GPU; say 'standard', or verifier 'baton'"
+            "in its model runner V2 alone, which needs a GPU; say 'standard', or verifier 'baton'"
         )
 
 

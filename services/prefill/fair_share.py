@@ -4,13 +4,13 @@ Three measures, in vLLM's own terms; bench/fair_share.py measures the benefit of
 
 - A step cannot be overtaken, so on a CPU a step is short (`CPU_STEP_TOKENS`).
 - A prompt that is not alone gets one `SHARE`th of the step, or its equal share if that is more; the rest is
-for prompts that arrived later. Alone it gets the whole step.
+  for prompts that arrived later. Alone it gets the whole step.
 - A class that gives way stands its `patience_s` further back, but no more: a waiting prompt is never
-overtaken by one that arrives later than that.
+  overtaken by one that arrives later than that.
 - Waiting prompts are ordered by when their prefill would have finished, had it begun on arrival and taken
-`MS_PER_TOKEN`. Short prompts run before a long one that came a little earlier; prompts that arrive `MOST_MS`
-later stand behind it, so none starves. After fair queueing by finish times (Demers, Keshav and Shenker,
-1989), with one flow per request.
+  `MS_PER_TOKEN`. Short prompts run before a long one that came a little earlier; prompts that arrive
+  `MOST_MS` later stand behind it, so none starves. After fair queueing by finish times (Demers, Keshav and
+  Shenker, 1989), with one flow per request.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Plain state, except for the waiting calls; loop's thread only. Invariants:
 - A request has one handoff, of the latest attempt seen here.
 - A handoff has at most one follower: a second one replaces the first. Each hears exactly one end.
 - KV is released when its handoff is over, whatever the reason. A follower that leaves ends nothing: its
-router says what is no longer wanted, or the end of the router's stream does.
+  router says what is no longer wanted, or the end of the router's stream does.
 """
 
 from __future__ import annotations

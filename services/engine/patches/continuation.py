@@ -6,7 +6,7 @@ vLLM's Request with them as output (services/engine/requests.py), which model ru
 rest is done here:
 
 - V1's model runner sees a new request as prompt alone, so it gets prompt + output with n beside it (in
-`SamplingParams.extra_args`, under a key that only the host sets) and splits them again.
+  `SamplingParams.extra_args`, under a key that only the host sets) and splits them again.
 - A seeded generator there is n draws behind: it is advanced.
 - A grammar starts at its beginning: it is fed the n tokens.
 

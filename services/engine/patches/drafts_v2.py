@@ -12,14 +12,14 @@ by the lengths of scheduled_spec_decode_tokens. V2's kernels take any number per
 among the drafts shortens no row: they are the model's input, and its embedding has no -1.
 
 - Without asynchronous scheduling the scheduler takes lists from `take_draft_token_ids` after each step, when
-the host has waited for the step's tokens anyway. We copy each row's number of drafts beside them and cut the
-lists: if nothing matches, nothing is verified. With `ngram` that is always so: vLLM then turns asynchronous
-scheduling off.
+  the host has waited for the step's tokens anyway. We copy each row's number of drafts beside them and cut
+  the lists: if nothing matches, nothing is verified. With `ngram` that is always so: vLLM then turns
+  asynchronous scheduling off.
 - With it, the default of mtp, eagle and eagle3, the next step is scheduled before this one has drafted, with
-as many drafts per row as this one was to make. If no match fills them, the row's last draft is repeated and
-verified; `num_speculative_tokens: auto` sees it rejected, and drafts fewer. engine.extra.async_scheduling
-false gives each row its own length. (vLLM's adaptive verification drops drafts on the device, within a total
-that the host chooses; it judges them by the draft model's logits, which a match does not have.)
+  as many drafts per row as this one was to make. If no match fills them, the row's last draft is repeated and
+  verified; `num_speculative_tokens: auto` sees it rejected, and drafts fewer. engine.extra.async_scheduling
+  false gives each row its own length. (vLLM's adaptive verification drops drafts on the device, within a
+  total that the host chooses; it judges them by the draft model's logits, which a match does not have.)
 
 The sequences are matched where V2 keeps them: a tensor [max_num_seqs, max_model_len], in the host's memory
 except for `ngram`. Here it moves to the device: 4 bytes a token.

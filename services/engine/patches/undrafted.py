@@ -1,10 +1,10 @@
 """Decode some requests without drafts, beside others with drafts, so that they get what they ask for.
 
 - A seed: verification draws random numbers for each draft, and how many drafts there are depends on the other
-requests of the batch, so vLLM's seeds reproduce nothing under speculation. Without drafts a seed gives the
-same output as without speculation, which is its purpose.
+  requests of the batch, so vLLM's seeds reproduce nothing under speculation. Without drafts a seed gives the
+  same output as without speculation, which is its purpose.
 - min_p and logit_bias: vLLM applies them to the token that follows the drafts, not to those that verify them,
-and so refuses them under speculation. Without drafts there is only that token.
+  and so refuses them under speculation. Without drafts there is only that token.
 
 Greedy requests with a seed keep their drafts: they draw nothing. This is only for CPU, where model runner V1
 without asynchronous scheduling takes a list of drafts per request. Elsewhere seeds behave as in vLLM. Model

@@ -5,13 +5,13 @@ pieces it takes that for one piece. A text may be cut where its tokens certainly
 beyond the cut. We know such places for byte-level BPE with one of the common pre-tokenizers:
 
 - A letter stands before the cut, and a space, digit or sign after it. No alternative of the patterns below
-continues from a letter to one of those, none looks back, and none looks further ahead than what it passes.
-NFC changes neither side, and no added token contains such a pair.
+  continues from a letter to one of those, none looks back, and none looks further ahead than what it passes.
+  NFC changes neither side, and no added token contains such a pair.
 - The cut lies deep within a run of one class of characters, such as spaces, that is one word for the
-pre-tokenizer. The piece then ends within the run, and the next piece begins at one of its last tokens. If
-that token is also the first one of the next piece, the pieces join exactly: whether BPE ever merges across
-the boundary between two tokens depends on these two alone, and both pieces show that boundary on one side of
-the common token.
+  pre-tokenizer. The piece then ends within the run, and the next piece begins at one of its last tokens. If
+  that token is also the first one of the next piece, the pieces join exactly: whether BPE ever merges across
+  the boundary between two tokens depends on these two alone, and both pieces show that boundary on one side
+  of the common token.
 
 If a text has no such place, a piece grows until there is one. Other tokenizers get the text whole.
 
