@@ -64,7 +64,6 @@ class AutoscaleMetrics:
         )
 
     def decided(self, decision: Decision, took_s: float) -> None:
-        """Record a decision."""
         self._step.observe(took_s)
         self._wanted.labels("prefill").set(decision.wanted.prefill)
         self._wanted.labels("decode").set(decision.wanted.decode)
