@@ -23,7 +23,6 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
 
     def add(self, value: float) -> None:
-        """Count a value."""
         self.counts[bisect_left(self._bounds, value)] += 1
 
 

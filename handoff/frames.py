@@ -157,7 +157,6 @@ class Line:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up."""
         self._socket.close()
 
     def _read_head(self, prefix: bytes, size: int, look: Callable[[], None], silent_s: float) -> bytes:

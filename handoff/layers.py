@@ -24,7 +24,6 @@ class CacheLayer:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element."""
         return self.block_bytes // math.prod(self.block_shape)
 
     @property

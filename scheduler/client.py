@@ -97,12 +97,10 @@ class SchedulerClient:
 
     @property
     def schedulers(self) -> int:
-        """The number of schedulers."""
         return len(self._schedulers)
 
     @property
     def addresses(self) -> list[str]:
-        """The schedulers' addresses."""
         return self._schedulers.addresses
 
     @property

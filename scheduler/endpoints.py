@@ -58,7 +58,6 @@ class Endpoint:
 
     @property
     def stub(self) -> Any:
-        """The scheduler's gRPC stub."""
         if (channel := self._line.channel) is not self._channel:
             self._channel = channel
             self._stub = rpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
@@ -97,7 +96,6 @@ class Endpoint:
             self.check()
 
     async def close(self) -> None:
-        """Hang up."""
         if self._check:
             await stop(self._check)
         await self._line.close()
@@ -216,7 +214,6 @@ class Endpoints:
         }
 
     async def close(self) -> None:
-        """Hang up."""
         for endpoint in self._all:
             await endpoint.close()
 

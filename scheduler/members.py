@@ -108,7 +108,6 @@ class Members:
         self._known = {key: pb.Process.FromString(raw) for key, raw in told.items()}
 
     async def leave(self) -> None:
-        """Expire this process's entry."""
         if self._mine:
             self.hear(pb.Process(id=self._mine.id, kind=self._mine.kind))
             await self._tell()

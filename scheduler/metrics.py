@@ -51,7 +51,6 @@ class Metrics(baton_metrics.Metrics):
         self.stale_epochs.labels(what).inc(count)
 
     def rejected(self, code: pb.Rejection.Code) -> None:
-        """Count a rejection."""
         self.rejections.labels(short_name(pb.Rejection.Code.Name(code), "CODE_")).inc()
 
     def seen(self, view: FleetView, live_attempts: int) -> None:

@@ -33,13 +33,11 @@ class PrefixMetrics(Metrics):
         self._gaps_seen = 0
 
     def placed(self, assigned: Assignment) -> None:
-        """Count a placement."""
         held = assigned.held
         self.placements.labels("unknown" if held is None else "some" if held else "nothing").inc()
         self.tokens.inc(held or 0)
 
     def seen(self, ledger: PrefixLedger, unknown: int) -> None:
-        """Set the gauges."""
         self.blocks.set(len(ledger.index))
         self.workers.set(len(ledger))
         self.workers_unknown.set(unknown)

@@ -83,7 +83,7 @@ class Reports:
         self._add(attempt_to_wire(attempt))
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
-        """Report that other requests also hold all but `blocks` of its KV blocks on the decode worker."""
+        """Report that other requests also hold `blocks` of its KV blocks on the decode worker."""
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt:
             booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
@@ -117,7 +117,7 @@ class Reports:
         self.finished(Attempt(placed.request_id, placed.epoch), "abort")
 
     def _released(self, address: str) -> None:
-        """Pass on that the home scheduler knows of ended attempts, or has stopped answering."""
+        """Call `on_released` if the scheduler is this router's home, or does not answer."""
         if self._is_home(address) or not self._reporters[address].answered:
             self.on_released()
 

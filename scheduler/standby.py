@@ -86,7 +86,6 @@ class Standby:
 
     @property
     def processes(self) -> list[pb.Process]:
-        """The schedulers and routers."""
         return self._fleet.processes
 
     @property

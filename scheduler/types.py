@@ -67,11 +67,9 @@ class Reserved:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is booked."""
         return not (self.prompt_tokens or self.requests or self.blocks or self.decoding)
 
     def add(self, other: Reserved) -> None:
-        """Add what `other` books."""
         self.prompt_tokens += other.prompt_tokens
         self.requests += other.requests
         self.blocks += other.blocks
@@ -300,7 +298,6 @@ def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
-    """Return the attempt's message."""
     return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
 
 

@@ -13,7 +13,6 @@ class Deadlines:
     """Keep a few deadlines by key. Safe for any thread."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread."""
         self._due: dict[Hashable, tuple[float, Callable[[], object]]] = {}
         self._changed = threading.Condition()
         self._closed = False

@@ -30,5 +30,4 @@ class LoadJob:
 
     @property
     def key(self) -> Key:
-        """Request id and epoch."""
         return self.request_id, self.epoch

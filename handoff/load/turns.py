@@ -50,7 +50,6 @@ class Turns(Generic[P]):
         self._closed = False
 
     def add(self, load: P) -> None:
-        """Queue a load."""
         with self._changed:
             self._waiting.append(load)
             self._changed.notify()
@@ -76,7 +75,6 @@ class Turns(Generic[P]):
             return None
 
     def over(self, load: P) -> None:
-        """End a load's turn."""
         with self._changed:
             self._begun.remove(load)
             self._changed.notify_all()

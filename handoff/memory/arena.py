@@ -84,7 +84,6 @@ class StagingSlots:
 
     @property
     def segment(self) -> str:
-        """The segment's name."""
         return self.memory.name
 
     def view(self) -> SaveView:
@@ -177,7 +176,6 @@ class Arena:
                 pass
 
     def free(self, place: StagingSlots) -> None:
-        """Take slots back."""
         with self._lock:
             for run in place.runs:
                 self._holes.give(*run)

@@ -34,7 +34,6 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """Request id and epoch."""
         return self.request_id, self.epoch
 
     @property

@@ -37,7 +37,6 @@ class SaveJob:
 
     @property
     def key(self) -> Key:
-        """Request id and epoch."""
         return self.request_id, self.epoch
 
     @property

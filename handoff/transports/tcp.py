@@ -115,7 +115,6 @@ class _Grip:
         self._lock = threading.Lock()
 
     def hold(self, line: Line) -> None:
-        """Hold this connection."""
         with self._lock:
             self._line = line
             if self._cut:
@@ -136,7 +135,6 @@ class _Grip:
             to(line)
 
     def close(self) -> None:
-        """Close the connection held."""
         with self._lock:
             if self._line is not None:
                 self._line.close()

@@ -18,7 +18,6 @@ _AT_ONCE = 1 << 19  # logits whose exponentials are summed at once: 2 MiB
 
 
 def verify(job: Job) -> Verified:
-    """Do as `baton.kernels.verify.verify`."""
     batch = _Batch.of(job)
     place = torch.zeros(batch.requests, dtype=torch.int64)
     token = torch.zeros_like(place)

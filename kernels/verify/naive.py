@@ -15,7 +15,6 @@ Weights = list[float]  # one for each token of the vocabulary
 
 
 def verify(job: Job) -> Verified:
-    """Do as `baton.kernels.verify.verify`."""
     tokens = torch.full((job.requests, job.drafts.most + 1), -1, dtype=torch.int32)
     counts = torch.zeros(job.requests, dtype=torch.int32)
     for number in range(job.requests):

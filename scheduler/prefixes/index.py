@@ -71,7 +71,6 @@ class PrefixIndex:
 
     @property
     def shards(self) -> int:
-        """The number of shards."""
         return len(self._shards)
 
     @property

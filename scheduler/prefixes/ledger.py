@@ -40,7 +40,6 @@ class PrefixLedger:
         self._workers: dict[str, _Worker] = {}
         self._names: dict[int, str] = {}  # slot -> worker id
         self._roles: dict[int, int] = {}  # role -> bits of slots
-        self.applied = 0  # operations since the start
         self.gaps = 0  # messages that left a gap
         self.begun = 0  # logs started or restarted
 
@@ -61,7 +60,6 @@ class PrefixLedger:
         elif operations := message.operations[new:]:
             self.index.apply(worker.slot, operations)
             worker.operations += len(operations)
-            self.applied += len(operations)
         return _known(worker)
 
     def keep(self, roles: Mapping[str, int]) -> None:

@@ -186,7 +186,6 @@ class ProcessFigures(Collector):
         yield from self._families()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
         left, life = self._families()
         if credentials := rpc.certificate():
             left.add_metric([], credentials.seconds_left())

@@ -177,13 +177,11 @@ class Pool(BlockingConnectionPool):
         await super().ensure_connection(connection)
 
     async def release(self, connection: AbstractConnection) -> None:
-        """Take a connection back."""
         if isinstance(connection, _Asking):
             await connection.leave_if_stale()
         await super().release(connection)
 
     async def aclose(self) -> None:
-        """Close all connections."""
         if self._finder is not None:
             await self._finder.close()
         await super().aclose()

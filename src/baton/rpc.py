@@ -255,7 +255,6 @@ class Line:
         return self._channel
 
     async def close(self) -> None:
-        """Close the channels."""
         for closing in self._closing:
             closing.cancel()
         await self._channel.close(None)

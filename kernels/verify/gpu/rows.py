@@ -50,7 +50,6 @@ def draft_at(tokens, start, end, request, place, vocabulary, PACKED: tl.constexp
 
 @triton.jit
 def clean(logits):
-    """Return float32 without nan."""
     logits = logits.to(tl.float32)
     return tl.where(logits == logits, logits, float("-inf"))
 

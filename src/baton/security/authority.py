@@ -189,7 +189,6 @@ def line_of(certificate: x509.Certificate) -> str:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """Generate a key."""
     return ec.generate_private_key(_CURVE)
 
 

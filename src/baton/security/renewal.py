@@ -34,7 +34,6 @@ class Renewal:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop renewing."""
         self._stop.set()
         self._thread.join(timeout=1)
 
