@@ -13,16 +13,14 @@ class AutoscaleMetrics(Metrics):
 
     prefix = "baton_scheduler_autoscale_"
 
-    leads = gauge("1 while this scheduler decides on the numbers")
-    _wanted_workers = gauge("Workers that the goals need for the present demand", "role")
-    _orders = counter("Orders given: start (a worker), stop (drain one) or flip (change a role)", "order")
-    _prefill_backlog_seconds = gauge("Work that waits on each prefill worker, on the mean")
-    _decode_occupancy = gauge(
-        "Share of the decode workers' batches, or of what their KV caches hold, that is in use"
-    )
-    _predicted = gauge("Prediction for 30 s that are over: rates a second, shares within the goals", "what")
-    _came = gauge("What came in those 30 s", "what")
-    _error_percent = gauge("Difference of the two: per cent of a rate that came, points of a share", "what")
+    leads = gauge("1 while this scheduler decides")
+    _wanted_workers = gauge("Workers that the goals need now", "role")
+    _orders = counter("Orders given: start, stop (drain) or flip (role)", "order")
+    _prefill_backlog_seconds = gauge("Mean work waiting on a prefill worker")
+    _decode_occupancy = gauge("Used share of the decode workers' slots")
+    _predicted = gauge("Prediction for the last 30 s: rates a second, shares within goals", "what")
+    _came = gauge("What came in the predicted 30 s", "what")
+    _error_percent = gauge("Error of the prediction: per cent of a rate, points of a share", "what")
     _step_seconds = histogram("Time to decide")
 
     def decided(self, decision: Decision, took_s: float) -> None:

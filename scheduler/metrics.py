@@ -19,24 +19,18 @@ class Metrics(baton_metrics.Metrics):
 
     prefix = "baton_scheduler_"
 
-    placements = counter("Placements, by whether a handoff follows", "kind")
+    placements = counter("Placements: pair or alone", "kind")
     rejections = counter("Placements refused, by code", "code")
     place_seconds = histogram("Time to place")
-    stale_epochs = counter(
-        "Late messages, with an older epoch than the last one of the request or the worker; refused", "what"
-    )
-    adopted = counter(
-        "Attempts booked by routers' reports: placed by another scheduler or by none, or lost here"
-    )
-    role_changes = counter("Workers that changed their role, asked by an operator or for balance", "by")
+    stale_epochs = counter("Messages refused for an older epoch", "what")
+    adopted = counter("Attempts learned from routers' reports")
+    role_changes = counter("Role changes, by an operator or for balance", "by")
     leases_expired = counter("Attempts not renewed in time")
     live_attempts = gauge("Attempts under way")
     workers = gauge("Workers alive", "role", "state")
-    store_up = gauge("1 while the store answers, 0 while it does not")
-    store_losses = counter("Times that the store was there and did not answer any more")
-    workers_lost = counter(
-        "Workers not heard of for a lease (scheduler.worker_lease_s) that had not said goodbye", "role"
-    )
+    store_up = gauge("1 while the store answers")
+    store_losses = counter("Times that the store stopped answering")
+    workers_lost = counter("Workers silent for scheduler.worker_lease_s without a farewell", "role")
 
     def __init__(self) -> None:
         self.registry = baton_metrics.registry()

@@ -16,15 +16,13 @@ class PrefixMetrics(Metrics):
 
     prefix = "baton_scheduler_prefix_"
 
-    placements = counter("Placements, by what the worker that runs the prompt holds of it", "holds")
-    tokens = counter("Prompt tokens that the workers they were placed on hold, as far as is known")
-    blocks = gauge("KV blocks of which it is known who holds them")
-    workers = gauge("Workers of which it is known what they hold")
-    workers_unknown = gauge("Workers that take requests and of which it is not known what they hold")
-    coarseness_blocks = gauge(
-        "Distance of the blocks of a prompt that are known where memory is shortest; 1: all are"
-    )
-    gaps = counter("Messages about caches that did not follow on what was known: the worker sends again")
+    placements = counter("Placements, by what the prompt's worker holds of it", "holds")
+    tokens = counter("Prompt tokens that their worker already holds")
+    blocks = gauge("KV blocks with known holders")
+    workers = gauge("Workers with known caches")
+    workers_unknown = gauge("Serving workers with unknown caches")
+    coarseness_blocks = gauge("Distance of the blocks kept where the index is fullest; 1: all are")
+    gaps = counter("Gaps in workers' cache logs, sent again")
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)

@@ -19,18 +19,13 @@ class ClassMetrics(Metrics):
     prefix = "baton_router_class_"
 
     _goals = counter(
-        "Requests of a class, by goal (ttft or itl), by its last placement's kind (pair or alone) and "
-        "by whether the goal was met; those that clients gave up do not count",
+        "Requests by goal (ttft, itl), placement and whether it was met; without aborted ones",
         *("class", "goal", "kind", "met"),
     )
-    _output_tokens = counter("Tokens generated for requests of a class that are over", "class")
-    _waiting_requests = gauge("Requests of a class that wait for room on the workers", "class")
-    _time_to_first_token_seconds = histogram(
-        "From the arrival of a class's request to its first token", "class"
-    )
-    _mean_gap_seconds = histogram(
-        "Mean gap between the tokens of an answer, of a class's requests that are over", "class"
-    )
+    _output_tokens = counter("Output tokens of finished requests", "class")
+    _waiting_requests = gauge("Requests waiting for room on workers", "class")
+    _time_to_first_token_seconds = histogram("From arrival to first token", "class")
+    _mean_gap_seconds = histogram("Mean gap between the tokens of a finished answer", "class")
 
     def expect(self, classes: Iterable[ServiceClass]) -> None:
         """Show the series of all classes from 0 on: Prometheus sees no increase from nothing to 1."""

@@ -40,73 +40,54 @@ class RouterMetrics(Metrics):
 
     prefix = "baton_router_"
 
-    _placements = counter(
-        "Placements, by kind: pair (a handoff follows) or alone (one worker prefills and decodes)", "kind"
-    )
-    _placements_moved = counter(
-        "Placements by another of several schedulers than the one that the router belongs to"
-    )
-    _placements_without_scheduler = counter(
-        "Placements made by the router itself from its last snapshot: no scheduler answered, or it did "
-        "not know the workers"
-    )
-    rejections = counter("Requests and retries that got no placement, by reason", "code")
-    _retries = counter("Attempts that failed, by kind of failure", "trouble", "worker")
-    suspects = counter("Requests tried alone: passed, convicted, or refused at the door later", "end")
-    recomputed_prompts = counter("Prompts recomputed on the decode worker because no KV cache arrived")
-    pairs_avoided = counter("Placements changed before use, as their two workers do not reach each other")
+    _placements = counter("Placements: pair (with a handoff) or alone (one worker)", "kind")
+    _placements_moved = counter("Placements by another scheduler than the router's own")
+    _placements_without_scheduler = counter("Placements by the router itself, from its snapshot")
+    rejections = counter("Requests and retries without a placement, by reason", "code")
+    _retries = counter("Failed attempts, by kind", "trouble", "worker")
+    suspects = counter("Requests tried alone: passed, convicted, or refused when repeated", "end")
+    recomputed_prompts = counter("Prompts recomputed on the decode worker for want of KV")
+    pairs_avoided = counter("Placements changed because the two workers cannot reach each other")
     _requests = counter("Requests completed, by outcome", "outcome")
     _request_attempts = histogram(
-        "Placements that a completed request took: 1, and one more for each attempt that failed",
+        "Placements that a completed request took",
         buckets=(1.0, 2.0, 3.0, 5.0, 10.0),
     )
-    scheduler_up = gauge("1 while a scheduler answers this router; of several models one of each")
-    scheduler_losses = counter("Times that no scheduler answered any more")
+    scheduler_up = gauge("1 while a scheduler answers (with several models, one of each)")
+    scheduler_losses = counter("Times that all schedulers stopped answering")
     _clients_refused = counter(
-        "Clients refused, by HTTP status (401: no valid API key), dropped (too many connections, "
-        "no answer sent) or unread (the client did not read its answer)",
+        "Clients refused (by HTTP status), dropped (connection limit) or unread (they do not read)",
         "reason",
     )
     live_requests = gauge("Requests placed and not yet completed")
-    journal_bytes = gauge("Memory reserved for requests, so that they can be resumed on other workers")
-    _waiting_requests = gauge("Requests waiting for room on the workers")
-    ready_workers = gauge("Workers of a model that are ready, as this router last heard", "model")
-    _waiting_estimate_seconds = gauge(
-        "Expected wait of a request that arrives now, at the pace of the last placements"
-    )
-    wait_seconds = histogram("Wait for room on the workers, of requests that were not placed at once")
-    _placement_seconds = histogram("Duration of a placement, the first part of the time to first token")
-    _queue_seconds = histogram(
-        "From the placement to the prefill's first step, the second part of the time to first token", "worker"
-    )
+    journal_bytes = gauge("Memory reserved for resuming requests")
+    _waiting_requests = gauge("Requests waiting for room on workers")
+    ready_workers = gauge("Ready workers of a model", "model")
+    _waiting_estimate_seconds = gauge("Expected wait of a request that arrives now")
+    wait_seconds = histogram("Wait of requests that were not placed at once")
+    _placement_seconds = histogram("Duration of a placement")
+    _queue_seconds = histogram("From the placement to the prefill's first step", "worker")
     _time_to_first_token_seconds = histogram("From the request's arrival to its first token")
-    _ttft_stage_seconds = histogram("Stages of the time to first token; their sum is that time", "stage")
+    _ttft_stage_seconds = histogram("Stages that add up to the time to first token", "stage")
     _itl_stage_seconds = histogram(
-        "A token's way, of a sample of tokens: its engine since the request's last output, wire, router, "
-        "and its client's socket",
+        "Parts of a token's way, sampled: engine, wire, router, client",
         "stage",
     )
     _handoff_seconds = histogram(
-        "From the first token until the KV cache is loaded on the decode worker", "worker", "transport"
+        "From the first token to loaded KV on the decode worker", "worker", "transport"
     )
     _handoff_stage_seconds = histogram(
-        "Stages of the handoff: save and sample, the rest of that step, on the prefill worker; the "
-        "others on the decode worker",
+        "Stages of the handoff: save, sample (prefill worker), then the decode worker's",
         "stage",
         "transport",
     )
-    _handoff_bytes = counter("KV cache handed over, in bytes", "transport")
-    _handoff_early_bytes = counter(
-        "KV cache handed over while its prompt was still prefilled, in bytes", "transport"
-    )
+    _handoff_bytes = counter("Bytes of KV handed over", "transport")
+    _handoff_early_bytes = counter("Bytes handed over while the prompt was still prefilled", "transport")
     _prefix_pulls = counter(
-        "Beginnings of prompts asked of a worker that holds them, by outcome: loaded, or why the prefill "
-        "worker computed them (not_cached: they were evicted; failed: it could not load them)",
+        "Beginnings of prompts pulled from another worker: loaded, or why not",
         "outcome",
     )
-    _prefix_pulled_tokens = counter(
-        "Prompt tokens that a prefill worker did not compute, as another worker held them"
-    )
+    _prefix_pulled_tokens = counter("Prompt tokens pulled instead of computed")
 
     def __init__(
         self, registry: CollectorRegistry = REGISTRY, clock: Callable[[], float] = time.monotonic

@@ -19,10 +19,10 @@ class TenantMetrics(Metrics):
 
     prefix = "baton_router_tenant_"
 
-    _requests = counter("HTTP requests of a tenant that were admitted", "tenant")
-    _refusals = counter("Requests of a tenant refused with 429, by limit", "tenant", "limit")
-    _tokens = counter("Tokens of a tenant's completed requests, by kind: prompt or output", "tenant", "kind")
-    _waiting_requests = gauge("Requests of a tenant that wait for room on the workers", "tenant")
+    _requests = counter("HTTP requests admitted", "tenant")
+    _refusals = counter("Requests refused with 429, by limit", "tenant", "limit")
+    _tokens = counter("Tokens of completed requests: prompt, output", "tenant", "kind")
+    _waiting_requests = gauge("Requests waiting for room on workers", "tenant")
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self._series = LivingSeries("tenant", registry, clock)  # first, as a scrape goes in this order

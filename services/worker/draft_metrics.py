@@ -32,26 +32,24 @@ class DraftMetrics:
                 for position in range(limit)
             ]
 
-        self._drafts = counter("drafts", "Drafts verified: one a request and step.")
-        self._drafted = counter("drafted_tokens", "Tokens proposed by speculation.")
-        self._accepted = counter("accepted_tokens", "Drafted tokens that the model agreed with.")
+        self._drafts = counter("drafts", "Drafts verified, one per request and step")
+        self._drafted = counter("drafted_tokens", "Tokens drafted")
+        self._accepted = counter("accepted_tokens", "Drafted tokens accepted")
         self._drafted_at = by_position(
-            "drafted_tokens_by_position", "Drafted tokens, by their position in the draft."
+            "drafted_tokens_by_position", "Drafted tokens by position in the draft"
         )
         self._accepted_at = by_position(
-            "accepted_tokens_by_position", "Accepted tokens, by their position in the draft."
+            "accepted_tokens_by_position", "Accepted tokens by position in the draft"
         )
-        self._mean = gauge(
-            "mean_accepted_length", "Output tokens of a request in a step with a draft, last minute."
-        )
+        self._mean = gauge("mean_accepted_length", "Tokens gained in a step with a draft, last minute")
         self._first = gauge(
-            "first_position_acceptance_ratio", "Accepted share of the tokens drafted first, last minute."
+            "first_position_acceptance_ratio", "Accepted share of first drafted tokens, last minute"
         )
         self._reference = gauge(
-            "acceptance_reference_ratio", "Reference of the first position's acceptance; 0: not known yet."
+            "acceptance_reference_ratio", "Reference for first-position acceptance; 0: not known yet"
         )
-        self.length = gauge("draft_length", "Most tokens of the next draft.")
-        self.alarm = gauge("acceptance_alarm", "1 while drafts are accepted too seldom, more than by chance.")
+        self.length = gauge("draft_length", "Maximum length of the next draft")
+        self.alarm = gauge("acceptance_alarm", "1 while acceptance is significantly too low")
         self.length.set(limit)
 
     def count(self, counts: DraftCounts) -> None:

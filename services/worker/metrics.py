@@ -24,42 +24,35 @@ class WorkerMetrics(Metrics):
 
     prefix = "baton_worker_"
 
-    _requests_running = gauge("Requests in the engine's batch.")
-    _requests_waiting = gauge("Requests in the engine's queue.")
-    _kv_cache_usage_ratio = gauge("Blocks of the KV cache in use, 0 to 1.")
-    _handoffs_pinned = gauge("Saved handoffs that wait to be pulled.")
-    _handoffs_pinned_bytes = gauge("Bytes of saved handoffs that wait to be pulled.")
-    _handoffs_pinned_overdue_seconds = gauge(
-        "Age of the oldest saved handoff beyond its lease, 0 where none is older."
-    )
-    clock_offset_seconds = gauge("The scheduler's clock less this machine's, as of the last heartbeat.")
-    _generated_tokens = counter("Output tokens generated here.")
-    _prefix_cache_queries = counter("Prompt tokens looked up in the prefix cache.")
-    _prefix_cache_hits = counter("Prompt tokens found in the prefix cache.")
-    _requests_held_back = counter("Times that a step left a request out, as it gave way to another class.")
-    _requests_preempted_for_classes = counter(
-        "Times that a request lost slot and KV to one of another class; it went on later."
-    )
+    _requests_running = gauge("Requests in the engine's batch")
+    _requests_waiting = gauge("Requests in the engine's queue")
+    _kv_cache_usage_ratio = gauge("KV cache in use, 0 to 1")
+    _handoffs_pinned = gauge("Saved handoffs not yet pulled")
+    _handoffs_pinned_bytes = gauge("Bytes of saved handoffs not yet pulled")
+    _handoffs_pinned_overdue_seconds = gauge("Age of the oldest saved handoff beyond its lease")
+    clock_offset_seconds = gauge("The scheduler's clock minus this machine's")
+    _generated_tokens = counter("Output tokens generated here")
+    _prefix_cache_queries = counter("Prompt tokens looked up in the prefix cache")
+    _prefix_cache_hits = counter("Prompt tokens found in the prefix cache")
+    _requests_held_back = counter("Times that a step left a request out for another class")
+    _requests_preempted_for_classes = counter("Requests that lost slot and KV to another class for a while")
     _requests_refused = counter(
-        "Requests not taken: invalid, full, staging (stays full), draining, stale (an older epoch).", "why"
+        "Requests refused: invalid, full, staging (stays full), draining, stale (older epoch)", "why"
     )
-    _handoffs_saved = counter("Prompts prefilled whose KV is kept for another worker.")
-    _handoffs_save_failed = counter("Prompts prefilled whose KV could not be kept.")
-    _handoffs_loaded = counter("Handoffs pulled and loaded.", "transport")
+    _handoffs_saved = counter("Prompts whose KV was saved for another worker")
+    _handoffs_save_failed = counter("Prompts whose KV could not be saved")
+    _handoffs_loaded = counter("Handoffs pulled and loaded", "transport")
     _handoffs_load_failed = counter(
-        "Handoffs that could not be loaded, by the name of the error; NothingSaved: their prompts "
-        "ended with their first token, or were aborted.",
+        "Handoffs not loaded, by error; NothingSaved: the request ended at its source",
         "error",
     )
-    _handoff_bytes = counter("Bytes pulled.", "transport")
-    _engine_steps_failed = counter(
-        "Steps that raised, after which the engine went on without the steps' requests."
-    )
-    _engine_step_seconds = histogram("Time of an engine step with work.")
-    _engine_step_phase_seconds = histogram("Time of the parts of an engine step with work.", "phase")
-    _handoff_save_seconds = histogram("Time to copy KV from the engine's cache to staging.")
-    _handoff_move_seconds = histogram("Time to pull a handoff's bytes.")
-    _handoff_total_seconds = histogram("Time from the save's end to the request in the batch.")
+    _handoff_bytes = counter("Bytes pulled", "transport")
+    _engine_steps_failed = counter("Steps that raised and that the engine survived")
+    _engine_step_seconds = histogram("Time of an engine step with work")
+    _engine_step_phase_seconds = histogram("Parts of an engine step: draft, verify, rest", "phase")
+    _handoff_save_seconds = histogram("Time to copy KV to staging")
+    _handoff_move_seconds = histogram("Time to pull a handoff's bytes")
+    _handoff_total_seconds = histogram("From the end of the save to the request in the batch")
 
     def __init__(self) -> None:
         self.registry = registry()
