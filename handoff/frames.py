@@ -114,11 +114,12 @@ class Line:
         if parts:
             self._write(parts, look)
 
-    def receive(self, look: Callable[[], None] = nothing, silent_s: float = SILENT_S) -> Frame:
+    def receive(self, look: Callable[[], None] = nothing, silent_s: float | None = None) -> Frame:
         """Return the next frame. If it brings records, `receive_records` must be called next.
 
         Raises Broken, and what `look` raises.
         """
+        silent_s = SILENT_S if silent_s is None else silent_s
         prefix = bytes(self._read_new(_PREFIX.size, look, silent_s))
         kind, size, first_block, records = _PREFIX.unpack(prefix)
         head = b""

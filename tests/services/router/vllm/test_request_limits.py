@@ -33,7 +33,7 @@ async def asked(request: Any) -> list[Any]:
 
     serving = SimpleNamespace(_check_model=check)
     state = State({"openai_serving_chat": serving})
-    limit_requests(state, 4)
+    limit_requests(state)
     await serving._check_model(request)
     return passed
 
