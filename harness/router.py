@@ -167,13 +167,21 @@ class Cluster:
         self._taking = asyncio.create_task(self._take())
 
     async def pair(
-        self, prefill: int = 1, decode: int = 1, step_s: float = 0.0, max_num_seqs: int = 256
+        self,
+        prefill: int = 1,
+        decode: int = 1,
+        step_s: float = 0.0,
+        max_num_seqs: int = 256,
+        connect: bool = True,
     ) -> list[FakeWorker]:
-        """Add this many workers: p0, p1, ..., d0, d1, ..."""
+        """Add this many workers: p0, p1, ..., d0, d1, ..., and connect the router to them."""
         named = [(f"p{number}", pb.ROLE_PREFILL) for number in range(prefill)]
         named += [(f"d{number}", pb.ROLE_DECODE) for number in range(decode)]
         speed: dict[str, Any] = {"step_s": step_s, "max_num_seqs": max_num_seqs}
-        return [await self.members.add(FakeWorker(name, role, **speed)) for name, role in named]
+        workers = [await self.members.add(FakeWorker(name, role, **speed)) for name, role in named]
+        for worker in workers if connect else ():
+            await self.connect(worker)
+        return workers
 
     async def send(self, request_id: str, prompt: list[int], max_tokens: int = 8, **params: Any) -> None:
         self.got[request_id] = Answer()

@@ -239,7 +239,7 @@ async def test_no_connection_to_the_prefill_worker(cluster: Cluster) -> None:
 async def test_a_worker_that_does_not_fit_is_left_alone(
     cluster: Cluster, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second, _ = await cluster.pair(prefill=2)
+    first, second, _ = await cluster.pair(prefill=2, connect=False)
     if how == "refuses":
         why = first.refusal = "vLLM 0.31 here, 0.32 there"
     else:
