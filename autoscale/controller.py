@@ -88,7 +88,7 @@ class _Forecast:
 
 @dataclass(slots=True)
 class Controller:
-    """Decide for one deployment. Its state is learned anew by the next scheduler to decide."""
+    """Decide for one deployment. Its state is learned again by the next scheduler to decide."""
 
     goals: Goals
     _demand: DemandMeter = field(default_factory=DemandMeter)

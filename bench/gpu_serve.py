@@ -48,7 +48,7 @@ Turn = tuple[Sequence[str], str]  # parts that are measured in one deployment, a
 
 
 class Results:
-    """The file of results, written anew after each turn."""
+    """The file of results, rewritten after each turn."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -2,7 +2,7 @@
 
 Starts each deployment for real, sends the same prompts greedily, and compares the answers with those of one
 engine without speculation. Writes bench/results/speculation-table.json and, from it, the table in
-docs/speculative-decoding.md. `make table` runs all rows; with names, only these are measured anew. `--page`
+docs/speculative-decoding.md. `make table` runs all rows; with names, only these are measured again. `--page`
 writes the page from the results that are there.
 """
 

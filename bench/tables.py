@@ -187,7 +187,7 @@ TABLES = {
     "pulls": Table(
         "pulls",
         "pulls",
-        "gb_s.p50=GB/s; source_cpu_s_a_gb.p50=source's CPU, s a GB; puller_cpu_s_a_gb.p50=puller's;"
+        "gb_s.p50=GB/s; source_cpu_s_a_gb.p50=source's CPU, s per GB; puller_cpu_s_a_gb.p50=puller's;"
         "engine_share.p50=engine's steps|.0%",
         ("pull",),
     ),

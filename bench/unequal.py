@@ -2,7 +2,7 @@
 
 Each model has a scheduler, a router, a prefill and a decode worker, one of which has two ranks. The same
 prompts are sent greedily, one at a time and four at a time, and the answers compared with those of one mixed
-worker without speculation. With names, only these rows are measured anew.
+worker without speculation. With names, only these rows are measured again.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class _Kept:
 
 
 class Channels:
-    """Keep channels by address for later calls: connecting costs more than a call. Safe for any thread.
+    """Keep channels by address for later calls: connecting costs more than a call. Thread-safe.
 
     A channel is closed only after the longest call that may have started on it is over, so there may briefly
     be more channels than the bound. When this process's certificate is replaced, new channels replace the old
@@ -111,7 +111,7 @@ class HandoffClient:
     ) -> bool:
         """Release what the manifest describes, on every rank, and wait for the replies.
 
-        Returns False if at least one rank did not hold it any more, or could not be reached.
+        Returns False if at least one rank no longer held it, or could not be reached.
         """
         calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
         # the list makes sure that every call is waited for

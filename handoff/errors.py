@@ -16,8 +16,8 @@ BatonError
     │   ├── AlreadyTaken         another pull has taken its first records, whose slots were used again
     │   ├── SaveFailed           it could not bring it all from the accelerator
     │   ├── NothingSaved         the attempt there ended without a save, as it was to
-    │   ├── NotCached            its prefix cache does not hold it (any more)
-    │   └── SourceBusy           the prompt is still computed, and too many pull such ones already
+    │   ├── NotCached            its prefix cache does not (or no longer) hold it
+    │   └── SourceBusy           the prompt is still being computed, and too many pull such ones already
     ├── StagingFull              there is no room to keep KV until it is pulled
     ├── DigestMismatch           the bytes that arrived are not those that were saved
     └── TransportError           the bytes did not arrive
@@ -38,99 +38,99 @@ ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
 
 
 class HandoffError(BatonError):
-    """Report that the KV cache could not be handed over."""
+    """The KV cache could not be handed over."""
 
 
 class InvalidWish(HandoffError):
-    """Report that a request's `kv_transfer_params` cannot be parsed."""
+    """A request's `kv_transfer_params` cannot be parsed."""
 
 
 class UnsupportedCache(HandoffError):
-    """Report that the engine's KV cache has a shape that cannot be copied block by block."""
+    """The engine's KV cache has a shape that cannot be copied block by block."""
 
 
 class ManifestError(HandoffError):
-    """Report that the manifest does not fit."""
+    """The manifest does not fit."""
 
 
 class WrongRequest(ManifestError):
-    """Report that the manifest describes another request's KV."""
+    """The manifest describes another request's KV."""
 
 
 class StaleEpoch(ManifestError):
-    """Report that the manifest is of another attempt at the request."""
+    """The manifest is of another attempt at the request."""
 
 
 class CompatibilityMismatch(ManifestError):
-    """Report that the KV was written by an engine whose cache means something else."""
+    """The KV was written by an engine whose cache means something else."""
 
 
 class WrongTicket(ManifestError):
-    """Report that the ticket is missing, or of another save."""
+    """The ticket is missing, or of another save."""
 
 
 class MalformedManifest(ManifestError):
-    """Report that the manifest's numbers contradict each other."""
+    """The manifest's numbers contradict each other."""
 
 
 class SourceError(HandoffError):
-    """Report that the source does not hold the KV."""
+    """The source does not hold the KV."""
 
 
 class UnknownHandoff(SourceError):
-    """Report that the source never saved the KV, or released it."""
+    """The source never saved the KV, or released it."""
 
 
 class LeaseExpired(SourceError):
-    """Report that the KV was not pulled before its lease ended."""
+    """The KV was not pulled before its lease ended."""
 
 
 class AlreadyTaken(SourceError):
-    """Report that another pull has taken records whose slots were then reused."""
+    """Another pull has taken records whose slots were then reused."""
 
 
 class SaveFailed(SourceError):
-    """Report that the source began to save the KV but could not finish."""
+    """The source began to save the KV but could not finish."""
 
 
 class NothingSaved(SourceError):
-    """Report that the attempt ended at the source without a save: with its first token, or aborted."""
+    """The attempt ended at the source without a save: with its first token, or aborted."""
 
 
 class NotCached(SourceError):
-    """Report that the source's prefix cache lacks the wanted beginning of a prompt."""
+    """The source's prefix cache lacks the wanted beginning of a prompt."""
 
 
 class SourceBusy(SourceError):
-    """Report that too many pulls already wait at the source for prompts still being computed."""
+    """Too many pulls already wait at the source for prompts still being computed."""
 
 
 class StagingFull(HandoffError):
-    """Report that there is no room to keep the KV until it is pulled."""
+    """There is no room to keep the KV until it is pulled."""
 
 
 class DigestMismatch(HandoffError):
-    """Report that the received bytes are not those that were saved."""
+    """The received bytes are not those that were saved."""
 
 
 class TransportError(HandoffError):
-    """Report that the bytes did not arrive."""
+    """The bytes did not arrive."""
 
 
 class NoCommonTransport(TransportError):
-    """Report that the two ends have no transport in common."""
+    """The two ends have no transport in common."""
 
 
 class TransportFailed(TransportError):
-    """Report that the connection or the memory broke."""
+    """The connection or the memory broke."""
 
 
 class PullTimeout(TransportError):
-    """Report that the bytes did not arrive within the deadline."""
+    """The bytes did not arrive within the deadline."""
 
 
 class PullCancelled(TransportError):
-    """Report that the request was aborted meanwhile."""
+    """The request was aborted meanwhile."""
 
 
 def _leaves(cls: type[HandoffError]) -> dict[str, type[HandoffError]]:

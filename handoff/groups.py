@@ -2,7 +2,7 @@
 
 Most models have one group. Layers that attend to a window, or keep a state instead of tokens, form further
 groups with blocks of their own. A save has a record for each live block, group after group. Groups that keep
-all tokens come first: their blocks are final while the prompt is still computed, and can travel. Both ends
+all tokens come first: their blocks are final before the whole prompt is computed, and can travel. Both ends
 number the records alike, by the same rules from the same number of tokens.
 """
 

@@ -40,7 +40,7 @@ class ShardSave:
     saved_at_s: float = 0.0  # CLOCK_MONOTONIC
     save_ms: float = 0.0  # time for its last part, which the decode side waits for
     problem: Problem | None = None
-    begun: bool = False  # its first records can be pulled; the prompt is still computed
+    begun: bool = False  # its first records can be pulled; the prompt is still being computed
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ShardLoad:
 
 @dataclass(frozen=True)
 class Begun:
-    """A prompt that is still computed: its first records can be pulled, the others as they come."""
+    """A prompt that is still being computed: its first records can be pulled, the others as they come."""
 
     request_id: str
     epoch: int

@@ -281,7 +281,7 @@ def stock_vllm(
 ) -> Iterator[tuple[str, Process]]:
     """Start vLLM's own API server, without Baton, as the reference. Yield its URL and process.
 
-    It is forked unless `cold`, as its API server and its engine would each import vLLM anew. `flags` are
+    It is forked unless `cold`, as its API server and its engine would each import vLLM again. `flags` are
     added to its command line.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Fork vLLM's engine and ranks in tests: on a CPU each would otherwise import vLLM anew.
+"""Fork vLLM's engine and ranks in tests: on a CPU each would otherwise import vLLM again.
 
 They are forked from a process that was itself forked before the first thread started. A process forked from
 one with threads (gRPC's, torch's) may wait for ever for a lock that a thread held.

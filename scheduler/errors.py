@@ -17,11 +17,11 @@ from baton.protos import scheduler_pb2 as pb
 
 
 class SchedulerError(BatonError):
-    """Report that placing, reporting or registering failed."""
+    """Placing, reporting or registering failed."""
 
 
 class NoCapacity(SchedulerError):
-    """Report that the scheduler rejected a request.
+    """The scheduler rejected a request.
 
     `code` says why (NO_WORKERS, FULL, TOO_LARGE, STALE_EPOCH); `retry_after_s` is when a retry may help, 0 if
     it never will. `settling`: the scheduler has just started and may not know all workers yet.
@@ -38,7 +38,7 @@ class NoCapacity(SchedulerError):
 
 
 class SchedulerUnavailable(SchedulerError):
-    """Report that no scheduler answers. It may be back after `retry_after_s`."""
+    """No scheduler answers. It may be back after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class SchedulerUnavailable(SchedulerError):
 
 
 class Refused(SchedulerError):
-    """Report that the scheduler refused a call: a model other than the topic's, or a malformed call."""
+    """The scheduler refused a call: a model other than the topic's, or a malformed call."""
 
 
 class StaleWorker(SchedulerError):
@@ -59,15 +59,15 @@ class StaleWorker(SchedulerError):
 
 
 class StoreUnavailable(SchedulerError):
-    """Report that the store does not answer or refuses us. The text omits the password and names a cure."""
+    """The store does not answer or refuses us. The text omits the password and names a cure."""
 
 
 class StoreRefuses(StoreUnavailable):
-    """Report that the store's URL, name or password is wrong, as far as can be told."""
+    """The store's URL, name or password is wrong, as far as can be told."""
 
 
 class ListenFailed(SchedulerError):
-    """Report that the scheduler cannot listen on its address."""
+    """The scheduler cannot listen on its address."""
 
 
 class BadPolicy(SchedulerError):

@@ -90,12 +90,12 @@ class Standby:
 
     @property
     def workers(self) -> list[pb.WorkerStatus]:
-        """The workers that may be chosen; none before the first snapshot. Safe in any thread."""
+        """The workers that may be chosen; none before the first snapshot. Thread-safe."""
         oldest = self._clock() - KEPT_S
         return [seen.status for seen in self._seen() if seen.at >= oldest]
 
     def heard(self, within_s: float) -> list[pb.WorkerStatus]:
-        """Return the workers heard within `within_s` seconds. Safe in any thread."""
+        """Return the workers heard within `within_s` seconds. Thread-safe."""
         now = self._clock()
         return [one.status for one in self._seen() if now - one.at + one.status.heartbeat_age_s <= within_s]
 

@@ -29,7 +29,7 @@ _GONE = {errno.EPIPE, errno.ENXIO}  # nobody reads; a named pipe may get another
 
 
 class Printer:
-    """Writes lines to a descriptor of this process. Safe for any thread, and in signal handlers."""
+    """Writes lines to a descriptor of this process. Thread-safe, also in signal handlers."""
 
     def __init__(self, descriptor: int, *, tells: bool = True) -> None:
         """Write to `descriptor`. tells: print the number of lost lines; not for output read by a program."""

@@ -10,7 +10,7 @@ from baton.keeping import keep_thread
 
 
 class Deadlines:
-    """Keep a few deadlines by key. Safe for any thread."""
+    """Keep a few deadlines by key. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._due: dict[Hashable, tuple[float, Callable[[], object]]] = {}

@@ -8,7 +8,7 @@ The blocks of a load belong to its request and to nobody in the running batch, s
 meanwhile. Every reserved job is reported exactly once, however it ends: the engine holds the blocks until
 then.
 
-A manifest may come while the prompt is still computed: an early pull brings what each of its steps leaves. If
+A manifest may come before the prompt is complete: an early pull brings what each of its steps leaves. If
 it fails, everything stays at the source unless something has already been dropped there, and is pulled again
 when the prompt is complete. A request goes on when its KV is here and `complete` says that it has its first
 token.

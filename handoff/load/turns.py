@@ -3,7 +3,7 @@
 More concurrent pulls share the same memory bus and the engine's cores, so that all end later. But a pull
 whose network is cut moves nothing until its connection is found dead, seconds later: it does not count, and
 pulls from other sources go past it. Pulls from the same source wait, as they would on the same connection.
-Pulls from prompts that are still computed mostly wait for the next step there: they have turns of their own.
+Pulls of incomplete prompts mostly wait for the next step there: they have turns of their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ P = TypeVar("P", bound=Pulling)
 
 
 class Turns(Generic[P]):
-    """Hold the loads that wait, and those that have a turn. Safe for any thread."""
+    """Hold the loads that wait, and those that have a turn. Thread-safe."""
 
     def __init__(self, moving: int = MOVING, stalled_s: float = STALLED_S) -> None:
         """Start empty.

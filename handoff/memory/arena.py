@@ -92,7 +92,7 @@ class StagingSlots:
 
 
 class Arena:
-    """Hand out slots of `record_bytes` and a header, in at most `bound` bytes. Safe for any thread."""
+    """Hand out slots of `record_bytes` and a header, in at most `bound` bytes. Thread-safe."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Landing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Wait until nothing writes to the blocks any more, however the pull ended. Idempotent."""
+        """Wait until nothing writes to the blocks, however the pull ended. Idempotent."""
 
 
 class BlockCache(ABC):

@@ -56,7 +56,7 @@ class _Stream:
 
 
 class Backlog:
-    """Hold the records of windowed saves that have no slot yet. Safe for any thread."""
+    """Hold the records of windowed saves that have no slot yet. Thread-safe."""
 
     def __init__(self, cache: BlockCache, staging: Staging) -> None:
         """Start empty; `staging` reports room from now on."""
@@ -113,7 +113,7 @@ class Backlog:
             self._leaving.update(keys)
 
     def copied(self) -> list[Key]:
-        """Return the ended requests whose blocks nothing reads any more, each once."""
+        """Return the ended requests whose blocks nothing reads now, each once."""
         with self._changed:
             self._drop_ended()
             done = [key for key in self._leaving if self._is_idle(key)]
@@ -142,7 +142,7 @@ class Backlog:
         return stream is None or not (stream.waiting or stream.copying)
 
     def _drop_ended(self) -> None:
-        """Forget saves that nobody will pull any more."""
+        """Forget saves that nobody will pull."""
         for key, stream in list(self._streams.items()):
             if stream.entry.ended:
                 stream.waiting.clear()

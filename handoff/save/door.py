@@ -57,7 +57,7 @@ class _Guest:
 
 
 class Door:
-    """Own a rank's listening socket and its connections. Safe for any thread."""
+    """Own a rank's listening socket and its connections. Thread-safe."""
 
     def __init__(self, host: str, port: int, answer: Callable[[Line], bool], *, sealed: bool) -> None:
         """Listen at once; port 0 takes a free one.

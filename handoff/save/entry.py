@@ -26,7 +26,7 @@ class Entry:
     published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
     expires_at: float = float("inf")  # the same
     readers: int = 0  # pulls under way, and Fills
-    growing: bool = False  # its prompt is still computed: further fills will come
+    growing: bool = False  # its prompt is still being computed: further fills will come
     ended: bool = False
     had_by: set[int] = field(default_factory=set, repr=False)  # readers, of several, that have released it
     # reader -> (records taken, place from which it wants records).

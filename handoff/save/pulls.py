@@ -21,7 +21,7 @@ _TOO_LONG = f"a pull may take {MAX_PULL_S:g} s at most"
 
 
 class Pulls:
-    """Answer the pulls of one rank's saves. Safe for any thread."""
+    """Answer the pulls of one rank's saves. Thread-safe."""
 
     def __init__(self, staging: Staging, rank: int, chunk_bytes: int) -> None:
         """Serve `staging`. chunk_bytes: maximum size of a frame, unless a single record is larger."""
@@ -77,7 +77,7 @@ class Pulls:
             return
         if not self._growing.acquire(blocking=False):
             raise SourceBusy(
-                f"KV of request {request.request_id!r}: its prompt is still computed, and {GROWING} pulls"
+                f"KV of request {request.request_id!r}: its prompt is not complete yet, and {GROWING} pulls"
                 " wait for such ones already"
             )
         try:
@@ -104,7 +104,7 @@ class _Watch:
             raise Broken(_TOO_LONG)
 
     def waiting(self) -> None:
-        """Raise PullTimeout when it takes too long, PullCancelled when nobody waits any more.
+        """Raise PullTimeout when it takes too long, PullCancelled when nobody is waiting.
 
         Tells the waiting puller that this rank is well.
         """

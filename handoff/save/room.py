@@ -71,7 +71,7 @@ class SaveRoom:
         return self._promised.get(request_id, 0) > 0
 
     def kept(self, request_id: str) -> None:
-        """Note that a promised request already took its room, so that it is not free any more."""
+        """Note that a promised request already took its room, so that it no longer counts as free."""
         if request_id in self._promised:
             self._promised[request_id] = 0
 

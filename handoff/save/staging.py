@@ -175,7 +175,7 @@ class Staging:
                     at = end  # noqa: PLW2901
 
     def is_growing(self, request_id: str, epoch: int) -> bool:
-        """Return whether the entry's prompt is still computed."""
+        """Return whether the entry's prompt is still being computed."""
         entry = self._entries.get((request_id, epoch))
         return entry is not None and entry.growing
 

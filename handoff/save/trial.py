@@ -34,7 +34,7 @@ _SHARE = 8  # a sample takes at most 1/n of the free staging: the rest is for pr
 
 
 class Trials:
-    """Serve both ends of trials for one rank. Safe for any thread."""
+    """Serve both ends of trials for one rank. Thread-safe."""
 
     def __init__(
         self,

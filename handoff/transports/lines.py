@@ -36,7 +36,7 @@ class _Kept:
 
 
 class Lines:
-    """Keep connections to ranks. Safe for any thread."""
+    """Keep connections to ranks. Thread-safe."""
 
     def __init__(self) -> None:
         self._channels = Channels()

@@ -69,7 +69,7 @@ class _Peer:
 
 
 class Agent:
-    """Wrap NIXL, which only one thread may call at a time. Safe for any thread."""
+    """Wrap NIXL, which only one thread may call at a time. Thread-safe."""
 
     def __init__(self) -> None:
         """Start NIXL, with UCX, in half a second. Raises HandoffError if that fails."""
@@ -241,7 +241,7 @@ class Agent:
     # ---- called with _lock
 
     def _learn(self, read: Read, call: Callable[[], str]) -> None:
-        """Update a read's state. A failed read loses its peer: the next pull connects anew."""
+        """Update a read's state. A failed read loses its peer: the next pull reconnects."""
         try:
             with _named(f"{read.what}: NIXL"):
                 read.state = State(call())

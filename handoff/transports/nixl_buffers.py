@@ -1,4 +1,4 @@
-"""Reuse buffers for pulls over NIXL, but only once nothing may write to them any more.
+"""Reuse buffers for pulls over NIXL, but only once nothing may write to them.
 
 A pull that gives up leaves its reads under way. NIXL forgets a released read, but the network still delivers
 its bytes, so the buffer waits for them.
@@ -19,7 +19,7 @@ import numpy as np
 from baton.handoff.records import Bytes
 
 _LINGER_S = 1.0  # time for reads to end by themselves; after that their peer is disconnected
-_SETTLE_S = 5.0  # time after that until nothing can arrive any more
+_SETTLE_S = 5.0  # time after that until nothing can arrive
 
 
 class State(Enum):
@@ -62,7 +62,7 @@ class Buffer:
 
 
 class Buffers:
-    """Hold the buffers that no pull uses. Safe for any thread."""
+    """Hold the buffers that no pull uses. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class Buffers:
                 self.left[buffer] = time.monotonic()
 
     def tend(self, look: Callable[[Read], None], give_up: Callable[[Read], None]) -> None:
-        """Free buffers to which nothing can be written any more.
+        """Free buffers to which nothing can be written now.
 
         look: updates a read's state; give_up: disconnects the peer of a read, which has failed then.
         """

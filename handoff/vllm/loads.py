@@ -183,7 +183,7 @@ class Loads:
     def _give_up(self, request_id: str, load: _Load) -> None:
         """Release KV that is not wanted here, but not if a mangled manifest names another request's.
 
-        While the prompt is still prefilled, release nothing: its worker drops the KV with the attempt.
+        While the prompt is still being prefilled, release nothing: its worker drops the KV with the attempt.
         """
         manifest, wish = load.manifest, load.wish
         if (

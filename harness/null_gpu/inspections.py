@@ -2,7 +2,7 @@
 
     python -m harness.null_gpu.inspections
 
-On a GPU each worker inspects them at a model's first start, in a process that imports vLLM anew. Dozens of
+On a GPU each worker inspects them at a model's first start, in a process that imports vLLM again. Dozens of
 workers that start together would take minutes of a small machine; here one process does it for all.
 """
 

@@ -104,8 +104,8 @@ def revoke(
 ) -> None:
     """Revoke a token, or certificates: all of a SPIFFE id, or one and those that it was renewed into.
 
-    Nobody can join with the token any more; processes that joined with it stay. Certificates are not renewed
-    any more, and stay good until they expire. Also revoke a token with which their holder could join again.
+    The token can no longer be used to join; processes that joined with it stay. Certificates are no longer
+    renewed, and stay good until they expire. Also revoke a token with which their holder could join again.
     """
     from baton.security.tokens import is_token_id
 

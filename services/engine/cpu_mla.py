@@ -37,7 +37,7 @@ def add_arguments(args: dict[str, Any], model_config: Any) -> None:
     if not asked:
         args["attention_backend"] = backend
     if args.get("speculative_config") is not None:
-        args["speculative_config"]["attention_backend"] = backend  # else vLLM would choose anew
+        args["speculative_config"]["attention_backend"] = backend  # else vLLM would choose again
     args.setdefault("block_size", _BLOCK_SIZES[backend])
 
 

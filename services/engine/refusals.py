@@ -1,7 +1,7 @@
 """Reword vLLM's reasons for not starting in terms of our configuration.
 
 Leans on: that vLLM's configuration classes are pydantic's (a refusal is a ValidationError around the reason),
-and on the wording of the refusals in `_SAYINGS`; one that vLLM words anew is passed on as it is, with the
+and on the wording of the refusals in `_SAYINGS`; one that vLLM rewords is passed on as it is, with the
 names of its arguments translated.
 """
 

@@ -286,7 +286,7 @@ class Deployment:
                 self._tell(name, text)
             if why := "" if self._ready else failed_start(node.machine.name, report):
                 self._failure, self.ended = why, True
-            if report.order != node.order:  # a keeper that was started anew
+            if report.order != node.order:  # a keeper that was restarted
                 node.parts = None
             node.report = report
 

@@ -8,7 +8,7 @@ import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-# Hop-by-hop headers (RFC 9110, section 7.6.1), and the length, which is set anew.
+# Hop-by-hop headers (RFC 9110, section 7.6.1), and the length, which is set again.
 _HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 
 

@@ -132,7 +132,7 @@ class Suspicion:
 
     @property
     def to_its_end(self) -> bool:
-        """Return whether it must not run beside others any more."""
+        """Return whether it must now run alone."""
         return self.ends > 1
 
     def trial_tokens(self, left: int) -> int:

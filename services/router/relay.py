@@ -286,7 +286,7 @@ class Relay:
         self.state.recomputes()
         self.state.epoch += 1
         self._stop_prefill()
-        self._placements.prefilled(self.placement.attempt)  # the prefill worker prefills nothing any more
+        self._placements.prefilled(self.placement.attempt)  # the prefill worker prefills nothing now
         self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
 
     def _stop_prefill(self) -> None:

@@ -87,7 +87,7 @@ class Handoff(_Section):
     token_bytes: float = Field(131_072, ge=0, description="KV of a token")
     bytes_per_s: float = Field(10e9, gt=0, description="into one decode worker")
     latency_s: float = Field(0.002, ge=0, description="of a handoff without bytes")
-    early: bool = Field(True, description="KV is moved while its prompt is still prefilled")
+    early: bool = Field(True, description="KV is moved while its prompt is still being prefilled")
     staging_bytes: int = Field(16 << 30, ge=0, description="room for saved KV of a worker")
 
 

@@ -42,7 +42,7 @@ Begin = Callable[[Split], Progress | None]
 def search(setup: Setup, trace: Callable[[], Trace], workers: int, begin: Begin) -> list[Tried]:
     """Simulate splits of `workers` workers (2 or more), and as many mixed ones; return the best first.
 
-    `trace` makes the same trace anew for each split. Raises BadPolicy.
+    `trace` makes the same trace again for each split. Raises BadPolicy.
     """
     tried: dict[int, Tried] = {}
 

@@ -108,7 +108,7 @@ class Attempts:
         """Forget an attempt; later outputs of the engine for it are dropped."""
         self._live.pop(attempt.internal_id, None)
         if attempt.grammar is not None:
-            attempt.grammar.cancel()  # nobody needs it any more
+            attempt.grammar.cancel()  # nobody needs it now
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
             self._remember(attempt)

@@ -76,7 +76,7 @@ class SuffixProposer:
     """Keep an index of each request (12 bytes per token of it) and of past outputs.
 
     It keeps as many requests as an engine runs at once. Others replace those not drafted for the longest
-    time, which are indexed anew if they come back.
+    time, which are re-indexed if they come back.
     """
 
     def __init__(self, tree: Tree, *, rows: int, width: int, most: int, past: int) -> None:

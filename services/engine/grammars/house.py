@@ -291,7 +291,7 @@ class GrammarHouse:
 def _fail(trial: _Trial, why: str) -> None:
     if not trial.future.done():
         trial.future.set_exception(_full(why))
-        trial.future.exception()  # retrieved, as nobody may wait for it any more
+        trial.future.exception()  # retrieved, as nobody may be waiting for it
 
 
 def _why(done: Done, limits: Limits) -> str:

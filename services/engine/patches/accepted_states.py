@@ -8,7 +8,7 @@ Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (_update_states, reques
 speculative_config, num_accepted_tokens_event), vllm.v1.worker.gpu_input_batch.InputBatch (add_request, which
 returns the row; req_id_to_index, num_accepted_tokens_cpu, which condense and swaps keep in order),
 CachedRequestState (kept for a request until it is over), SchedulerOutput (num_scheduled_tokens,
-scheduled_cached_reqs.resumed_req_ids: computed anew, so from its first state).
+scheduled_cached_reqs.resumed_req_ids: recomputed, so from its first state).
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ class GivingWay:
     def _finds_no_room(self, one: Any) -> bool:
         """Return whether a request cannot begin and has no claim to what others hold.
 
-        It would only reserve blocks, for a prompt that is still computed elsewhere. vLLM lets it while a slot
+        It would only reserve blocks, for a prompt that is not complete elsewhere. vLLM lets it while a slot
         is free.
         """
         scheduler = self._scheduler
@@ -402,7 +402,7 @@ class GivingWay:
 
     def _may_preempt(self, one: Any, best: int, newcomer: Any) -> bool:
         standing = standing_of(one)
-        # A prompt that is saved for another worker, as it is computed, must not begin anew.
+        # A prompt that is saved for another worker, as it is computed, must not start again.
         whole = one.kv_transfer_params is None or not (one.is_prefill_chunk or one.num_output_tokens == 0)
         return (
             whole

@@ -179,7 +179,7 @@ def _filters(states: Any) -> tuple[tuple[Any, float], ...]:
 def _sampling(states: Any, slots: torch.Tensor, *, filtered: bool) -> Sampling:
     """Return the settings of these slots. Without `filtered` the filters' kernels are not launched.
 
-    All filters or none: each combination would be compiled anew.
+    All filters or none: each combination would be recompiled.
     """
     top_k, top_p, min_p = (one.gpu if filtered else None for one, _ in _filters(states))
     return Sampling(

@@ -5,7 +5,7 @@ it gave to the scheduler; its samples get the labels `instance` and `role` unles
 `honor_labels`). A process that does not answer in time has a sample `baton_federation_up 0`.
 
 Of a router with several processes (router.processes) any of them answers for all: each sample has the label
-`process`, a number that stays when a process is started again, so its counters begin anew as Prometheus
+`process`, a number that stays when a process is started again, so its counters start again as Prometheus
 expects of a process. Sums over processes would fall then, and Prometheus would count the others twice. One
 that does not answer is a sample `baton_process_up 0`.
 """

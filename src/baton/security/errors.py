@@ -15,32 +15,32 @@ from baton.errors import BatonError
 
 
 class SecurityError(BatonError):
-    """Report that a process cannot show who it is, or must not do what it was told to."""
+    """A process cannot show who it is, or must not do what it was told to."""
 
 
 class NotSecured(SecurityError):
-    """Report that a process would listen to other machines in plain text."""
+    """A process would listen to other machines in plain text."""
 
 
 class IdentityError(SecurityError):
-    """Report that the folder holds no usable key and certificate."""
+    """The folder holds no usable key and certificate."""
 
 
 class AuthorityError(SecurityError):
-    """Report that the folder holds no CA."""
+    """The folder holds no CA."""
 
 
 class TokenError(SecurityError):
-    """Report that a text is not a token."""
+    """A text is not a token."""
 
 
 class NotAsSealed(SecurityError):
-    """Report that encrypted data was changed on its way."""
+    """Encrypted data was changed on its way."""
 
 
 class JoinRefused(SecurityError):
-    """Report that the CA gave no certificate."""
+    """The CA gave no certificate."""
 
 
 class CAUnreachable(JoinRefused):
-    """Report that the CA does not answer."""
+    """The CA does not answer."""

@@ -58,7 +58,7 @@ class Credentials:
 
 
 class Identity:
-    """Track the current credentials in a folder. Safe for any thread."""
+    """Track the current credentials in a folder. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         """Read the folder. Raises IdentityError."""

@@ -1,4 +1,4 @@
-"""Inspect a model's class in this process instead of one that imports vLLM anew.
+"""Inspect a model's class in this process instead of one that imports vLLM again.
 
 Leans on: vllm.model_executor.models.registry._run_in_subprocess.
 """
