@@ -42,7 +42,7 @@ SHOT_MS = 10_000.0
 CLIENTS = 6
 SETTLED_S = 20.0  # before the first fault: windows need a few scrapes
 WHOLE_S = 120.0
-EVERY = 4  # prompts, of which one is asked
+EVERY = 4  # one prompt in this many is sent
 
 
 HEAD = """# Runbooks

@@ -122,7 +122,7 @@ class NoCommonTransport(TransportError):
 
 
 class TransportFailed(TransportError):
-    """The connection or the memory broke."""
+    """The connection or the memory failed."""
 
 
 class PullTimeout(TransportError):

@@ -1,6 +1,6 @@
 """The KV ports: each rank has two, one for calls and the next one for records.
 
-`handoff.port` is rank 0's first port, and the other ranks' follow; 0: all are free ports.
+`handoff.port` is rank 0's first port, and the other ranks' follow; 0 picks free ports for all.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Pulls:
         self._chunk_bytes = chunk_bytes
 
     def check(self, job: LoadJob, described: Manifest) -> tuple[Share, ...]:
-        """Return what this rank takes of the shards. Raises ManifestError for another save's manifest."""
+        """Return the parts of the shards that this rank takes. Raises ManifestError for another save's."""
         shares = manifest.check(described, job.saved_id, job.epoch, self._puller)
         if described.num_tokens != job.tokens:
             raise MalformedManifest(

@@ -60,7 +60,7 @@ class HostBlockCache(BlockCache):
 
 
 class _HostLanding(Landing):
-    """Check first and copy then: nothing of a broken chunk reaches the cache."""
+    """Check first, then copy: nothing of a broken chunk reaches the cache."""
 
     def __init__(self, cache: HostBlockCache, what: str, seed: int, tables: Tables) -> None:
         super().__init__(what, seed, tables)

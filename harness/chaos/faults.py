@@ -226,7 +226,7 @@ async def operator_drain(act: Act) -> None:
 
 
 async def _takes_nothing(act: Act, victim: Part) -> None:
-    """Check for the time of the fault that a worker takes nothing."""
+    """Check that a worker accepts nothing for as long as the fault lasts."""
     until = time.monotonic() + act.hold_s
     while time.monotonic() < until:
         one = act.site.status(victim)

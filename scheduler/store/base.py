@@ -79,7 +79,7 @@ class Store(ABC):
 
     @abstractmethod
     async def told(self) -> Told:
-        """Return the messages within their leases, and the orders. Called about every two seconds."""
+        """Return the messages whose leases have not expired, and the orders. Called every two seconds."""
 
     @abstractmethod
     async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:

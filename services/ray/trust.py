@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Trust:
-    """The CA of a deployment, which serves while entered."""
+    """A deployment's CA; it serves while the context is open."""
 
     def __init__(self, settings: Settings, host: str) -> None:
         """Open the CA of `settings`, or make it, and become an operator. Raises SecurityError.

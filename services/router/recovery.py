@@ -17,7 +17,7 @@ from random import uniform
 # and handoff: it is about one step of an engine's usual token budget, so its running requests wait for one
 # step.
 SHORT_PROMPT_TOKENS = 512
-MAX_ATTEMPTS = 4  # workers that may fail a request in a row, without progress, until it is given up
+MAX_ATTEMPTS = 4  # give up after this many workers in a row fail a request without progress
 # An attempt that generated so many tokens made progress, and the failures before it are forgotten: one token
 # may be the prefill's, two are of a worker that decoded. A request that kills its workers does so at the same
 # token again, and one that waits for others may well outlive more workers than the budget has.

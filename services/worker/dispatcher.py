@@ -130,7 +130,7 @@ class Dispatcher:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs here, and all replies were sent."""
+        """Whether nothing is running here and all replies have been sent."""
         return not self.requests and self.flushed
 
     def abort_all(self) -> int:

@@ -246,7 +246,7 @@ class Node:
 
     @staticmethod
     async def _nothing_staged(host: EngineHost) -> bool:
-        """Return whether no handoff waits; False also if that is unknown."""
+        """Return whether no handoff is waiting; also False if unknown."""
         staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
         return staged is not None and staged.handoffs == 0
 

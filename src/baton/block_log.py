@@ -48,7 +48,7 @@ class BlockLog:
 
     @property
     def behind(self) -> bool:
-        """Whether the scheduler lacks more than one message can carry."""
+        """Whether the scheduler is missing more changes than fit in one message."""
         return self._lost or len(self._operations) > PIECE
 
     def take(self, change: Change) -> None:

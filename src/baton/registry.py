@@ -54,7 +54,7 @@ class Registry(Generic[T]):
         builtin: name -> "module:attribute" of Baton's own
         group: entry-point group by which installed packages add more; "" for none
         aliases: another name -> name
-        former: a name that there was once -> the name to write now
+        former: old name -> its replacement
         error: makes the exception to raise from its text
         """
         self.kind = kind

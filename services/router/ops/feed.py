@@ -68,7 +68,7 @@ class Feed:
 
     async def run(self) -> None:
         """Sample and send forever; run it as a task."""
-        each = max(1, round(SAMPLE_S / self._tick_s))  # ticks a sample
+        each = max(1, round(SAMPLE_S / self._tick_s))  # ticks per sample
         number = 0
         while True:
             if number % each == 0:

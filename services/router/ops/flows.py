@@ -33,7 +33,7 @@ class Flows:
         self._parts: deque[_Part] = deque()
 
     def add(self, record: Record) -> None:
-        """Count a request that is over, at its last workers."""
+        """Count a finished request against the workers that last ran it."""
         if not record.attempts:
             return
         now = self._clock()
