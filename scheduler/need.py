@@ -1,8 +1,9 @@
 """The needs of one attempt at one request, from the router that asks to the policy that chooses.
 
 A router makes a `Need` for each attempt, and it is passed on whole: the client, the wire, the placer, its
-turns and the policy. Add a new field to the class, to message `Need` of protos/scheduler.proto, and to
-`need_to_wire` and `need_from_wire`.
+turns and the policy. Add a new field to the class, to message `Need` of protos/scheduler.proto, to
+`need_to_wire` and `need_from_wire`, and to `need_of` in services/router/placement.py. A filter by it also
+belongs in `could_take` in scheduler/turns.py, or a request keeps places that it cannot use.
 """
 
 from __future__ import annotations

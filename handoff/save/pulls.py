@@ -20,7 +20,7 @@ _REQUEST_S = 5.0  # time to receive a request that has begun to arrive
 _TOO_LONG = f"a pull may take {MAX_PULL_S:g} s at most"
 
 
-class Pulls:
+class Answers:
     """Answer the pulls of one rank's saves. Thread-safe."""
 
     def __init__(self, staging: Staging, rank: int, chunk_bytes: int) -> None:

@@ -17,7 +17,7 @@ from baton.handoff import ports
 from baton.handoff.errors import ERROR_KEY, HandoffError, MalformedManifest, WrongTicket
 from baton.handoff.save.door import Door
 from baton.handoff.save.entry import Key
-from baton.handoff.save.pulls import Pulls
+from baton.handoff.save.pulls import Answers
 from baton.handoff.save.staging import Staging
 from baton.handoff.save.trial import Trials
 from baton.protos import handoff_pb2 as pb
@@ -60,7 +60,7 @@ class HandoffService(HandoffServicer):
         add_HandoffServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         host, wanted = addresses.split(listen)
         rpc.check_exposure("handoff.host", host)
-        answer, records_port = Pulls(staging, rank, chunk_bytes).answer, ports.for_records(wanted)
+        answer, records_port = Answers(staging, rank, chunk_bytes).answer, ports.for_records(wanted)
         try:
             self._door = Door(host, records_port, answer, sealed=rpc.certificate() is not None)
         except (OSError, OverflowError):

@@ -28,7 +28,7 @@ def ngram_match(
     rows: torch.Tensor | None = None,
     tails: torch.Tensor | None = None,
 ) -> None:
-    """Do as `baton.kernels.ngram_match.ngram_match`. Texts are copied if `rows` or `tails` are given."""
+    """Like `baton.kernels.ngram_match.ngram_match`. Texts are copied if `rows` or `tails` are given."""
     texts = tokens.numpy() if rows is None else tokens[rows].numpy()
     sizes = lengths.numpy() if rows is None else lengths[rows].numpy()
     batch = limits.shape[0]

@@ -17,7 +17,7 @@ def ngram_match(
     rows: torch.Tensor | None = None,
     tails: torch.Tensor | None = None,
 ) -> None:
-    """Do as `baton.kernels.ngram_match.ngram_match`, on tensors of any device."""
+    """Like `baton.kernels.ngram_match.ngram_match`, on tensors of any device."""
     for request in range(limits.shape[0]):
         row = request if rows is None else int(rows[request])
         text = tokens[row, : int(lengths[row])].tolist()

@@ -70,7 +70,7 @@ def scheduler(settings: Settings) -> None:
 
 
 def router(settings: Settings, models: Sequence[Model] | None = None) -> NoReturn:
-    """Be a router for `models` (those of the settings if None) until a signal."""
+    """Run a router for `models` (those of the settings if None) until a signal."""
     from baton.services.fleet.routers import run_routers
 
     logs.keep_warnings()

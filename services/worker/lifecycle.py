@@ -62,7 +62,7 @@ def preload() -> None:
 
 
 def run_worker(settings: Settings, role: str) -> None:
-    """Be a worker of `role` until a signal, an operator or a failure ends it.
+    """Run a worker of `role` until a signal, an operator or a failure ends it.
 
     Raises ConfigError, StartError, PeerRefused or SecurityError, each one line, if it cannot start. Otherwise
     it ends the process: if the engine broke, with a line on stderr and status ENGINE_FAILED (1 if a rank was

@@ -105,7 +105,7 @@ class Node:
         self._fence = 0  # the fence of the last autoscaler that changed its role
 
     async def run(self) -> int:
-        """Be a worker; return the exit status. The engine's thread may outlive this call if it was loading.
+        """Run the worker; return the exit status. The engine's thread may outlive the call if it was loading.
 
         Raises StartError, PeerRefused, ConfigError, EngineFailed.
         """

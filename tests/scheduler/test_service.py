@@ -19,7 +19,7 @@ from baton.scheduler.errors import NoCapacity, Refused, StaleWorker
 from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import SchedulerOptions
+from baton.scheduler.types import PlacementLimits, SchedulerOptions, same_limits
 from baton.security.names import Role
 from baton.services.config import SchedulerSettings
 from harness.scheduling import Options, RedisServer, capacity, identity, need, place, until
@@ -211,6 +211,25 @@ async def test_malformed_calls_are_refused(server: SchedulerServer, client: Sche
     assert "request_id is empty" in reply.refusal
     with pytest.raises(Refused, match="sent no state"):
         await client.heartbeat("w", pb.WORKER_STATE_UNSPECIFIED, pb.WorkerLoad())
+
+
+async def test_a_snapshot_has_every_limit(topic: str) -> None:
+    """Routers that place alone keep them. One that is missing would be 0."""
+    options = Options(
+        topic=topic,
+        max_queued_prompt_tokens=11,
+        max_queue_factor=1.75,
+        handoff_min_tokens=12,
+        idle_decode_tokens=13,
+        prefix_pull_s=0.25,
+    )
+    assert all(getattr(options, name) for name in PlacementLimits.__annotations__)
+    async with (
+        SchedulerServer(options) as running,
+        aio_channel(running.address, Role.SCHEDULER) as channel,
+    ):
+        snapshot = await rpc.SchedulerStub(channel).Snapshot(pb.SnapshotRequest(), timeout=20)
+        assert same_limits(snapshot, options)
 
 
 async def test_drain_takes_a_unique_beginning(server: SchedulerServer, client: SchedulerClient) -> None:

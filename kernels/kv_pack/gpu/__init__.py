@@ -36,7 +36,7 @@ _unpacks: WeakKeyDictionary[KVTable, _Launch] = WeakKeyDictionary()
 
 
 def pack(table: KVTable, block_ids: torch.Tensor, records: torch.Tensor, digests: torch.Tensor) -> None:
-    """Do as baton.kernels.kv_pack.pack, for tensors on the table's device."""
+    """Like baton.kernels.kv_pack.pack, for tensors on the table's device."""
     launch = _packs.get(table)
     if launch is None:
         launch = _packs[table] = _prepare(table, packing.cut(table))
@@ -44,7 +44,7 @@ def pack(table: KVTable, block_ids: torch.Tensor, records: torch.Tensor, digests
 
 
 def unpack(table: KVTable, records: torch.Tensor, block_ids: torch.Tensor, digests: torch.Tensor) -> None:
-    """Do as baton.kernels.kv_pack.unpack, for tensors on the table's device."""
+    """Like baton.kernels.kv_pack.unpack, for tensors on the table's device."""
     launch = _unpacks.get(table)
     if launch is None:
         launch = _unpacks[table] = _prepare(table, unpacking.cut(table))

@@ -159,7 +159,7 @@ def ngram_match(
     tails: torch.Tensor | None = None,
     workspace: torch.Tensor,
 ) -> None:
-    """Do as `baton.kernels.ngram_match.ngram_match`; `workspace` is from `new_workspace`."""
+    """Like `baton.kernels.ngram_match.ngram_match`; `workspace` is from `new_workspace`."""
     batch, k = drafts.shape
     tail = 0 if tails is None else tails.shape[1]
     _ngram_match_kernel[batch, programs_of_a_row(batch, tokens.shape[1] + tail)](

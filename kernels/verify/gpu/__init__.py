@@ -25,7 +25,7 @@ _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
 def verify(job: Job, room: int = ROOM) -> Verified:
-    """Do as `baton.kernels.verify.verify`. Raises ValueError for logits of another dtype."""
+    """Like `baton.kernels.verify.verify`. Raises ValueError for logits of another dtype."""
     if job.logits.dtype not in _SHIFTS:
         raise ValueError(f"logits of {job.logits.dtype}: give float32, float16 or bfloat16")
     width = job.drafts.most + 1
