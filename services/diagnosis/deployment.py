@@ -19,10 +19,8 @@ from baton.services.diagnosis.machine import Needs, judge
 
 AT_ONCE = 16  # calls to workers
 CLOCK_ASKS = 5
-SKEW_WARNING_S, SKEW_WRONG_S = (
-    1.0,
-    60.0,
-)  # logs are hard to read; certificates valid for an hour begin too late
+SKEW_WARNING_S = 1.0  # logs are hard to read
+SKEW_WRONG_S = 60.0  # certificates valid for an hour begin too late
 TRIAL_BYTES = 16 << 20  # from each rank
 MAX_TRIALS = 32
 TRIALS_S = 120.0  # for all of them

@@ -28,6 +28,7 @@ _MAX_PAUSE_S = 30.0
 _RETRIED = {429, 503}
 _JSON = {"Content-Type": "application/json"}
 _SHOWN = 200  # bytes shown of an unreadable answer
+MOST_BYTES = 64 << 20  # in one event; no answer to a prompt is larger
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -210,6 +211,8 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
                 shown = data[:_SHOWN].decode(errors="replace")
                 raise RequestError(f"the stream holds something that is not a JSON object: {shown!r}")
             yield event
+        if len(rest) > MOST_BYTES:
+            raise RequestError(f"the stream holds an event of more than {MOST_BYTES >> 20} MiB")
     raise RequestError("the stream ended before its last event")
 
 

@@ -82,7 +82,9 @@ class RouterMetrics(Metrics):
         "transport",
     )
     _handoff_bytes = counter("Bytes of KV handed over", "transport")
-    _handoff_early_bytes = counter("Bytes handed over while the prompt was still prefilled", "transport")
+    _handoff_early_bytes = counter(
+        "Bytes handed over while the prompt was still being prefilled", "transport"
+    )
     _prefix_pulls = counter(
         "Beginnings of prompts pulled from another worker: loaded, or why not",
         "outcome",

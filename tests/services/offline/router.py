@@ -76,6 +76,12 @@ async def garbled(router: Router, request: web.Request, seen: int) -> web.Stream
     return await _stream(request, b"data: oops\n\n")
 
 
+async def endless(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    """Stream a line that does not end."""
+    del router, seen
+    return await _stream(request, b"data: ", b"x" * 2048)
+
+
 async def halves(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
     """Respond with a completion that ends inside a surrogate pair."""
     del router, request, seen
@@ -89,6 +95,7 @@ REPLIES: dict[str, Reply] = {
     "held": held,
     "streamed": streamed,
     "garbled": garbled,
+    "endless": endless,
     "halves": halves,
 }
 

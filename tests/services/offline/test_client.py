@@ -112,3 +112,11 @@ async def test_the_first_exception_cancels_all() -> None:
     async with asyncio.timeout(10 * PATIENCE):
         with pytest.raises(Unavailable):
             await each(iter(range(100)), work, 5)
+
+
+async def test_an_event_has_a_bound(served: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MOST_BYTES", 1024)
+    async with Client(Endpoint(served.url, TIMEOUT_S), 1) as client:
+        with pytest.raises(RequestError, match="an event of more than 0 MiB"):
+            async for _ in client.stream(COMPLETIONS, {"prompt": "endless"}):
+                pass
