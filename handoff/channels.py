@@ -1,4 +1,4 @@
-"""Call ranks' Handoff services, over one channel per address: releases, renewals, staged KV, trials."""
+"""The client of the Handoff service, with one channel per address."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _LONGEST_CALL_S = 120.0  # trials take the longest
 
 @dataclass
 class _Kept:
-    """Hold a channel, its last use (time.monotonic), and its stub, which takes as long to make as a call."""
+    """A channel and its stub. The stub is kept because making one takes as long as a call."""
 
-    used: float
+    used: float  # last use, time.monotonic
     channel: grpc.Channel
     stub: HandoffStub
 
 
 class Channels:
-    """Keep channels by address for later calls: connecting costs more than a call. Thread-safe.
+    """Cache channels by address, because connecting costs more than a call. Thread-safe.
 
-    A channel is closed only after the longest call that may have started on it is over, so there may briefly
-    be more channels than the bound. When this process's certificate is replaced, new channels replace the old
-    ones, whose calls may finish.
+    A channel is closed only when no call can still be running on it, so there may briefly be more channels
+    than the bound. When this process's certificate is replaced, new calls get new channels, and calls on the
+    old ones may finish.
     """
 
     def __init__(self, bound: int = _MAX_CHANNELS) -> None:
@@ -56,7 +56,7 @@ class Channels:
 
     @property
     def credentials(self) -> Credentials | None:
-        """The credentials that a new channel shows; another object once they were replaced."""
+        """The credentials of new channels; a new object after each replacement."""
         return self._dialler.credentials
 
     def stub(self, address: str) -> HandoffStub:
@@ -90,7 +90,7 @@ class Channels:
             self._retired.clear()
 
     def _retire(self) -> None:
-        """Retire channels of a replaced certificate, and close those that no call can still use."""
+        """Retire the channels of a replaced certificate; close retired ones without running calls."""
         now = time.monotonic()
         if (credentials := self._dialler.credentials) is not self._credentials:
             self._credentials = credentials
@@ -101,7 +101,7 @@ class Channels:
 
 
 class HandoffClient:
-    """Send releases, renewals and queries. A vanished service is no error: its leases expire."""
+    """Call Handoff services. If one is gone, releases and renewals fail silently: its leases expire."""
 
     def __init__(self, channels: Channels | None = None) -> None:
         self.channels = channels or Channels()
@@ -109,12 +109,12 @@ class HandoffClient:
     def release(
         self, manifest: pb.Manifest, *, confirmed: bool = False, timeout_s: float = CALL_TIMEOUT_S
     ) -> bool:
-        """Release what the manifest describes, on every rank, and wait for the replies.
+        """Release a save on all its ranks, and wait for the replies.
 
-        Returns False if at least one rank no longer held it, or could not be reached.
+        Returns False if a rank no longer held it or could not be reached.
         """
         calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
-        # the list makes sure that every call is waited for
+        # a list, so that every call is waited for
         return False not in [_held(call) for call in calls]
 
     def release_soon(
@@ -125,9 +125,9 @@ class HandoffClient:
         shards: Iterable[pb.Shard] | None = None,
         reader: tuple[int, int] = (0, 1),
     ) -> None:
-        """Release all shards, or some, without waiting.
+        """Release all shards, or the given ones, without waiting.
 
-        reader: the rank that has pulled them, and how many will: the last one's release counts.
+        reader: the releasing rank and the number of ranks that pull; the last rank's release counts.
         """
         chosen = manifest.shards if shards is None else shards
         for call in self._start_release(manifest, chosen, confirmed, CALL_TIMEOUT_S, reader):
@@ -138,8 +138,8 @@ class HandoffClient:
     ) -> set[tuple[str, int]]:
         """Renew the leases of these saves, in one call per rank.
 
-        Returns those that a rank still holds, each as (request id, epoch). A rank that does not reply is
-        assumed to hold all of its shards.
+        Returns the (request id, epoch) of each save that a rank still holds. A rank that does not reply is
+        assumed to hold all its shards.
         """
         asked: dict[str, list[pb.Held]] = {}
         for manifest in manifests:
@@ -164,14 +164,14 @@ class HandoffClient:
         return found
 
     def taken(self, request: pb.TakenRequest, address: str) -> grpc.Future[pb.TakenReply]:
-        """Tell a rank what was taken of its save; the caller checks the reply."""
+        """Acknowledge records to a rank; the caller checks the reply."""
         call: grpc.Future[pb.TakenReply] = self.channels.stub(address).Taken.future(
             request, timeout=CALL_TIMEOUT_S
         )
         return call
 
     def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> Staged:
-        """Return what these ranks hold. Raises TransportFailed."""
+        """Return how much KV waits on these ranks. Raises TransportFailed."""
         calls = [
             self.channels.stub(address).Staged.future(pb.StagedRequest(), timeout=timeout_s)
             for address in addresses
@@ -191,7 +191,7 @@ class HandoffClient:
         )
 
     def sample(self, address: str, size: int, timeout_s: float) -> pb.SampleReply:
-        """Have a rank stage a test payload of `size` bytes. Raises grpc.RpcError."""
+        """Make a rank stage a test payload of `size` bytes. Raises grpc.RpcError."""
         reply: pb.SampleReply = self.channels.stub(address).Sample(
             pb.SampleRequest(bytes=size), timeout=timeout_s
         )
@@ -205,10 +205,10 @@ class HandoffClient:
     def try_handoff(
         self, ranks: Sequence[str], sources: Sequence[str], transport: str, size: int, timeout_s: float
     ) -> pb.TrialReply:
-        """Have these ranks pull test payloads from those of another worker, one each concurrently.
+        """Make each of these ranks pull a test payload from a rank of another worker, concurrently.
 
-        If the numbers of ranks differ, some do it twice. Returns the total bytes and the slowest rank's
-        seconds for each round, or a problem.
+        If the numbers of ranks differ, some ranks take part in several rounds. Returns the total bytes and
+        the sum over rounds of the slowest rank's seconds, or a problem.
         """
         count, total = max(len(ranks), len(sources)), pb.TrialReply()
         pairs = list(itertools.islice(zip(itertools.cycle(ranks), itertools.cycle(sources)), count))
@@ -233,7 +233,6 @@ class HandoffClient:
         return total
 
     def close(self) -> None:
-        """Close the channels. Idempotent."""
         self.channels.close()
 
     def _start_release(
@@ -269,5 +268,5 @@ def _held(call: grpc.Future[pb.ReleaseReply]) -> bool:
     try:
         return bool(call.result().held)
     except (grpc.RpcError, grpc.FutureCancelledError) as error:
-        logger.info("a release did not arrive, the lease will end by itself: %s", error)
+        logger.info("a release did not arrive; the lease will expire: %s", error)
         return False

@@ -1,7 +1,7 @@
-"""Decide whether two engines' KV means the same: a hash over everything that gives the bytes their meaning.
+"""The compatibility hash: two engines can exchange KV if everything that gives its bytes meaning is equal.
 
-The number of blocks, the batch's limits and the number of drafted tokens are left out on purpose; so is the
-form (forms.py): how many ranks divide the heads, and in which dtype KV travels.
+The hash deliberately leaves out the number of blocks, batch limits, the draft length and the form (forms.py:
+the number of ranks and the wire dtype).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from baton.handoff.groups import CacheGroup
 from baton.handoff.layers import CacheLayer
 
-# The version of manifests, offers and streams. It rises with each change that an older worker would misread:
-# workers of different versions have different hashes, so that no scheduler pairs them.
+# Version of manifests, offers and streams. Raise it with each change that an older worker would misread: it
+# is part of the hash, so schedulers never pair workers of different versions.
 PROTOCOL = 6
 _SHORT = 8  # hex digits of a digest shown to people
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Hold everything that determines the meaning of KV bytes, whatever their form."""
+    """Everything that determines the meaning of KV bytes, apart from their form."""
 
     vllm_version: str
     model: Mapping[str, Any]  # its Hugging Face configuration
@@ -33,7 +33,7 @@ class Facts:
     quantization: str
     groups: tuple[CacheGroup, ...]
     attention_kernels: str  # set on CPUs, where each kernel has its own KV layout; empty elsewhere
-    parallel_sizes: Mapping[str, int]  # vLLM's name -> size that must be equal on both workers
+    parallel_sizes: Mapping[str, int]  # by vLLM's name
     speculative_method: str  # empty without a drafter that keeps KV
     drafter: Mapping[str, Any]  # its configuration
     drafter_fingerprint: str  # hash of its weights; empty if they are the model's
@@ -42,7 +42,7 @@ class Facts:
 
 
 def in_words(facts: Facts) -> dict[str, str]:
-    """Describe the facts to people, leaving out absent ones. Different descriptions mean different hashes."""
+    """Describe the facts for people, without absent ones. Different descriptions mean different hashes."""
     words = {
         "handoff protocol": str(PROTOCOL),
         "vLLM": facts.vllm_version,
@@ -68,7 +68,7 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
 
 
-# Keys of a Hugging Face configuration that only say where it came from.
+# keys of a Hugging Face configuration that only say where it came from
 _INCIDENTAL = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "_attn_implementation"}
 )

@@ -12,36 +12,32 @@ from baton.handoff.errors import HandoffError
 from baton.kernels.kv_pack import WIRE_DTYPES
 
 MIB = 1 << 20
-MAX_PULL_S = 600.0  # a pull holds the source's KV, and a thread there, until its deadline
-# limit for a prompt still being computed; if it takes longer, it is pulled at the prompt's end
-EARLY_PULL_S = 540.0
+MAX_PULL_S = 600.0  # upper limit of a pull, because it holds memory and a thread at the source
+EARLY_PULL_S = 540.0  # limit of a pull from a prompt still being computed; it is then retried at the end
 
 
 @dataclass(frozen=True)
 class HandoffConfig:
-    """The settings' section `handoff` for one worker, and the worker's names."""
+    """The section `handoff` of the settings, and facts about the worker."""
 
     worker_id: str
-    transports: tuple[str, ...] | None  # best first; None: all usable ones, see transports/__init__.py
+    transports: tuple[str, ...] | None  # best first; None: all usable ones
     host: str  # address on which KV is served
-    port: int  # the first one of rank 0 (ports.py); 0: free ones
-    staging_mib: int | None  # per rank; None: save/sizing.py decides by the room there is
+    port: int  # first port of rank 0 (ports.py); 0: free ports
+    staging_mib: int | None  # per rank; None: see save/sizing.py
     pull_timeout_s: float
-    kv_wire_dtype: str  # how KV travels; all workers of a deployment have the same
-    lease_s: float = 30.0  # how long saved KV waits for a decode worker
-    chunk_mib: int = 4  # moved at once
-    advertise_host: str = ""  # under which others find it; `host` if empty
-    model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
+    kv_wire_dtype: str  # equal on all workers of a deployment
+    lease_s: float = 30.0  # how long saved KV waits to be pulled
+    chunk_mib: int = 4  # moved at a time
+    advertise_host: str = ""  # host that others dial; `host` if empty
+    model_fingerprint: str = ""  # hash of the weights
     identity: str = ""  # folder of the worker's certificate; plain text if empty
-    insecure: bool = False  # plain text may be served to other machines
-    drafter_fingerprint: str = ""  # of the weights of a draft model that has its own
+    insecure: bool = False  # allow plain text to other machines
+    drafter_fingerprint: str = ""  # hash of the draft model's own weights, if any
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
-        """Build from connector settings.
-
-        Raises HandoffError for a missing or unknown key, or an invalid value.
-        """
+        """Check and convert. Raises HandoffError for a missing or unknown key, or an invalid value."""
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(extra) - set(known))
         if unknown:
@@ -60,7 +56,7 @@ class HandoffConfig:
                 raise HandoffError(f"kv_connector_extra_config: {name} is {value}; above 0 is needed")
         if is_wildcard(config.published_host):
             raise HandoffError(
-                f"kv_connector_extra_config: host is {config.host}, which others cannot dial; give"
+                f"kv_connector_extra_config: host is {config.host}, which others cannot dial; set"
                 " advertise_host"
             )
         if config.pull_timeout_s > MAX_PULL_S:
@@ -77,14 +73,11 @@ class HandoffConfig:
 
     @property
     def published_host(self) -> str:
-        """The host that others dial to reach the ranks' services."""
         return self.advertise_host or self.host
 
     def port_of(self, rank: int) -> int:
-        """Return the port on which the rank's service listens; 0: a free port."""
         return ports.first(self.port, rank)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes moved at a time."""
         return self.chunk_mib * MIB

@@ -1,9 +1,9 @@
-"""Digests of KV records, seeded so that equal bytes in different requests, attempts or places differ.
+"""Digests of KV records.
 
-They protect against truncation, reuse of memory and mix-ups, not against forgery: that is TLS's job
-(docs/security.md). A record's own digest is computed where the record is packed, on a GPU too (the maths is
-in kernels/kv_pack/README.md). The seed of the attempt and the record's place in the prompt are added to it,
-so that KV saved for another request, or another part of the text, never passes, even with its own digest.
+They detect truncation, reused memory and mix-ups. Protection against forgery is TLS's job (docs/security.md).
+A record is digested where it is packed, on a GPU too (kernels/kv_pack/README.md has the maths). The attempt's
+seed and the record's place in the prompt are added to that, so KV of another request, attempt or part of the
+text never passes, even with its own valid digest.
 """
 
 from __future__ import annotations
@@ -19,36 +19,30 @@ _STRIDE = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, so that multiples are distinc
 
 
 def seed(request_id: str, epoch: int) -> int:
-    """Return the 64-bit seed of one attempt at one request, never 0."""
+    """Return an attempt's 64-bit seed, never 0."""
     return int(xxhash.xxh3_64_intdigest(request_id.encode(), seed=epoch & 0xFFFF_FFFF_FFFF_FFFF)) or 1
 
 
 def of_message(serialized: bytes) -> int:
-    """Return the 64-bit digest of a message in its wire form."""
+    """Return the 64-bit digest of a serialized message."""
     return int(xxhash.xxh3_64_intdigest(serialized))
 
 
 def seeded(own: Digests, seed_value: int, first_block: int) -> Digests:
-    """Add the seed to the digests of consecutive records, from block `first_block` on: [n], modulo 2**64.
-
-    own: their digests without a seed, [n].
-    """
+    """Add seed and places to `own`, the unseeded digests [n] of consecutive records."""
     places = np.arange(first_block, first_block + len(own), dtype=np.uint64)
     return own + np.uint64(seed_value) + places * _STRIDE
 
 
 def of_records(records: Bytes, seed_value: int, first_block: int) -> Digests:
-    """Compute the digests of consecutive records: [n].
-
-    records: [n, record_bytes] uint8 in host memory, each a whole number of 8-byte words.
-    """
+    """Return the seeded digests [n] of records: [n, record_bytes] uint8, in whole 8-byte words."""
     own = np.empty(len(records), np.uint64)
     kv_pack.digest(records, own)
     return seeded(own, seed_value, first_block)
 
 
 def compare(what: str, first_block: int, came: Digests, saved: Digests) -> None:
-    """Raise DigestMismatch, naming the first block that differs, unless all digests are equal."""
+    """Raise DigestMismatch, which names the first block that differs, unless all digests are equal."""
     wrong = came != saved
     if wrong.any():
         bad = int(wrong.argmax())

@@ -1,33 +1,7 @@
-"""Errors between a saved KV cache and a loaded one.
+"""Errors of handoffs.
 
-BatonError
-└── HandoffError                 the KV cache could not be handed over; another worker can prefill again
-    ├── InvalidWish              a request's kv_transfer_params cannot be parsed
-    ├── UnsupportedCache         this engine's KV cache cannot be handed over at all
-    ├── ManifestError            the manifest does not fit the request or this engine
-    │   ├── WrongRequest         it describes another request's KV
-    │   ├── StaleEpoch           it is of another attempt at the request
-    │   ├── CompatibilityMismatch  it was written by an engine whose KV means something else
-    │   ├── WrongTicket          its ticket is not of that save: whoever shows it was not given the KV
-    │   └── MalformedManifest    its own numbers contradict each other
-    ├── SourceError              the prefill worker no longer holds the KV
-    │   ├── UnknownHandoff       it never did, or it was released
-    │   ├── LeaseExpired         it did, for as long as the lease said
-    │   ├── AlreadyTaken         another pull has taken its first records, whose slots were used again
-    │   ├── SaveFailed           it could not bring it all from the accelerator
-    │   ├── NothingSaved         the attempt there ended without a save, as it was to
-    │   ├── NotCached            its prefix cache does not (or no longer) hold it
-    │   └── SourceBusy           the prompt is still being computed, and too many pull such ones already
-    ├── StagingFull              there is no room to keep KV until it is pulled
-    ├── DigestMismatch           the bytes that arrived are not those that were saved
-    └── TransportError           the bytes did not arrive
-        ├── NoCommonTransport    the two ends offer none in common
-        ├── TransportFailed      the connection or the memory broke
-        ├── PullTimeout          not within the pull's deadline
-        └── PullCancelled        the request was aborted meanwhile
-
-Each text is one line that names both sides. `named` finds a class by the name that came over the wire: in a
-frame (frames.py), or beside a gRPC call's status under ERROR_KEY.
+Each text is one line that names both sides. Errors cross the wire by name, in a frame (frames.py) or in a
+gRPC call's trailing metadata under ERROR_KEY; `named` returns the class.
 """
 
 from __future__ import annotations
@@ -38,7 +12,7 @@ ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
 
 
 class HandoffError(BatonError):
-    """The KV cache could not be handed over."""
+    """The KV could not be handed over. Another worker can prefill the prompt again."""
 
 
 class InvalidWish(HandoffError):
@@ -46,11 +20,11 @@ class InvalidWish(HandoffError):
 
 
 class UnsupportedCache(HandoffError):
-    """The engine's KV cache has a shape that cannot be copied block by block."""
+    """The engine's KV cache cannot be copied block by block."""
 
 
 class ManifestError(HandoffError):
-    """The manifest does not fit."""
+    """The manifest does not fit the request or this engine."""
 
 
 class WrongRequest(ManifestError):
@@ -62,11 +36,11 @@ class StaleEpoch(ManifestError):
 
 
 class CompatibilityMismatch(ManifestError):
-    """The KV was written by an engine whose cache means something else."""
+    """The KV comes from an incompatible engine (compatibility.py)."""
 
 
 class WrongTicket(ManifestError):
-    """The ticket is missing, or of another save."""
+    """The ticket is missing or belongs to another save: the caller was not given this KV."""
 
 
 class MalformedManifest(ManifestError):
@@ -78,7 +52,7 @@ class SourceError(HandoffError):
 
 
 class UnknownHandoff(SourceError):
-    """The source never saved the KV, or released it."""
+    """The source never saved the KV, or it was released."""
 
 
 class LeaseExpired(SourceError):
@@ -86,31 +60,31 @@ class LeaseExpired(SourceError):
 
 
 class AlreadyTaken(SourceError):
-    """Another pull has taken records whose slots were then reused."""
+    """Another pull took records of this save, and their slots were reused."""
 
 
 class SaveFailed(SourceError):
-    """The source began to save the KV but could not finish."""
+    """The source could not copy all of the KV."""
 
 
 class NothingSaved(SourceError):
-    """The attempt ended at the source without a save: with its first token, or aborted."""
+    """The attempt at the source ended without a save: its answer was one token, or it was aborted."""
 
 
 class NotCached(SourceError):
-    """The source's prefix cache lacks the wanted beginning of a prompt."""
+    """The source's prefix cache lacks the requested prefix of the prompt."""
 
 
 class SourceBusy(SourceError):
-    """Too many pulls already wait at the source for prompts still being computed."""
+    """The source already has the maximum number of pulls from prompts still being computed."""
 
 
 class StagingFull(HandoffError):
-    """There is no room to keep the KV until it is pulled."""
+    """Staging has no room for the KV."""
 
 
 class DigestMismatch(HandoffError):
-    """The received bytes are not those that were saved."""
+    """The received bytes differ from the saved ones."""
 
 
 class TransportError(HandoffError):
@@ -130,7 +104,7 @@ class PullTimeout(TransportError):
 
 
 class PullCancelled(TransportError):
-    """The request was aborted meanwhile."""
+    """The request was aborted during the pull."""
 
 
 def _leaves(cls: type[HandoffError]) -> dict[str, type[HandoffError]]:
@@ -141,5 +115,5 @@ def _leaves(cls: type[HandoffError]) -> dict[str, type[HandoffError]]:
 
 
 def named(name: str) -> type[HandoffError]:
-    """Return the class of that name, or HandoffError if this version does not know it."""
+    """Return the class of that name; HandoffError if this version has none."""
     return _leaves(HandoffError).get(name, HandoffError)

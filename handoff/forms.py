@@ -1,13 +1,13 @@
-"""The division of a KV cache's heads among a worker's ranks, and what a rank needs of another's.
+"""How ranks divide the heads of a KV cache, and which heads a rank pulls from the ranks of another worker.
 
-The compatibility hash covers the whole cache, not its division. Two workers may differ in the latter: a load
-joins parts of several ranks, or takes a part of one rank's.
+Two workers may have different numbers of ranks, because the compatibility hash covers the whole cache and not
+its division.
 
     heads of a layer     0 1 2 3
     two ranks            0 1|2 3        rank 0 of one takes 0 1 from rank 0 of two, and 2 3 from its rank 1
     eight ranks          0|0|1|1|2|2|3|3        fewer heads than ranks: several ranks have the same
 
-MLA's latent is one head, which every rank has.
+MLA's latent counts as one head, which every rank has.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from baton.kernels.kv_pack import WIRE_DTYPES
 
 @dataclass(frozen=True)
 class Form:
-    """Describe the form in which a worker saves KV."""
+    """The form in which a worker saves KV."""
 
-    ranks: int  # tensor-parallel ranks: a shard each
+    ranks: int  # tensor-parallel ranks, one shard each
     wire_dtype: str
 
 
 @dataclass(frozen=True)
 class Division:
-    """Identify one of a worker's tensor-parallel ranks, and the heads that they divide."""
+    """One of a worker's tensor-parallel ranks, and the heads that the ranks divide."""
 
     rank: int = 0
     ranks: int = 1
-    heads: Mapping[str, int] = field(default_factory=dict)  # layer -> total heads of all ranks; 1 for MLA
+    heads: Mapping[str, int] = field(default_factory=dict)  # by layer, total of all ranks; 1 for MLA
 
 
 UNDIVIDED = Division()
@@ -41,23 +41,23 @@ UNDIVIDED = Division()
 
 @dataclass(frozen=True)
 class Cut:
-    """Locate neighbouring heads of a layer in a source's part and in this rank's."""
+    """A run of heads of one layer, to be copied from a source rank's records to this rank's cache."""
 
     layer: int
-    there: int  # index of the first among the source rank's heads
-    here: int
+    there: int  # index of the first head on the source rank
+    here: int  # index of the first head on this rank
     count: int
 
 
 @dataclass(frozen=True)
 class Share:
-    """Describe one rank's part in one shard of a save: heads to take from it, and its release."""
+    """What one rank takes from one shard of a save."""
 
     form: Form  # the save's form
     record_bytes: int  # size of the shard's records
     rank: int  # the rank that saved the shard
-    cuts: tuple[Cut, ...]  # empty if nothing is to be pulled: other shards hold the same heads
-    readers: int  # ranks of this worker that release the shard, each when it has its heads
+    cuts: tuple[Cut, ...]  # empty if this rank only releases the shard
+    readers: int  # number of ranks of this worker that release the shard
 
 
 def heads_of(layer: CacheLayer, ranks: int, rank: int) -> range:
@@ -70,12 +70,12 @@ def heads_of(layer: CacheLayer, ranks: int, rank: int) -> range:
 
 
 def part_bytes(layer: CacheLayer, form: Form, rank: int) -> int:
-    """Return the size of a layer's part in a rank's record, in bytes."""
+    """Return the bytes of a layer in a rank's record."""
     return layer.part_bytes(len(heads_of(layer, form.ranks, rank)), form.wire_dtype)
 
 
 def record_bytes(layers: Sequence[CacheLayer], form: Form) -> int:
-    """Return the size of a record in bytes: the same for all groups, that of the largest."""
+    """Return the bytes of a record, which are the largest group's for all groups."""
     sizes: dict[int, int] = {}
     for layer in layers:
         sizes[layer.group] = sizes.get(layer.group, 0) + part_bytes(layer, form, 0)
@@ -83,7 +83,7 @@ def record_bytes(layers: Sequence[CacheLayer], form: Form) -> int:
 
 
 def unfit(layers: Sequence[CacheLayer], here: Form, there: Form) -> str:
-    """Return why no rank of `here` can load what ranks of `there` save; empty if they can."""
+    """Return why ranks of form `here` cannot load saves of form `there`; empty if they can."""
     if here == there:
         return ""
     if there.wire_dtype not in WIRE_DTYPES:
@@ -92,17 +92,17 @@ def unfit(layers: Sequence[CacheLayer], here: Form, there: Form) -> str:
         if not layer.heads and there.ranks != here.ranks:
             return f"{there.ranks} shards; layer {layer.name} comes from {here.ranks} ranks or not at all"
         if layer.heads and (not there.ranks or (layer.heads % there.ranks and there.ranks % layer.heads)):
-            return f"{there.ranks} shards; the {layer.heads} heads of layer {layer.name} are not so divided"
+            return f"{there.ranks} shards do not divide the {layer.heads} heads of layer {layer.name}"
     return ""
 
 
 def shares(
     layers: Sequence[CacheLayer], here: Form, rank: int, there: Form, turn: int = 0
 ) -> tuple[Share, ...]:
-    """Return what a rank takes of the shards of a save, and which of them it releases.
+    """Return a rank's shares of a save.
 
-    turn: selects one of several source ranks with the same heads. Workers with equally many ranks have the
-    same heads on the same ranks.
+    turn: selects among source ranks with the same heads. If both workers have the same number of ranks, each
+    rank pulls from its counterpart.
     """
     size = record_bytes(layers, there)
     needed = [_needed(layers, here.ranks, one, there.ranks, turn) for one in range(here.ranks)]
@@ -118,9 +118,9 @@ def shares(
 def _needed(
     layers: Sequence[CacheLayer], here: int, rank: int, there: int, turn: int
 ) -> dict[int, list[Cut]]:
-    """Return the heads that a rank needs, by the source rank that it takes them from."""
+    """Return the heads that a rank needs, by source rank."""
     found: dict[int, list[Cut]] = {}
-    # Layers with the most heads first: heads on several source ranks then come from a rank already in use.
+    # Layers with the most heads first, so that replicated heads come from source ranks already in use.
     for number in sorted(range(len(layers)), key=lambda number: -layers[number].heads):
         layer = layers[number]
         own = heads_of(layer, here, rank)

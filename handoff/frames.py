@@ -1,19 +1,19 @@
-"""Frames on a TCP connection between a puller and the saving rank: a request there, records back.
+"""The record protocol over TCP: a puller sends a request, the saving rank answers with records.
 
 A frame is a prefix of 16 bytes, a head and a body:
 
     PULL  head: PullRequest                     from the puller, one at a time
     RECS  head: digests; body: whole records    as soon as records are ready; any number of frames
-    WAIT  empty                                 no record is ready yet, and the rank is well
-    FAIL  head: an error's name and its text    instead of the remaining records
+    WAIT  empty                                 keepalive while no record is ready
+    FAIL  head: an error's name and its text    ends the pull
     SHUT  head: a text                          the rank hangs up; never sealed
 
 A puller begins with GREETING and the session that it got from the rank's Handoff service (Connect). With TLS,
-that call also returned keys, and all but the greeting and SHUT is sealed (security/sealing.py): the head with
-the prefix as associated data, then the body in pieces.
+that call also returns keys, and everything but the greeting and SHUT is sealed (security/sealing.py): the
+head with the prefix as associated data, then the body in pieces.
 
-Both ends block in calls that the kernel ends twice a second, so that `look` can stop them. A 4 MiB transfer
-takes the GIL once: records go from staging to the socket, and into the puller's buffer, without a copy.
+Both ends block in system calls that time out twice a second, so that `look` can stop them. Records go from
+staging to the socket and into the puller's buffer without a copy, and 4 MiB take the GIL once.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SESSION_BYTES = 16
 PULL, RECORDS, WAIT, FAIL, SHUT = b"PULL", b"RECS", b"WAIT", b"FAIL", b"SHUT"
 
 FRAME_BYTES = 4 << 20  # maximum bytes of records in a frame, unless a single record is larger
-MOST_RECORDS = 4096  # per frame: their digests are its head
-WAIT_S = 2.0  # interval at which a rank without records to send says so
+MOST_RECORDS = 4096  # maximum records in a frame
+WAIT_S = 2.0  # interval of keepalives
 SILENT_S = 10.0  # after this long without a byte, the other end is presumed dead or stopped
-SLOW_S = 60.0  # a puller waiting for another rank's records may read nothing for this long
+SLOW_S = 60.0  # a puller may read nothing for this long, while it waits for another rank's records
 _LOOK_S = 0.5
 _MAX_HEAD = 64 << 10
 _PIECE_BYTES = 1 << 20  # pieces of a sealed body
@@ -53,12 +53,12 @@ _PROBE_S, _PROBE_EVERY_S, _PROBES = 5, 2, 3  # TCP keepalive of an idle connecti
 
 
 class Broken(BatonError):
-    """Report that the connection does not bring what it should and must be closed."""
+    """The connection is unusable and must be closed."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Hold a frame without its body. A received frame of records has yet to receive its head."""
+    """A frame without its body. In a received frame of records, the head is still to be received, too."""
 
     kind: bytes
     head: bytes = b""
@@ -68,20 +68,20 @@ class Frame:
 
 
 def nothing() -> None:
-    """Do nothing, and so never stop a transfer."""
+    """Never stop a transfer: the default `look`."""
 
 
 class Line:
-    """Hold a connection that has greeted. Used by one thread at a time; any may `cut` it."""
+    """A connection after the greeting. One thread uses it at a time; any thread may `cut` it."""
 
     def __init__(
         self, connection: socket.socket, send: Seal | None = None, receive: Seal | None = None
     ) -> None:
-        """Take over a connected socket. send, receive: seals of each direction, if sealed."""
+        """Take over a connected socket. send, receive: seals, if TLS is on."""
         tune(connection)
         self._socket = connection
         self._send_seal, self._receive_seal = send, receive
-        self._heard = False  # received something that authentically came from the other end
+        self._heard = False  # received at least one authentic frame
 
     def peek(self) -> bool | None:
         """Return whether data is waiting; None if the other end is gone. Does not block."""
@@ -95,7 +95,7 @@ class Line:
     def send(
         self, frame: Frame, body: Bytes | None = None, look: Callable[[], None] = nothing, before: bytes = b""
     ) -> None:
-        """Send a frame, after the bytes of `before`. Raises Broken, and what `look` raises."""
+        """Send `before`, then a frame. Raises Broken, and whatever `look` raises."""
         prefix = _PREFIX.pack(frame.kind, len(frame.head), frame.first_block, frame.records)
         rest = memoryview(b"") if body is None else body.reshape(-1).data
         if self._send_seal is None:
@@ -115,9 +115,9 @@ class Line:
             self._write(parts, look)
 
     def receive(self, look: Callable[[], None] = nothing, silent_s: float | None = None) -> Frame:
-        """Return the next frame. If it brings records, `receive_records` must be called next.
+        """Return the next frame. After a frame of records, call `receive_records` next.
 
-        Raises Broken, and what `look` raises.
+        Raises Broken, and whatever `look` raises.
         """
         silent_s = SILENT_S if silent_s is None else silent_s
         prefix = bytes(self._read_new(_PREFIX.size, look, silent_s))
@@ -128,7 +128,7 @@ class Line:
             raise Broken("it hung up" if self._heard and self._receive_seal else _words(said))
         fits = size == 8 * records <= 8 * MOST_RECORDS if kind == RECORDS else size <= _MAX_HEAD
         if kind not in (PULL, RECORDS, WAIT, FAIL) or not fits:
-            raise Broken(f"{prefix[:4]!r} and a head of {size} bytes came, which is no frame")
+            raise Broken(f"received {prefix[:4]!r} and a head of {size} bytes, which is not a frame")
         if kind != RECORDS:
             head = self._read_head(prefix, size, look, silent_s)
         return Frame(kind, head, first_block, records, prefix)
@@ -136,7 +136,7 @@ class Line:
     def receive_records(self, frame: Frame, into: Bytes, look: Callable[[], None] = nothing) -> Digests:
         """Fill `into` with the records of the last frame, and return their digests.
 
-        Raises Broken, and what `look` raises.
+        Raises Broken, and whatever `look` raises.
         """
         whole, size = into.reshape(-1).data, 8 * frame.records
         if self._receive_seal is None:
@@ -202,7 +202,7 @@ class Line:
 
     @staticmethod
     def _tried(act: Callable[[], int]) -> int | None:
-        """Return how many bytes moved; None if none could in time."""
+        """Return how many bytes moved; None on a timeout."""
         try:
             return act()
         except BlockingIOError:
@@ -211,12 +211,12 @@ class Line:
             raise Broken(error.strerror or str(error)) from None
 
 
-_scratches: list[memoryview] = []  # not in use at the moment
+_scratches: list[memoryview] = []  # unused ones
 
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[memoryview]:
-    """Lend memory for a sealed piece. The pool grows to the most frames ever in transfer at once."""
+    """Lend memory for a sealed piece. The pool grows to the peak number of concurrent transfers."""
     try:
         lent = _scratches.pop()
     except IndexError:
@@ -235,7 +235,7 @@ def _opened(seal: Seal, sealed: memoryview | bytearray, into: memoryview, beside
 
 
 def tune(connection: socket.socket) -> None:
-    """Disable Nagle, bound blocking calls to half a second, and detect a host that vanished."""
+    """Disable Nagle, limit blocking calls to half a second, and detect hosts that vanish."""
     connection.settimeout(None)
     half = struct.pack("@ll", 0, int(_LOOK_S * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, half)
@@ -251,7 +251,7 @@ def tune(connection: socket.socket) -> None:
 
 
 def shut(text: str) -> bytes:
-    """Return the frame that says why a connection is refused."""
+    """Return the frame that refuses a connection."""
     head = text.encode()
     return _PREFIX.pack(SHUT, len(head), 0, 0) + head
 

@@ -1,9 +1,9 @@
-"""The groups of a KV cache: layers that keep the same tokens, and so share block ids.
+"""The groups of a KV cache: layers that keep the same tokens and therefore share block ids.
 
-Most models have one group. Layers that attend to a window, or keep a state instead of tokens, form further
-groups with blocks of their own. A save has a record for each live block, group after group. Groups that keep
-all tokens come first: their blocks are final before the whole prompt is computed, and can travel. Both ends
-number the records alike, by the same rules from the same number of tokens.
+Most models have one group. Layers with a sliding window, or with a state instead of KV, form further groups
+with blocks of their own. A save has one record per live block, group after group. Groups that keep all tokens
+come first, because their full blocks are final, and can be sent, while the prompt is still being computed.
+Both ends derive the same numbering of records from the number of tokens.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from baton.protos.handoff_pb2 import Group
 
 
 def num_blocks(num_tokens: int, block_size: int) -> int:
-    """Return the number of blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)
 
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Define, for one group, which of its blocks are needed to continue."""
+    """One group's rule for which blocks the next token needs."""
 
     block_size: int  # tokens
     window: int = 0  # tokens attended to, including the next one; 0: all
-    state: str = ""  # form of a state that stands for all tokens so far; empty if tokens are kept
+    state: str = ""  # describes the state kept instead of tokens' KV; empty if there is none
 
     def live(self, num_tokens: int) -> range:
-        """Return the numbers of the blocks that are needed to go on after the first `num_tokens`."""
+        """Return the numbers of the blocks needed to continue after the first `num_tokens`."""
         stop = num_blocks(num_tokens, self.block_size)
         if self.state:
             return range(max(0, stop - 1), stop)
@@ -37,13 +36,13 @@ class CacheGroup:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether it keeps every token, so that a full block never changes again."""
+        """Whether every token is kept, so that a full block never changes."""
         return not (self.window or self.state)
 
     def serves(self, saved: int, wanted: int) -> bool:
-        """Return whether what was live after `saved` tokens is enough to go on after the first `wanted`.
+        """Return whether a save after `saved` tokens is enough to continue after the first `wanted`.
 
-        A state cannot be cut short. A window can, as long as it still lies in the blocks that were saved.
+        A state cannot be cut short. A window can, as long as the saved blocks still cover it.
         """
         if self.state:
             return saved == wanted
@@ -57,7 +56,7 @@ class CacheGroup:
 
 @dataclass(frozen=True)
 class Part:
-    """Name the cache blocks of one group for consecutive records of a save."""
+    """The cache blocks of one group that belong to consecutive records of a save."""
 
     group: int
     first: int  # place of the first record in the save
@@ -65,17 +64,16 @@ class Part:
 
     @property
     def stop(self) -> int:
-        """The place after the last record."""
         return self.first + len(self.block_ids)
 
     def within(self, first: int, stop: int) -> Part:
-        """Return the part within these places; without blocks if there is none."""
+        """Return the sub-part at places `first` to `stop`, which may have no blocks."""
         start = max(first, self.first)
         return Part(self.group, start, self.block_ids[start - self.first : max(0, stop - self.first)])
 
 
 def serve(groups: Sequence[CacheGroup], saved: int, wanted: int) -> bool:
-    """Return whether a save after `saved` tokens is enough, in all groups, to go on after `wanted`."""
+    """Return whether `CacheGroup.serves` holds for all groups."""
     return all(group.serves(saved, wanted) for group in groups)
 
 
@@ -85,18 +83,17 @@ def in_order(groups: Sequence[CacheGroup]) -> list[int]:
 
 
 def final_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
-    """Return how many leading records of a longer prompt's save are final after its first `num_tokens`."""
+    """Return how many leading records of a save are final once `num_tokens` of the prompt are computed."""
     first = groups[in_order(groups)[0]]
     return num_tokens // first.block_size if first.keeps_all else 0
 
 
 def num_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
-    """Return the number of records of a save after `num_tokens` tokens."""
     return sum(len(group.live(num_tokens)) for group in groups)
 
 
 def described(groups: Sequence[CacheGroup], num_tokens: int) -> list[Group]:
-    """Return the groups as a manifest of `num_tokens` tokens describes them."""
+    """Return the groups of a manifest of `num_tokens` tokens."""
     found = []
     for group in groups:
         live = group.live(num_tokens)
@@ -107,19 +104,16 @@ def described(groups: Sequence[CacheGroup], num_tokens: int) -> list[Group]:
 def saved_parts(
     groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], num_tokens: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a save after `num_tokens` tokens.
-
-    tables: each group's blocks of a request, in order.
-    """
+    """Return the parts of a save after `num_tokens` tokens. tables: a request's blocks, by group."""
     return loaded_parts(groups, tables, num_tokens, num_tokens, 0)
 
 
 def loaded_parts(
     groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], saved: int, wanted: int, have: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a save after `saved` tokens that are needed to go on after the first `wanted`.
+    """Return the parts of a save after `saved` tokens that are needed to continue after the first `wanted`.
 
-    have: number of leading tokens whose blocks are there already; whole blocks in each group.
+    have: number of leading tokens that are cached here, in whole blocks of each group.
     """
     parts, place = [], 0
     for number in in_order(groups):
@@ -134,19 +128,19 @@ def loaded_parts(
 
 
 def final_part(groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], first: int, stop: int) -> Part:
-    """Return the part at these places, which must be among the `final_records`."""
+    """Return the part at places `first` to `stop`, which must be among the `final_records`."""
     number = in_order(groups)[0]
     return Part(number, first, tuple(tables[number][first:stop]))
 
 
 def parts_from(parts: Sequence[Part], first: int) -> tuple[Part, ...]:
-    """Return what the parts contain from place `first` on."""
+    """Return the parts from place `first` on."""
     found = (part.within(first, part.stop) for part in parts)
     return tuple(part for part in found if part.block_ids)
 
 
 def runs(parts: Sequence[Part]) -> list[tuple[int, int]]:
-    """Merge the parts' places into as few runs as possible, each (first, stop). parts: in order."""
+    """Merge the places of ordered parts into as few runs (first, stop) as possible."""
     found: list[tuple[int, int]] = []
     for part in parts:
         if found and found[-1][1] == part.first:

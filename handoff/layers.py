@@ -10,7 +10,7 @@ from baton.kernels.kv_pack import AS_IS, scaled_bytes
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """Describe one layer's part of a block, with all heads that a worker's ranks divide among them."""
+    """One layer of a block, with the heads of all ranks: what the compatibility hash compares."""
 
     name: str
     dtype: str  # torch's name without "torch."
@@ -18,9 +18,9 @@ class CacheLayer:
     block_strides: tuple[int, ...]  # elements
     block_bytes: int
     row_width: int  # elements that share a scale when quantised
-    heads: int = 0  # KV heads; 0: each rank's part is unique and fits no other rank
-    stretches: int = 1  # pieces of memory per block, each holding all heads one after another
-    group: int = 0  # the group whose blocks contain it
+    heads: int = 0  # KV heads; 0: cannot be divided, so both workers need the same number of ranks
+    stretches: int = 1  # pieces of memory per block, each with all heads one after another
+    group: int = 0
 
     @property
     def element_bytes(self) -> int:
@@ -28,7 +28,7 @@ class CacheLayer:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one head in a block; of a rank's whole part if heads are not told apart."""
+        """Bytes of one head in a block; the rank's whole part if heads cannot be divided."""
         return self.block_bytes // max(1, self.heads)
 
     def part_bytes(self, heads: int, wire_dtype: str) -> int:

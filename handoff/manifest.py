@@ -1,4 +1,4 @@
-"""Manifests: sealed by the saving side, and checked by the pulling side before a byte moves."""
+"""Manifests: sealed by the source, checked by the puller before it pulls anything."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _PLANS = 64  # number of (form, turn) pairs cached
 
 @dataclass(frozen=True)
 class Puller:
-    """Describe one pulling rank, and the form of its KV."""
+    """One pulling rank, and what it can load."""
 
     worker_id: str
     rank: int
     compatibility_hash: str
     groups: tuple[CacheGroup, ...]
     layers: tuple[CacheLayer, ...]
-    form: Form  # the form in which it would save
+    form: Form
 
     @functools.cached_property
     def shares(self) -> Callable[[Form, int], tuple[Share, ...]]:
-        """The rank's cached shares of a save, by its form and turn: see forms.shares."""
+        """The rank's shares of a save, by form and turn (`forms.shares`, cached)."""
         return functools.lru_cache(_PLANS)(functools.partial(forms.shares, self.layers, self.form, self.rank))
 
 
 def seal(manifest: Manifest) -> Manifest:
-    """Write a digest of the rest into the manifest, as the last change. Returns it."""
+    """Set the manifest's digest and return the manifest. Make no changes after this."""
     manifest.digest = _digest(manifest)
     return manifest
 
@@ -46,20 +46,17 @@ def read(serialized: bytes) -> Manifest:
     try:
         return Manifest.FromString(serialized)
     except DecodeError as error:
-        raise MalformedManifest(f"{len(serialized)} bytes that are no manifest: {error}") from None
+        raise MalformedManifest(f"{len(serialized)} bytes are not a manifest: {error}") from None
 
 
 def is_of(manifest: Manifest, request_id: str, epoch: int) -> bool:
-    """Return whether the manifest is intact and of this attempt. Only then may its shards be released."""
+    """Return whether the manifest is intact and belongs to this attempt: only then release its shards."""
     named = manifest.request_id, manifest.epoch
     return named == (request_id, epoch) and manifest.digest == _digest(manifest)
 
 
 def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> tuple[Share, ...]:
-    """Return what this rank has to take of the shards for attempt `epoch` at `request_id`.
-
-    Raises WrongRequest, StaleEpoch, CompatibilityMismatch, MalformedManifest.
-    """
+    """Check a manifest for this attempt, and return the rank's shares. Raises ManifestError."""
     source = f"the manifest of worker {manifest.worker_id!r}"
     came = _digest(manifest)
     if manifest.digest != came:
@@ -76,12 +73,12 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> tu
     if manifest.compatibility_hash != puller.compatibility_hash:
         raise CompatibilityMismatch(
             f"{source} has compatibility hash {manifest.compatibility_hash}; worker {puller.worker_id!r} has"
-            f" {puller.compatibility_hash}: `baton doctor --config FILE` tells in what they differ"
+            f" {puller.compatibility_hash}: `baton doctor --config FILE` shows the difference"
         )
     there = Form(len(manifest.shards), manifest.wire_dtype)
     if why := forms.unfit(puller.layers, puller.form, there):
         raise MalformedManifest(f"{source} for request {request_id!r}: {why}")
-    # Spread the load over source ranks that have the same heads.
+    # spread requests over source ranks that have the same heads
     found = puller.shares(there, digests.seed(request_id, epoch) % there.ranks)
     _check_numbers(manifest, found, puller, source)
     return found

@@ -1,8 +1,7 @@
 """The host's orders to the connector: `Request.kv_transfer_params`, never set by a client.
 
 A PREFILL or a SAVE carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The
-connector parses them; it answers with the `Saved` and `Loaded` of reports.py. The package's docstring shows
-the whole way.
+connector reports the outcome as a `Saved` or `Loaded` (reports.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _KEY = "baton"
 
 
 class SaveParams(TypedDict):
-    """`kv_transfer_params` that ask for a save. Plain data: vLLM passes it on unseen."""
+    """`kv_transfer_params` that ask for a save."""
 
     baton: Literal["save"]
     epoch: int
@@ -40,31 +39,28 @@ class LoadParams(TypedDict):
 
 @dataclass(frozen=True)
 class LoadWish:
-    """Pull the KV of this request's first tokens from another worker. Answered by a `Loaded`."""
+    """Pull the KV of the request's first `tokens` tokens from another worker."""
 
     epoch: int
     tokens: int
-    manifest: Manifest | None  # describes the complete prompt; None: it comes later, with the first token
-    saved_as: str = ""  # the request id under which the source saves it; empty: this one's own
+    manifest: Manifest | None  # of the complete prompt; None: it comes later, with the first token
+    saved_as: str = ""  # request id at the source, if different
 
 
 @dataclass(frozen=True)
 class SaveWish:
-    """Keep this request's KV for another worker when its prompt has been prefilled. Answered by a `Saved`."""
+    """Save the KV of the request's prompt for another worker."""
 
     epoch: int
-    cached: bool = False  # only if the prefix cache already holds it, except for the last block or two
-    prefix: LoadWish | None = None  # load of its first tokens, pulled before
+    cached: bool = False  # only if the prefix cache holds it, except for the last block or two
+    prefix: LoadWish | None = None  # load its first tokens before computing the rest
 
 
 Wish = SaveWish | LoadWish
 
 
 def save_params(epoch: int, *, cached: bool = False, prefix: LoadParams | None = None) -> SaveParams:
-    """Return parameters that make attempt `epoch` at a request save its KV.
-
-    cached: only if it is here already; prefix: the load of its first tokens
-    """
+    """Return the parameters of a `SaveWish`."""
     params: SaveParams = {"baton": "save", "epoch": epoch, "cached": cached}
     if prefix is not None:
         params["prefix"] = prefix
@@ -72,33 +68,31 @@ def save_params(epoch: int, *, cached: bool = False, prefix: LoadParams | None =
 
 
 def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved_as: str = "") -> LoadParams:
-    """Return parameters that make attempt `epoch` at a request load the KV of its first tokens.
+    """Return the parameters of a `LoadWish`.
 
-    manifest: of the complete prompt, whose first token the request has; without it room is reserved, and
-    `BatonConnector.begin_load` and `complete_load` bring the rest. saved_as: the request id under which it is
-    saved, if different
+    Without a manifest, blocks are reserved until `BatonConnector.begin_load` or `complete_load` brings one.
     """
     serialized = manifest.SerializeToString() if manifest is not None else b""
     return {"baton": "load", "epoch": epoch, "tokens": tokens, "manifest": serialized, "saved_as": saved_as}
 
 
 def parse(params: Mapping[str, Any] | None) -> Wish | None:
-    """Return the wish in `kv_transfer_params`; None without one. Raises InvalidWish."""
+    """Parse `kv_transfer_params`; None without a wish. Raises InvalidWish."""
     if params is None or _KEY not in params:
         return None
     kind, epoch = params[_KEY], params.get("epoch")
     if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
-        raise InvalidWish(f"kv_transfer_params: epoch is {epoch!r}; a number from 0 on is needed")
+        raise InvalidWish(f"kv_transfer_params: epoch is {epoch!r}; it must be a number from 0 on")
     if kind == "save":
         prefix = parse(params.get("prefix"))
         if isinstance(prefix, SaveWish):
-            raise InvalidWish("kv_transfer_params: the prefix of a save is a load, not a save")
+            raise InvalidWish("kv_transfer_params: the prefix of a save must be a load, not a save")
         return SaveWish(epoch, bool(params.get("cached")), prefix)
     if kind != "load":
         raise InvalidWish(f"kv_transfer_params: {_KEY!r} is {kind!r}; allowed: 'save', 'load'")
     tokens = params.get("tokens")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise InvalidWish(f"kv_transfer_params: tokens is {tokens!r}; a number from 1 on is needed")
+        raise InvalidWish(f"kv_transfer_params: tokens is {tokens!r}; it must be a number from 1 on")
     try:
         serialized = params.get("manifest", b"")
         manifest = Manifest.FromString(serialized) if serialized != b"" else None
@@ -108,5 +102,5 @@ def parse(params: Mapping[str, Any] | None) -> Wish | None:
 
 
 def asks_for_load(found: Mapping[str, Any] | None) -> bool:
-    """Return whether a request's `kv_transfer_params` ask for a load of all its prompt."""
+    """Return whether `kv_transfer_params` ask for a load of the whole prompt."""
     return found is not None and found.get(_KEY) == "load"

@@ -1,4 +1,4 @@
-"""Records, the unit in which KV travels: one block's KV of all layers, as bytes, each with a digest."""
+"""Records, the unit in which KV travels: one block of all layers, as bytes, with a digest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Digests = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Records:
-    """Hold consecutive records, from block `first_block` on.
+    """Consecutive records, from block `first_block` on.
 
-    data: [n, record_bytes] uint8, valid until the next ones are asked for. digests: [n], as computed where
-    the records were packed; pass them on unchanged.
+    data: [n, record_bytes] uint8, valid until the next records are requested. digests: [n], from where the
+    records were packed; pass them on unchanged.
     """
 
     first_block: int

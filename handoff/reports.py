@@ -1,4 +1,4 @@
-"""Results of saves and loads: by rank on their way to the scheduler's side, then merged over the ranks."""
+"""Results of saves and loads: of single ranks for the scheduler's side, and of all ranks for the host."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from baton.protos.handoff_pb2 import Manifest
 
 @dataclass(frozen=True)
 class Problem:
-    """Carry a HandoffError across processes."""
+    """A HandoffError that can cross processes."""
 
     name: str
     text: str
 
     @classmethod
     def of(cls, error: HandoffError) -> Problem:
-        """Take an error's name and its text, on one line."""
         return cls(type(error).__name__, " ".join(str(error).split()))
 
     def to_error(self) -> HandoffError:
-        """Rebuild the error, as a plain HandoffError if this version does not know its name."""
         return named(self.name)(self.text)
 
     def __str__(self) -> str:
@@ -31,36 +29,36 @@ class Problem:
 
 @dataclass(frozen=True)
 class ShardSave:
-    """One rank's save, begun, done or failed. `shard` is a serialized handoff.Shard; empty with a problem."""
+    """One rank's save: begun, done or failed."""
 
     request_id: str
     epoch: int
     rank: int
-    shard: bytes = b""
+    shard: bytes = b""  # serialized handoff.Shard; empty with a problem
     saved_at_s: float = 0.0  # CLOCK_MONOTONIC
-    save_ms: float = 0.0  # time for its last part, which the decode side waits for
+    save_ms: float = 0.0  # time to save the last part
     problem: Problem | None = None
-    begun: bool = False  # its first records can be pulled; the prompt is still being computed
+    begun: bool = False  # the first records can be pulled; the prompt is still being computed
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of one load, in milliseconds; of one rank, or of the slowest."""
+    """The times of one load: one rank's, or the slowest rank's."""
 
-    wait_ms: float = 0.0  # time from the request's arrival at the engine to the start of the pull
-    move_ms: float = 0.0  # time until the bytes were within reach of this process
-    check_ms: float = 0.0  # comparing digests
-    load_ms: float = 0.0  # time to write into the engine's cache
+    wait_ms: float = 0.0  # from the request's arrival at the engine to the start of the pull
+    move_ms: float = 0.0  # transfer
+    check_ms: float = 0.0  # digests
+    load_ms: float = 0.0  # writing into the engine's cache
 
     @classmethod
     def slowest(cls, costs: Sequence[Costs]) -> Costs:
-        """Return the largest of each time."""
+        """Return the maximum of each time."""
         return cls(*(max(getattr(cost, name) for cost in costs) for name in cls.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
 class ShardLoad:
-    """One rank's load, done or failed."""
+    """One rank's load: done or failed."""
 
     request_id: str
     epoch: int
@@ -75,7 +73,7 @@ class ShardLoad:
 
 @dataclass(frozen=True)
 class Begun:
-    """A prompt that is still being computed: its first records can be pulled, the others as they come."""
+    """The first records of a prompt can be pulled; the rest follow while it is computed."""
 
     request_id: str
     epoch: int
@@ -84,7 +82,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Saved:
-    """A prompt's KV was kept for another worker (`manifest`), or could not be (`problem`)."""
+    """A prompt's KV was saved (`manifest`), or could not be (`problem`)."""
 
     request_id: str
     epoch: int
@@ -94,9 +92,9 @@ class Saved:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The end of a handoff: its KV is in the engine's cache, or `problem` ends the request with an error.
+    """A load has ended: the KV is in the engine's cache, or `problem` says why not.
 
-    Zero blocks without a problem: nothing had to be pulled, because the prefix cache held it all.
+    Zero blocks without a problem: the prefix cache had it all.
     """
 
     request_id: str
@@ -105,27 +103,26 @@ class Loaded:
     bytes: int = 0  # total of all ranks
     blocks: int = 0
     costs: Costs = field(default_factory=Costs)
-    # Until the scheduler's side knows: from the end of the save if that was on this host, else from the
-    # request's arrival.
+    # from the end of the save, or from the request's arrival if that was on another host
     total_ms: float = 0.0
     problem: Problem | None = None
     early_bytes: int = 0  # part of `bytes` that came while the prompt was computed
-    tokens: int = 0  # tokens whose KV was pulled
+    tokens: int = 0  # number of tokens whose KV was pulled
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The KV waiting on a worker to be pulled. Bytes are totals of all ranks."""
+    """The saved KV on a worker that has not been pulled yet."""
 
     handoffs: int = 0
-    bytes: int = 0
-    capacity: int = 0  # bytes
-    overdue_s: float = 0.0  # age of the oldest beyond one lease
+    bytes: int = 0  # total of all ranks
+    capacity: int = 0  # bytes, total of all ranks
+    overdue_s: float = 0.0  # by how much the oldest save exceeds one lease
 
 
 @dataclass(frozen=True)
 class Reports:
-    """Everything that began or ended since the last call of `take_reports`."""
+    """The reports since the last call of `take_reports`."""
 
     begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()

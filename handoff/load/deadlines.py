@@ -1,4 +1,4 @@
-"""Call functions at their deadlines, on a separate thread."""
+"""Timers that share one thread."""
 
 from __future__ import annotations
 

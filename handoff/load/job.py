@@ -1,4 +1,4 @@
-"""Define the order for a load, from the scheduler's side to a rank's loader."""
+"""The order for a load, from the scheduler's side to a rank's loader."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Key = tuple[str, int]  # request id, epoch
 
 @dataclass(frozen=True)
 class LoadJob:
-    """Order the KV of a save to be brought into these cache blocks, once its manifest is here."""
+    """Load a save into these cache blocks, once its manifest is here."""
 
     request_id: str
     epoch: int
-    tokens: int  # number that the source saves: the manifest has to agree
+    tokens: int  # must equal the manifest's
     parts: tuple[Part, ...]
     arrived_s: float  # arrival at the engine; CLOCK_MONOTONIC
-    saved_as: str = ""  # the id under which the source saved it; empty: request_id
-    manifest: Manifest | None = None  # set if it came before the blocks did
-    complete: bool = False  # the prompt is complete, and the request waits only for its KV
+    saved_as: str = ""  # request id at the source, if different
+    manifest: Manifest | None = None  # set if it came before the blocks were allocated
+    complete: bool = False  # the prompt is complete: the request waits only for its KV
 
     @property
     def saved_id(self) -> str:
-        """The id by which the source knows it."""
+        """The request id at the source."""
         return self.saved_as or self.request_id
 
     @property

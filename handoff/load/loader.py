@@ -1,17 +1,14 @@
-"""Track a rank's loads, from the reservation of blocks to the report of their end.
+"""A rank's loads, from the reservation of blocks to the report.
 
-    RESERVED --manifest--> QUEUED --a turn--> PULLING --all is here--> HELD --its token--> told
-        ^                                        |                       (at once, if the token came first)
-        +------- an early pull that failed ------+
+    RESERVED --manifest--> QUEUED --slot--> PULLING --all records--> HELD --first token--> reported
+        ^                                      |               (at once if the token came first)
+        +---------- failed early pull ---------+
 
-The blocks of a load belong to its request and to nobody in the running batch, so the engine's steps go on
-meanwhile. Every reserved job is reported exactly once, however it ends: the engine holds the blocks until
-then.
+No running request uses the blocks of a load, so the engine's steps continue during it. Every reserved job is
+reported exactly once, however it ends, because the engine holds the blocks until then.
 
-A manifest may come before the prompt is complete: an early pull brings what each of its steps leaves. If
-it fails, everything stays at the source unless something has already been dropped there, and is pulled again
-when the prompt is complete. A request goes on when its KV is here and `complete` says that it has its first
-token.
+If the manifest comes before the prompt is complete, an early pull brings the records of each prefill step. An
+early pull that fails is retried when the prompt is complete, unless the source has already dropped records.
 """
 
 from __future__ import annotations
@@ -45,26 +42,24 @@ logger = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
-    """The states of a load that has not been reported yet."""
+    """The state of an unreported load."""
 
-    RESERVED = "it has blocks, and no manifest that is to be pulled now"
-    QUEUED = "it waits for its turn"
+    RESERVED = "has blocks and nothing to pull yet"
+    QUEUED = "waits for a slot"
     PULLING = "a thread writes to its blocks"
-    HELD = "all is here, and its request has no token yet"
+    HELD = "complete, but its request has no first token yet"
 
 
 @dataclass(eq=False)
 class _Load:
-    """Track a load, and the progress of its pull."""
-
     job: LoadJob
-    after: Mark | None  # engine work queued before the blocks became the load's
+    after: Mark | None  # engine work that was queued when the blocks were allocated
     progress: Progress
     state: State = State.RESERVED
     manifest: Manifest | None = None
-    whole_s: float = 0.0  # when the source said that the prompt is complete; 0: not yet
+    whole_s: float = 0.0  # when the prompt was complete; 0: not yet
     has_token: bool = False
-    failed: bool = False  # its early pull failed: the next one is for everything, and the last
+    failed: bool = False  # its early pull failed: wait for the complete prompt
     cancelled: bool = False
 
     @property
@@ -82,18 +77,12 @@ class _Load:
 
 @dataclass
 class _Ended:
-    """The end of a pull."""
-
     problem: Problem | None = None
     shares: tuple[Share, ...] = field(default_factory=tuple)
 
 
 class Loader:
-    """Keep the loads of one rank.
-
-    Nothing here waits for a pull. `begin` may be called from any thread; the rest is called on the engine's.
-    There are never more loads than requests for whose blocks the engine found room.
-    """
+    """The loads of one rank. No method waits for a pull; only `begin` is thread-safe."""
 
     def __init__(
         self,
@@ -105,10 +94,7 @@ class Loader:
         pull_timeout_s: float,
         chunk_bytes: int,
     ) -> None:
-        """Load into `cache`.
-
-        transports: best first; whoever made them closes them after the loader.
-        """
+        """Load into `cache`. transports: best first; the caller closes them after the loader."""
         self._cache = cache
         self._puller = puller
         self.transports = list(transports)
@@ -130,7 +116,7 @@ class Loader:
             thread.start()
 
     def reserve(self, job: LoadJob) -> None:
-        """Take over blocks for a load; pull at once if its manifest is at hand."""
+        """Start a load, whose blocks are allocated; pull at once if its manifest is here."""
         load = _Load(job, self._cache.mark(), Progress(job))
         with self._lock:
             self._loads[job.key] = load
@@ -140,16 +126,16 @@ class Loader:
                 self._begin(load, job.manifest, whole_s)
 
     def begin(self, key: Key, manifest: Manifest) -> None:
-        """Pull what this manifest names, early or whole. From any thread; idempotent.
+        """Pull by this manifest, of a complete prompt or not. Idempotent.
 
-        A load without blocks yet is ignored: its job will bring the manifest.
+        A load that has no blocks yet is ignored: its job will contain the manifest.
         """
         with self._lock:
             if (load := self._loads.get(key)) is not None:
                 self._begin(load, manifest, time.monotonic() if manifest.saved_at_s else 0.0)
 
     def complete(self, key: Key, manifest: Manifest) -> None:
-        """Note that a load's prompt is complete and its request has its first token."""
+        """Record that the prompt is complete and the request has its first token."""
         with self._lock:
             load = self._loads.get(key)
             if load is None or load.has_token:
@@ -163,12 +149,12 @@ class Loader:
             self.on_finished()
 
     def cancel(self, keys: Iterable[Key]) -> None:
-        """Stop the loads of ended requests. Each is still reported, once nothing writes to its blocks."""
+        """Stop loads. Each is still reported, once nothing writes to its blocks."""
         for key in keys:
             with self._lock:
                 load = self._loads.get(key)
                 if load is None or load.cancelled:
-                    continue  # cancelled twice: by another rank's failure, and by its request's end
+                    continue  # e.g. cancelled by another rank's failure, then by the request's end
                 load.cancelled = True
                 waited = load.state is not State.PULLING and self._leave(load)
                 if waited:
@@ -182,7 +168,7 @@ class Loader:
             self.on_finished()
 
     def take_finished(self) -> list[ShardLoad]:
-        """Return the loads that ended since the last call; nothing touches their blocks from now on."""
+        """Return the loads that ended since the last call. Nothing uses their blocks any more."""
         with self._lock:
             finished, self._finished = self._finished, []
         return finished
@@ -201,10 +187,7 @@ class Loader:
     # ---- under the lock
 
     def _begin(self, load: _Load, manifest: Manifest, whole_s: float) -> None:
-        """Advance a load for which a manifest has come.
-
-        whole_s: when its source said that the prompt is complete; 0: it did not
-        """
+        """Advance a load that has a manifest. whole_s: when the prompt was complete; 0: not yet."""
         if whole_s and not load.whole_s:
             load.whole_s = whole_s
             if load.state is State.PULLING:
@@ -212,13 +195,13 @@ class Loader:
                 late = partial(self._be_late, load.progress)
                 self._deadlines.add(load.progress, whole_s + self._pull_timeout_s, late)
             elif load.state is State.QUEUED and self._early.leave(load):
-                load.state = State.RESERVED  # the early pulls before it wait for prompts; it need not
+                load.state = State.RESERVED  # move from the early queue to the ordinary one below
         if load.state is State.RESERVED and (load.whole_s or not load.failed):
             load.manifest, load.state = manifest, State.QUEUED
             (self._turns if load.whole_s else self._early).add(load)
 
     def _leave(self, load: _Load) -> bool:
-        """Give up a load's place in a queue. Return False if its turn has come meanwhile."""
+        """Leave the queue. Return False if the load has just begun."""
         return load.state is not State.QUEUED or self._early.leave(load) or self._turns.leave(load)
 
     def _tell(self, load: _Load, problem: Problem | None) -> None:
@@ -260,11 +243,12 @@ class Loader:
             told = job.key not in self._loads
         self._deadlines.remove(progress)
         if again:
-            logger.info("request %r is pulled again at its end: %s", job.request_id, ended.problem)
+            logger.info(
+                "request %r: the early pull failed, trying again later: %s", job.request_id, ended.problem
+            )
         if told:
             self.on_finished()
-        # A pull that failed early left everything there if nothing was dropped: the prompt goes on.
-        if not leaves:
+        if not leaves:  # after a failed early pull the save stays, unless records were dropped
             self._pulls.release(job, described, ended.shares, failed=ended.problem is not None)
 
     def _pull(self, load: _Load, progress: Progress, described: Manifest, deadline: float) -> _Ended:
@@ -290,4 +274,4 @@ class Loader:
 
 
 def _timed_out(job: LoadJob) -> PullTimeout:
-    return PullTimeout(f"request {job.request_id!r}: its KV was not here within the pull's deadline")
+    return PullTimeout(f"request {job.request_id!r}: its KV did not arrive before the pull's deadline")

@@ -1,8 +1,7 @@
-"""Pull a save's records from all shards that a rank needs, check them and write them into its cache.
+"""Pull a save's records from the shards that a rank needs, check them and write them into its cache.
 
-If the source has more ranks or fewer (forms.py), a rank takes its heads out of several shards, a chunk of
-each in turn, so that they advance together. Records taken from a save with fewer slots than records are gone
-at the source (taken.py).
+With different numbers of ranks (forms.py), a rank pulls its heads from several shards, one chunk of each in
+turn, so that they advance together.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ _ENDED = object()
 
 @dataclass(eq=False)
 class Progress:
-    """Track the progress of one pull; times are in seconds."""
+    """The progress of one pull."""
 
     job: LoadJob
     cancellation: Cancellation = field(default_factory=Cancellation)
     heard_s: float = 0.0  # time.monotonic of the start, or of the last bytes
-    whole_s: float = 0.0  # when the source said that the prompt is complete: times count from then on
+    whole_s: float = 0.0  # when the prompt was complete: the times below count from then on
     late: bool = False  # cancelled at its deadline
-    taken: list[Taken] = field(default_factory=list)  # one per shard, once its pull has begun
+    taken: list[Taken] = field(default_factory=list)  # one per shard
     transport: str = ""
     bytes: int = 0
     early_bytes: int = 0
     blocks: int = 0
+    # seconds
     wait: float = 0.0
     move: float = 0.0
     check: float = 0.0
@@ -52,11 +52,10 @@ class Progress:
 
     @property
     def told(self) -> bool:
-        """Whether the source may have let go of something: another pull would not find everything."""
+        """Whether the source may have dropped records, so that another pull would fail."""
         return any(one.told for one in self.taken)
 
     def report(self, rank: int, problem: Problem | None) -> ShardLoad:
-        """Return the report for the scheduler's side."""
         costs = Costs(*(value * 1e3 for value in (self.wait, self.move, self.check, self.load)))
         return ShardLoad(
             self.job.request_id,
@@ -72,7 +71,7 @@ class Progress:
 
 
 class Pulls:
-    """Pull on behalf of a rank; safe for several threads at once."""
+    """A rank's pulls. Thread-safe."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class Pulls:
         self._chunk_bytes = chunk_bytes
 
     def check(self, job: LoadJob, described: Manifest) -> tuple[Share, ...]:
-        """Return the parts of the shards that this rank takes. Raises ManifestError for another save's."""
+        """Return this rank's shares of the save. Raises ManifestError."""
         shares = manifest.check(described, job.saved_id, job.epoch, self._puller)
         if described.num_tokens != job.tokens:
             raise MalformedManifest(
@@ -107,9 +106,9 @@ class Pulls:
         after: Mark | None,
         deadline: float,
     ) -> None:
-        """Bring all of it. Raises HandoffError.
+        """Pull and load all shares. Raises HandoffError.
 
-        after: engine work queued before the blocks became the load's; deadline: CLOCK_MONOTONIC
+        after: engine work that was queued when the blocks were allocated; deadline: CLOCK_MONOTONIC.
         """
         seed = digests.seed(progress.job.saved_id, progress.job.epoch)
         landings: list[Landing] = []
@@ -130,7 +129,7 @@ class Pulls:
                 coming.append(_land(progress, landing, taken, transport, pulls))
             while coming:
                 coming = [each for each in coming if next(each, _ENDED) is not _ENDED]
-                if not progress.whole_s:  # everything so far is hidden behind the prompt's own steps
+                if not progress.whole_s:  # the prompt's own steps hide all times so far
                     progress.early_bytes = progress.bytes
                     progress.move = 0.0
                     progress.check = -sum(each.check_s for each in landings)
@@ -148,7 +147,7 @@ class Pulls:
                 progress.load += landing.load_s
 
     def release(self, job: LoadJob, described: Manifest, shares: Sequence[Share], *, failed: bool) -> None:
-        """Release what this attempt has pulled, all ranks' shards if it failed; never another attempt's."""
+        """Release this rank's shares, or all shards after a failure; never another attempt's save."""
         if not manifest.is_of(described, job.saved_id, job.epoch):
             return
         if failed:
@@ -159,9 +158,9 @@ class Pulls:
             self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
 
     def _orders(self, progress: Progress, described: Manifest, share: Share, deadline: float) -> list[Pull]:
-        """Return an order for each run of records, all under one deadline: usually there is one.
+        """Return one order per run of records.
 
-        If the prefix cache has the first blocks, what is missing of each group lies apart.
+        Usually there is one run; with several groups, a cached prefix leaves a run per group.
         """
         job = progress.job
         pulls = []
@@ -187,7 +186,7 @@ class Pulls:
         return pulls
 
     def _parts(self, job: LoadJob, share: Share) -> list[Part]:
-        """Return the parts of the groups of which this rank takes heads of the shard."""
+        """Return the parts of the groups that this share has heads of."""
         groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
         return [part for part in job.parts if part.group in groups]
 
@@ -195,7 +194,7 @@ class Pulls:
 def _land(
     progress: Progress, landing: Landing, taken: Taken, transport: Transport, pulls: Sequence[Pull]
 ) -> Generator[None]:
-    """Bring all of it, a chunk with each `next`. Raises TransportFailed if too few records come."""
+    """Pull and load one share, a chunk per `next`. Raises TransportFailed if too few records arrive."""
     blocks = 0
     for pull in pulls:
         if taken.is_due(pull.first_block):
@@ -207,7 +206,7 @@ def _land(
                 start = time.monotonic()
                 records = next(chunks, None)
                 progress.move += time.monotonic() - max(start, progress.whole_s)
-                if taken.is_due(stop):  # the transport has verified them until now
+                if taken.is_due(stop):  # the transport verified these when the next chunk was requested
                     landing.finish()
                     taken.tell(stop)
                 if records is None:
@@ -228,5 +227,5 @@ def _land(
 
 
 def _chunks(transport: Transport, pull: Pull) -> Generator[Records]:
-    """Yield a pull's chunks; makes any transport's iterator closable."""
+    """Make any transport's iterator closable."""
     yield from transport.pull(pull)

@@ -1,7 +1,7 @@
-"""Acknowledge records to the source of a save with fewer slots than records, so that it can reuse the slots.
+"""Acknowledge the records of a windowed save, so that the source can reuse their slots.
 
-At most one call is under way; records taken meanwhile go with the next one. A failed call ends the pull,
-since without it no further record would come.
+At most one call runs at a time; the next one covers all records taken in between. If a call fails, the pull
+ends, because no further records would arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.protos.handoff_pb2 import TakenRequest
 
 
 class Taken:
-    """Acknowledge the records of one pull. Without a window, no call is made."""
+    """The acknowledgements of one pull. Without a window there are none."""
 
     def __init__(
         self,
@@ -29,10 +29,7 @@ class Taken:
         failed: Callable[[], object],
         reader: tuple[int, int] = (0, 1),
     ) -> None:
-        """Start with nothing taken.
-
-        failed: called, on any thread, when a call has failed. reader: this rank, and how many pull this save.
-        """
+        """failed: called, on any thread, when a call fails; reader: this rank, and how many ranks pull."""
         self._reader = reader
         self._client = client
         self._pull = pull
@@ -48,28 +45,25 @@ class Taken:
 
     @property
     def told(self) -> bool:
-        """Whether the source may have let go of something."""
+        """Whether the source may have dropped records."""
         return bool(self._told or self._wanted)
 
     def is_due(self, place: int) -> bool:
-        """Return whether to tell the source now that no records before this place are needed."""
+        """Return whether to acknowledge the records before this place now."""
         return place - max(self._told, self._wanted) >= self._step
 
     def tell(self, place: int) -> None:
-        """Tell the source, without waiting, that all records before this place were taken."""
+        """Acknowledge, without waiting, all records before this place."""
         self._told = place
         self._soon()
 
     def pass_over(self, place: int) -> None:
-        """Tell the source, without waiting, that the records up to this place are not wanted."""
+        """Tell the source, without waiting, to skip the records before this place."""
         self._wanted = place
         self._soon()
 
     def end(self) -> None:
-        """Note that everything is here, so calls under way no longer matter.
-
-        Raises the error of a failed one.
-        """
+        """Ignore calls from now on, because everything is here. Raises the error of a failed one."""
         with self._lock:
             self._ended = True
         if self.error is not None:
@@ -113,7 +107,7 @@ class Taken:
         self._call()
 
     def _translated(self, error: Any) -> HandoffError:
-        what = f"{self._pull.what}: it does not hear what was taken"
+        what = f"{self._pull.what}: the acknowledgement failed"
         if not isinstance(error, grpc.RpcError):
             return TransportFailed(f"{what}: the connection was closed")
         failed: Any = error

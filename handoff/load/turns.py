@@ -1,9 +1,9 @@
-"""Order a rank's pulls: few at once, and none that waits behind an unresponsive source.
+"""The queue of a rank's pulls: few run at once, and an unresponsive source does not block the others.
 
-More concurrent pulls share the same memory bus and the engine's cores, so that all end later. But a pull
-whose network is cut moves nothing until its connection is found dead, seconds later: it does not count, and
-pulls from other sources go past it. Pulls from the same source wait, as they would on the same connection.
-Pulls of incomplete prompts mostly wait for the next step there: they have turns of their own.
+More concurrent pulls would share the memory bus and the engine's cores, and all would end later. If a network
+is cut, a pull stalls for seconds until its connection is found dead. A stalled pull does not count, so pulls
+from other sources overtake it; pulls from the same source wait. Early pulls mostly wait for the next step at
+the source and have a queue of their own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections import deque
 from typing import Generic, Protocol, TypeVar
 
 MOVING = 2  # concurrent pulls that make progress
-STALLED_S = 1.0  # time without a byte after which a pull is stalled; a slow network brings some within it
+STALLED_S = 1.0  # time without a byte after which a pull is stalled; even slow networks bring some
 THREADS = 8  # MOVING pulls, and the stalled ones of three sources
-EARLY = 4  # concurrent pulls from prompts still being computed; each also holds a thread at the source
-_LOOK_S = STALLED_S / 4  # interval of checks for stalled pulls, while others wait
+EARLY = 4  # concurrent early pulls; each also holds a thread at the source
+_LOOK_S = STALLED_S / 4  # interval of checks for stalled pulls while others wait
 
 
 class Pulling(Protocol):
-    """A load, as far as its turn is concerned."""
+    """What the queue needs to know about a load."""
 
     @property
     def source(self) -> str:
@@ -34,14 +34,9 @@ P = TypeVar("P", bound=Pulling)
 
 
 class Turns(Generic[P]):
-    """Hold the loads that wait, and those that have a turn. Thread-safe."""
+    """Waiting and running pulls. Thread-safe."""
 
     def __init__(self, moving: int = MOVING, stalled_s: float = STALLED_S) -> None:
-        """Start empty.
-
-        moving: concurrent pulls that make progress; stalled_s: time without a byte after which a pull no
-        longer counts.
-        """
         self._moving = moving
         self._stalled_s = stalled_s
         self._waiting: deque[P] = deque()  # oldest first
@@ -55,7 +50,7 @@ class Turns(Generic[P]):
             self._changed.notify()
 
     def leave(self, load: P) -> bool:
-        """Give up a place in the queue. Return False for a load that has begun."""
+        """Leave the queue. Return False for a load that has begun."""
         with self._changed:
             waits = load in self._waiting
             if waits:
@@ -63,7 +58,7 @@ class Turns(Generic[P]):
             return waits
 
     def take(self) -> P | None:
-        """Wait for the next load whose turn it is, and start it; return None when closed and none waits."""
+        """Wait for the next load that may begin; return None once closed and empty."""
         with self._changed:
             while not (self._closed and not self._waiting):
                 if (load := self._next()) is not None:

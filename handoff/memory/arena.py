@@ -1,7 +1,7 @@
-"""Allocate shared memory for records: slots of one size, in any number, up to a bound.
+"""The allocator of staging's shared memory: slots for one record each.
 
-There is one segment, whose pages are brought in step by step, ahead of need. A save takes free slots
-anywhere: in one run if one is long enough, else in few.
+There is one segment, whose pages are faulted in step by step, ahead of need. A save gets one run of free
+slots if one is long enough, else the longest ones.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ STEP_BYTES = 64 << 20
 
 
 class _Holes:
-    """Keep free slots as runs.
+    """The free slots, as runs.
 
-    Invariant: the runs are sorted and apart from each other, and none crosses the end of a step. Memory is
-    pinned for an accelerator step by step, and no copy may span two of these pieces.
+    Invariant: runs are sorted, do not touch each other within a step, and do not cross the end of a step.
+    Memory is pinned for an accelerator in steps, and no copy may span two of them.
     """
 
     def __init__(self, step: int) -> None:
@@ -38,7 +38,7 @@ class _Holes:
         self.slots = 0
 
     def take(self, count: int) -> tuple[Run, ...]:
-        """Remove `count` slots; that many must be free."""
+        """Remove `count` slots, which must be free."""
         self.slots -= count
         for i, (first, size) in enumerate(self._runs):
             if size >= count:
@@ -75,7 +75,7 @@ class _Holes:
 
 @dataclass(frozen=True)
 class StagingSlots:
-    """Hold slots of a segment; give them back once, with `Arena.free`."""
+    """Allocated slots; give them back once, with `Arena.free`."""
 
     memory: Segment = field(repr=False)
     offset: int  # offset of the segment's first record
@@ -87,12 +87,11 @@ class StagingSlots:
         return self.memory.name
 
     def view(self) -> SaveView:
-        """Return the headers and records of these slots."""
         return SaveView(self.memory.data, self.offset, self.record_bytes, self.runs)
 
 
 class Arena:
-    """Hand out slots of `record_bytes` and a header, in at most `bound` bytes. Thread-safe."""
+    """Allocate slots in at most `bound` bytes, headers included. Thread-safe."""
 
     def __init__(
         self,
@@ -103,9 +102,7 @@ class Arena:
         pin: Callable[[Bytes], None] | None = None,
         create: Callable[[int, int], Segment] = segments.create,
     ) -> None:
-        """Create the arena.
-
-        pin: called with memory when it becomes usable; the first piece starts with the headers.
+        """pin: called with each step of memory; the first starts with the headers.
 
         Raises HandoffError for a bound below one slot.
         """
@@ -117,16 +114,16 @@ class Arena:
                 f" {bytes_for(1, record_bytes) / 2**20:.3g} MiB: raise it"
             )
         self._offset = records_at(self._slots)
-        unit = PAGE // math.gcd(PAGE, record_bytes)  # this many records end on a page boundary
+        unit = PAGE // math.gcd(PAGE, record_bytes)  # the fewest records that end on a page boundary
         self._step = max(1, step_bytes // record_bytes // unit) * unit
         self._ahead = max(1, self._step // 2)
         self._pin = pin
         self._create = create
         self._segment: Segment | None = None
-        self._grown = 0  # slots whose pages are there
+        self._grown = 0  # slots whose pages are faulted in
         self._holes = _Holes(self._step)
         self._lock = threading.Lock()
-        self._growing = threading.Lock()  # held while pages are brought in; taken before _lock
+        self._growing = threading.Lock()  # held while pages are faulted in; taken before _lock
         self._low = threading.Event()
         self._closed = False
         self._grower = keep_thread(self._grow_ahead, "baton-arena")
@@ -135,25 +132,22 @@ class Arena:
 
     @property
     def slots(self) -> int:
-        """All slots, including those not grown yet."""
+        """All slots, faulted in or not."""
         return self._slots
 
     @property
     def grown(self) -> int:
-        """Slots whose pages are there, used or not."""
         return self._grown
 
     @property
     def free_slots(self) -> int:
-        """Slots that can be allocated now, in one save or in several."""
         with self._lock:
             return self._holes.slots + self._slots - self._grown
 
     def allocate(self, count: int) -> StagingSlots:
         """Return `count` slots. Raises StagingFull only if fewer are free.
 
-        Takes microseconds if the slots' pages are there, which the thread that grows ahead takes care of;
-        otherwise brings them in.
+        Takes microseconds, unless pages must be faulted in first; a thread does that ahead of need.
         """
         place = self._take(count)
         if place is None:
@@ -170,7 +164,7 @@ class Arena:
         return place
 
     def begin(self, size: int) -> None:
-        """Grow until the first `size` bytes of records are there, by at least one step."""
+        """Fault in the first `size` bytes of records, but at least one step."""
         with self._growing:
             while self._grown * self.record_bytes < max(1, size) and self._grow():
                 pass
@@ -181,7 +175,7 @@ class Arena:
                 self._holes.give(*run)
 
     def close(self) -> None:
-        """Remove the segment. Idempotent. Slots stay readable as long as somebody holds them."""
+        """Remove the segment; mapped slots stay readable. Idempotent."""
         self._closed = True
         self._low.set()
         self._grower.join(timeout=5)
@@ -200,7 +194,7 @@ class Arena:
         return StagingSlots(self._segment, self._offset, self.record_bytes, runs)
 
     def _grow(self) -> bool:
-        """Bring in a step's pages, under _growing. Return False if all are there, or /dev/shm is full."""
+        """Fault in a step, under _growing. Return False if there is none left or /dev/shm is full."""
         first, count = self._grown, min(self._step, self._slots - self._grown)
         if self._closed or not count:
             return False

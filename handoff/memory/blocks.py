@@ -1,7 +1,7 @@
-"""Turn vLLM's cache tensors into one `BlockCache`: check, describe and locate them.
+"""Make a `BlockCache` from vLLM's cache tensors.
 
-Groups overlay each other: layers of two groups may lie in the same memory, each block of which belongs to one
-group at a time. Only within a group does the same memory mean the same layer.
+Layers of two groups may share memory, in which each block belongs to one group at a time. Only within a group
+does the same memory mean the same layer.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def block_cache(
     *,
     division: Division = UNDIVIDED,
 ) -> BlockCache:
-    """Make the cache of one rank. tensors: by layer, dimension 0 the block, in the order of the records.
+    """Make one rank's cache. Raises UnsupportedCache.
 
-    A tensor that several layers of a group share counts once. row_widths: elements that share a scale when
-    quantised, the innermost dimension by default. groups: the layers of each; a single group has all. Raises
-    UnsupportedCache.
+    tensors: by layer, with blocks in dimension 0, in the order of a record; a tensor that layers of a group
+    share counts once. row_widths: elements that share a scale when quantised; by default the innermost
+    dimension. groups: the layers of each group; a single group has all.
     """
     devices = {tensor.device for tensor in tensors.values() if isinstance(tensor, torch.Tensor)}
     if len(devices) > 1:
-        raise UnsupportedCache(f"the layers' KV is on {sorted(map(str, devices))}; one device is needed")
+        raise UnsupportedCache(f"the layers' KV is on several devices: {sorted(map(str, devices))}")
     widths = row_widths or {}
     tables, layers = [], []
     for number, blocks in enumerate(_grouped(tensors, num_blocks, groups)):
@@ -59,13 +59,13 @@ def block_cache(
 def _grouped(
     tensors: Mapping[str, torch.Tensor], num_blocks: int, groups: Sequence[Sequence[str]]
 ) -> list[dict[str, torch.Tensor]]:
-    """Return the blocks of each group's layers, in the tensors' order."""
+    """Return each group's layers as blocks, in the tensors' order."""
     whose = {name: number for number, names in enumerate(groups) for name in names}
     found: list[dict[str, torch.Tensor]] = [{} for _ in groups]
     for name, tensor in tensors.items():
         blocks = _as_blocks(name, tensor, num_blocks)
         number = whose.get(name, 0 if len(groups) == 1 else None)
-        if number is None:  # a layer without its own KV reads another's
+        if number is None:  # the layer reads another layer's KV
             if not any(one is tensor for other, one in tensors.items() if other in whose):
                 raise UnsupportedCache(f"layer {name}: its KV is in none of the {len(groups)} groups")
             continue
@@ -82,7 +82,7 @@ def _table(blocks: Mapping[str, torch.Tensor], widths: Sequence[int], wire_dtype
 
 
 def _filled_up(table: KVTable, record_bytes: int) -> KVTable:
-    """Pad a table to records of that size: packed as zeros, and discarded when unpacked."""
+    """Pad a table's records: zeros when packed, discarded when unpacked."""
     missing = record_bytes - table.record_bytes
     if not missing:
         return table
@@ -91,7 +91,7 @@ def _filled_up(table: KVTable, record_bytes: int) -> KVTable:
 
 
 def _as_blocks(name: str, tensor: Any, num_blocks: int) -> torch.Tensor:
-    """Return the tensor's memory as [num_blocks, elements], sharing it."""
+    """View the tensor as [num_blocks, elements]."""
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedCache(f"layer {name}: its cache is a {type(tensor).__name__}, not one tensor")
     rows, shape, strides = tensor.shape[0], tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])
@@ -100,7 +100,7 @@ def _as_blocks(name: str, tensor: Any, num_blocks: int) -> torch.Tensor:
             f"layer {name}: cache of shape {tuple(tensor.shape)}; its first dimension is not {num_blocks}"
         )
     spanned = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    pieces = rows // num_blocks  # an attention kernel may cut a block into several
+    pieces = rows // num_blocks  # an attention kernel may split a block into several
     if spanned != math.prod(shape) or (pieces > 1 and tensor.stride(0) != spanned):
         raise UnsupportedCache(
             f"layer {name}: a block of shape {shape} and strides {strides} is not one piece of memory"
@@ -109,7 +109,7 @@ def _as_blocks(name: str, tensor: Any, num_blocks: int) -> torch.Tensor:
 
 
 def _row_width(name: str, tensor: torch.Tensor, wanted: int | None) -> int:
-    """Return the number of elements, adjacent in memory, that share a scale."""
+    """Return the number of adjacent elements that share a scale."""
     sizes = [
         size
         for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
@@ -133,7 +133,7 @@ def _describe(
     pieces = tensor.shape[0] // num_blocks
     heads, stretches = division.heads.get(name, 0), 1
     if heads > 1:
-        # From the outermost in memory to the innermost. Dimensions of size 1 have no place and come last.
+        # outermost in memory first; the order of dimensions of size 1 does not matter, so they come last
         order = sorted(range(len(shape)), key=lambda at: (-strides[at], shape[at] == 1))
         outside = math.prod(shape[at] for at in order[: order.index(0)])
         together = math.prod(shape[1:]) // outside  # elements of a head
@@ -158,7 +158,7 @@ def _describe(
 
 
 def _strides(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a tensor whose dimensions lie in memory in this order, outermost first."""
+    """Return the strides of a dense tensor with dimensions in this memory order, outermost first."""
     found, stride = [0] * len(shape), 1
     for at in reversed(order):
         found[at] = stride

@@ -1,10 +1,10 @@
-"""A rank's KV cache as blocks: gathered into records, scattered from records.
+"""Gather a rank's KV cache into records, and scatter records into it.
 
-A record is the parts of one block of all layers of its group, layer after layer, as kernels/kv_pack packs
-them: the block's bytes as they are, or quantised. Records of all groups have one size. Those of consecutive
-blocks are consecutive, so that a puller which already has the first blocks asks for one contiguous range.
-This code does not care what the bytes mean (heads first or tokens first, K and V apart or together, MLA's
-latent, a state): both ends must agree on it, which the compatibility hash over `CacheLayer`s ensures.
+A record has one block of all layers of its group, layer after layer, as is or quantised (kernels/kv_pack).
+All records have one size, and consecutive blocks have consecutive records, so a puller that already has the
+first blocks requests one contiguous range. This code does not depend on what the bytes mean (heads first or
+tokens first, K and V apart or together, MLA's latent, a state): the compatibility hash over `CacheLayer`s
+ensures that both ends agree.
 """
 
 from __future__ import annotations
@@ -25,51 +25,47 @@ from baton.handoff.memory.streams import Device, Mark
 from baton.handoff.records import Bytes, Digests
 from baton.kernels.kv_pack import KVTable
 
-# vLLM's placeholder for a block that a sliding window has left behind: never read, never written.
-NULL_BLOCK = 0
+NULL_BLOCK = 0  # vLLM's placeholder for blocks that a sliding window has passed: never read or written
 _SHARES = 64  # shares whose tables are cached
 Tables = Mapping[int, KVTable]  # keyed by group
 
 
 class Landing(ABC):
-    """Write one pull's records into the cache, from one thread, which owns the blocks meanwhile."""
+    """Write one pull's records into the cache, from one thread."""
 
     def __init__(self, what: str, seed: int, tables: Tables) -> None:
-        """Start. what: the pulled KV, for error texts; seed: of its digests; tables: by group."""
+        """Start a landing. what: names the KV in error texts; seed: of its digests; tables: by group."""
         self.what = what
         self.seed = seed
         self._tables = tables
-        self.check_s = 0.0  # time spent on digests that are computed separately
+        self.check_s = 0.0  # digests, if they are computed in a separate pass
         self.load_s = 0.0
 
     @abstractmethod
     def take(self, part: Part, records: Bytes, saved: Digests) -> None:
-        """Check a chunk against its digests and write it into the cache. `records` can be reused on return.
+        """Check a chunk and write it into the cache. `records` may be reused on return.
 
         part: the records' places and blocks. Raises DigestMismatch, possibly for an earlier chunk.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait until everything taken is in the cache. Raises DigestMismatch."""
+        """Wait until all chunks are in the cache. Raises DigestMismatch."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait until nothing writes to the blocks, however the pull ended. Idempotent."""
+        """Wait until nothing writes to the blocks, even after an error. Idempotent."""
 
 
 class BlockCache(ABC):
-    """Copy between one rank's cache tensors and records.
-
-    The caller ensures that the engine does not use the blocks meanwhile.
-    """
+    """Copy between a rank's cache and records. The caller keeps the engine from using the blocks."""
 
     def __init__(
         self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...], division: Division = UNDIVIDED
     ) -> None:
-        """Take `tables` by group, all with the same record size, wire format and device."""
+        """tables: by group, with equal record size, wire format and device."""
         self.layers = layers
-        self.device: Device | None = None  # set if the device can copy pinned records itself
+        self.device: Device | None = None  # set if records can be pinned for it
         self.load_bytes = 0  # smallest efficient chunk of a load; 0: no preference
         self.rank = division.rank
         self.form = Form(division.ranks, tables[0].wire)
@@ -78,32 +74,27 @@ class BlockCache(ABC):
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one block's record."""
         return self._tables[0].record_bytes
 
     @abstractmethod
     def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
-        """Gather cache blocks into the records of fill.view, and close it at the end.
+        """Gather the blocks of `parts`, which are all of the fill, and close the fill.
 
-        parts: everything the fill is to write, in order. Called on the engine's thread, after the step that
-        wrote the blocks: on return the engine may overwrite them by work that it queues from then on, while
-        the records may still be on their way. Other threads pass `after`, a `mark` set after that step; then
-        the blocks have been read on return.
+        The engine's thread calls this after the step that wrote the blocks. On return, the engine may queue
+        work that overwrites them; the records may still be on their way. Other threads pass `after`, a `mark`
+        set after that step, and on return the blocks have been read.
         """
 
     @abstractmethod
     def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
-        """Gather blocks of a group at once.
-
-        records: [n, record_bytes] uint8 in host memory. Returns their own digests.
-        """
+        """Gather blocks of a group into `records`, [n, record_bytes] uint8. Returns unseeded digests."""
 
     @abstractmethod
     def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
         """Return a landing for one pull, on its thread.
 
-        after: a `mark` from when the blocks became the pull's. share: the one whose records are pulled; whole
-        records of this rank by default.
+        after: a `mark` from when the blocks were allocated. share: whose records are pulled; by default this
+        rank's own records.
         """
 
     def _tables_of(self, share: Share | None) -> Tables:
@@ -115,25 +106,25 @@ class BlockCache(ABC):
         return cut_tables(self._tables, self.layers, self.form, self.rank, share)
 
     def mark(self) -> Mark | None:
-        """Mark the work that the engine has queued so far, so that reads or writes can wait for it."""
+        """Mark the work that the engine has queued so far, for others to wait for."""
         return None
 
     def pin(self, memory: Bytes) -> None:  # noqa: B027 (host memory needs nothing)
-        """Prepare host memory to which records will be written for as long as the process lives."""
+        """Pin staging memory for as long as the process lives."""
 
     def close(self) -> None:  # noqa: B027
         """Wait for fills under way. Idempotent."""
 
 
 def wanted(block_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return block ids for unpacking: NULL_BLOCK becomes -1, which is not written."""
+    """Return block ids for unpacking, with -1 (not written) for NULL_BLOCK."""
     ids = np.array(block_ids, np.int64)
     ids[ids == NULL_BLOCK] = -1
     return ids
 
 
 def pieces(total: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of at least one piece, each of at most `most`."""
+    """Yield (start, stop) of pieces of at most `most`."""
     step = max(1, most)
     for start in range(0, total, step):
         yield start, min(start + step, total)

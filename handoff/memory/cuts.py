@@ -16,10 +16,7 @@ _Piece = tuple[torch.Tensor, int, Place]  # a layer's blocks, [num_blocks, eleme
 def cut_tables(
     tables: Sequence[KVTable], layers: Sequence[CacheLayer], here: Form, rank: int, share: Share
 ) -> dict[int, KVTable]:
-    """Return, by group, tables that unpack the share's records into this rank's blocks.
-
-    Groups of which the shard has nothing for this rank are absent. tables: this rank's cache, by group.
-    """
+    """Return tables that unpack a share's records into this rank's blocks, by group, where it has any."""
     found = {}
     for number, table in enumerate(tables):
         members = [at for at, layer in enumerate(layers) if layer.group == number]
@@ -53,7 +50,7 @@ def _begins(sizes: Sequence[int]) -> list[int]:
 def _pieces(
     layer: CacheLayer, cut: Cut, blocks: torch.Tensor, heads: tuple[int, int], *, begin: int, wire: str
 ) -> Iterator[_Piece]:
-    """Yield the pieces of a cut. heads: the layer's here and there; begin: start of its part in a record."""
+    """Yield the pieces of a cut. heads: here and there; begin: offset of the layer in a record."""
     ours, theirs = heads
     size = layer.head_bytes // layer.element_bytes // layer.stretches  # adjacent elements of a head
     for stretch in range(layer.stretches):
@@ -67,7 +64,7 @@ def _pieces(
 
 
 def _rest(pieces: Sequence[_Piece], wire: str, table: KVTable, size: int) -> Iterator[_Piece]:
-    """Yield the rest of a record as pieces to discard: a GPU digests only what it moves."""
+    """Yield the rest of a record as pieces to discard, because a GPU digests only what it moves."""
     taken = []
     for blocks, width, place in pieces:
         elements = blocks.shape[1]

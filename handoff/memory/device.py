@@ -1,19 +1,19 @@
-"""A cache in an accelerator's memory: chunks are packed, copied and sent, all at the same time.
+"""A cache in an accelerator's memory. Packing, copying and sending of chunks overlap.
 
     save   engine's queue ─ mark ┐                      ┌ mark ─ the engine may write the blocks again
            packing queue         └ pack 0 ─ pack 1 ─ … ─┘
            copying queue                    └ copy 0 ─ copy 1 ─ …      into staging's own, pinned memory
-           a thread                                   └ 0 is whole: it can be sent ─ 1 is whole ─ …
+           a thread                                   └ 0 can be sent ─ 1 can be sent ─ …
 
-    load   pulling thread     looks at 0 ─ waits until 0 is there ─ looks at 1 ─ …
-           its queue                     └ copy 0, unpack 0             └ copy 1, unpack 1 ─ …
+    load   pulling thread     receives 0 ─ waits until 0 is loaded ─ receives 1 ─ …
+           its queue                     └ copy 0, unpack 0                     └ copy 1, unpack 1 ─ …
 
-Slots (a chunk each) are made once and reused in turn. A pack waits for its slot's last copy, on the device;
-the engine's thread waits for nothing. A request of no more than `_SAVE_SLOTS` chunks frees its blocks at the
-speed of the device's memory, a longer one at that of the bus.
-Loads compute digests while they unpack: a broken chunk is noticed when it is in the cache already, and the
-load fails; the blocks belong to no other request. The device copies records directly if they lie in pinned
-memory; otherwise the thread first copies them to memory that is pinned.
+Slots (a chunk each) are allocated once and reused in turn. A pack waits on the device for its slot's last
+copy; the engine's thread waits for nothing. A request of at most `_SAVE_SLOTS` chunks frees its blocks at the
+speed of device memory, a longer one at the speed of the bus.
+Loads compute digests while they unpack, so a corrupt chunk is found when it is already in the cache. The load
+then fails, and no other request uses its blocks. The device copies records directly from pinned memory;
+otherwise the thread first copies them into pinned memory.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ from baton.kernels.kv_pack import KVTable
 
 logger = logging.getLogger(__name__)
 
-# A save's chunk. On an H100 the engine's thread took 0.15 ms to queue each one.
-SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
-LOAD_BYTES = 32 << 20  # a load's chunk: a few operations and a wait each, while the bus moves it in 0.6 ms
-_LANES = 2  # made at the start, for concurrent loads
+SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8  # on an H100, queueing a chunk took the engine's thread 0.15 ms
+LOAD_BYTES = 32 << 20  # the bus moves this chunk in 0.6 ms
+_LANES = 2  # allocated at the start
 
 
 class _Target(Protocol):
-    """Host memory for records, in pieces, by block number."""
+    """Host memory for records."""
 
     def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]: ...
 
@@ -80,14 +79,11 @@ class _Coming:
 
     copied: Mark
     digests: torch.Tensor  # [n] int64, pinned
-    keep: tuple[torch.Tensor, ...]  # keep alive: queued work still reads or writes these
+    keep: tuple[torch.Tensor, ...]  # kept alive for queued work
 
 
 class DeviceBlockCache(BlockCache):
-    """Cache in device memory.
-
-    Call `mark` on the engine's thread, `fill` there or with a mark, `landing` on any.
-    """
+    """A cache in device memory. Call `mark` on the engine's thread."""
 
     def __init__(
         self,
@@ -109,10 +105,10 @@ class DeviceBlockCache(BlockCache):
         self._packing.after(self.device.current().mark())
         with self._packing.use():
             self._packed = self.room(_SAVE_SLOTS * self._save_chunk, self.record_bytes)
-        self._left: list[Mark | None] = [None] * _SAVE_SLOTS  # the last copy out of each slot
+        self._left: list[Mark | None] = [None] * _SAVE_SLOTS  # each slot's last copy
         self._next_slot = 0
         self._sending = threading.Lock()  # guards the slots and both queues
-        # Lanes left by pulls that ended, keyed by the size of their records.
+        # unused lanes, by record size
         self._lanes: defaultdict[int, queue.SimpleQueue[_Lane]] = defaultdict(queue.SimpleQueue)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-save")
         self._compile()
@@ -120,14 +116,14 @@ class DeviceBlockCache(BlockCache):
             self.give_back(lane)
 
     def room(self, records: int, record_bytes: int) -> torch.Tensor:
-        """Return device memory for `records` records, to be used by the current queue.
+        """Allocate device memory for records. Call this with the queue in use that will use the memory.
 
-        The engine's queue may still read or write memory that it has freed, so another queue must not get it.
+        Memory freed on the engine's queue may still be in use there, so no other queue must get it.
         """
         return torch.empty((records, record_bytes), dtype=torch.uint8, device=self.on)
 
     def _compile(self) -> None:
-        """Run both kernels once on nothing, so that no request waits for the compiler."""
+        """Run both kernels once, so that no request waits for the compiler."""
         record, device = self._packed[:1], self.on
         with self._packing.use():
             digest = torch.empty(1, dtype=torch.int64, device=device)
@@ -150,7 +146,7 @@ class DeviceBlockCache(BlockCache):
             self._thread.submit(_bring, coming, fill)
         except BaseException:
             for each in (self._packing, self._copying):
-                each.mark().synchronize()  # nothing may write to the memory that is released now
+                each.mark().synchronize()  # before the memory is released
             fill.close()
             raise
         if after is not None:
@@ -172,7 +168,6 @@ class DeviceBlockCache(BlockCache):
         return _DeviceLanding(self, tables, lane, what, seed)
 
     def give_back(self, lane: _Lane) -> None:
-        """Keep a lane for the next pull of records of that size."""
         self._lanes[lane.record_bytes].put(lane)
 
     def close(self) -> None:
@@ -181,10 +176,7 @@ class DeviceBlockCache(BlockCache):
             self.device.unpin(self._pinned.pop())
 
     def _send_down(self, parts: Sequence[Part], records: _Target, after: Mark | None = None) -> list[_Coming]:
-        """Queue all packs and copies, without waiting for the device.
-
-        after: given if the calling thread is not the engine's, whose queue then does not wait.
-        """
+        """Queue all packs and copies. after: see `fill`; with it, the engine's queue does not wait."""
         engine = self.device.current()
         with self._sending:
             self._packing.after(engine.mark() if after is None else after)
@@ -228,11 +220,11 @@ def _arrived(chunk: _Coming) -> Digests:
 
 
 def _bring(coming: list[_Coming], fill: Fill) -> None:
-    """Publish each chunk when it has arrived; on a separate thread."""
+    """Publish each chunk when it has arrived, on a separate thread."""
     try:
         for chunk in coming:
             fill.add(_arrived(chunk))
-    except Exception:  # a device error; pullers learn of it from the fill
+    except Exception:  # a device error; closing the fill reports it to pullers
         logger.exception("KV did not arrive from the device")
     finally:
         fill.close()
@@ -240,10 +232,10 @@ def _bring(coming: list[_Coming], fill: Fill) -> None:
 
 @dataclass
 class _Lane:
-    """Hold a queue and room for a chunk, used by one pull at a time.
+    """A queue and memory for a chunk, used by one pull at a time.
 
-    All of it is made once: each call into torch releases the GIL, and must wait for a busy engine's thread to
-    get it back.
+    They are allocated once, because each call into torch releases the GIL and then waits for a busy engine
+    thread to get it back.
     """
 
     cache: DeviceBlockCache
@@ -259,12 +251,12 @@ class _Lane:
             self.digests = torch.empty(chunk, dtype=torch.int64, device=on)
         self.ids_host = device.pinned((chunk,), torch.int64)
         self.digests_host = device.pinned((chunk,), torch.int64)
-        self.host: torch.Tensor | None = None  # pinned, for records that are not; made on first use
+        self.host: torch.Tensor | None = None  # pinned copy of unpinned records; allocated on first use
 
 
 @dataclass(frozen=True)
 class _Landed:
-    """Track a queued chunk of a load: its digests are compared when the device is done."""
+    """A queued chunk of a load, whose digests are compared when the device is done."""
 
     first_block: int
     saved: Digests
@@ -303,7 +295,7 @@ class _DeviceLanding(Landing):
         self._cache.give_back(lane)
 
     def _queue(self, lane: _Lane, part: Part, records: Bytes, saved: Digests) -> bool:
-        """Queue a chunk. Return whether the device reads it in place: then it must stay."""
+        """Queue a chunk. Return whether the device reads `records` in place, so that they must stay."""
         count, device = len(records), self._cache.device
         parts = device.pinned_parts(records)
         lane.ids_host.numpy()[:count] = wanted(part.block_ids)
@@ -319,7 +311,7 @@ class _DeviceLanding(Landing):
                 target.copy_(lane.host[:count], non_blocking=True)
             for start, stop in parts:
                 memory = (ctypes.c_uint8 * (stop - start)).from_address(records.ctypes.data + start)
-                source = torch.frombuffer(memory, dtype=torch.uint8)  # works for read-only memory, too
+                source = torch.frombuffer(memory, dtype=torch.uint8)  # also works for read-only memory
                 target.view(-1)[start:stop].copy_(source, non_blocking=True)
             kv_pack.unpack(self._tables[part.group], target, ids, found)
             lane.digests_host[:count].copy_(found, non_blocking=True)

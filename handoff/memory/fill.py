@@ -1,8 +1,4 @@
-"""The writing side of a save's memory: records arrive in order, at once or while the save can be pulled.
-
-A prompt computed in several steps is saved by one `Fill` per step, and a save with a window of slots by one
-per part of the window.
-"""
+"""The writer of a save's records."""
 
 from __future__ import annotations
 
@@ -14,19 +10,16 @@ from baton.handoff.records import Digests
 
 
 class Fill:
-    """Write records of one save, from one thread at a time; call `close` last, and once.
+    """Write consecutive records of a save, which may already be pulled. Call `close` last, and once.
 
-    The memory stays the save's until `close`, even if its lease ends.
+    There is one Fill per prefill step, or per part of a window. The memory is not reused before `close`, even
+    if the lease ends.
     """
 
     def __init__(
         self, view: SaveView, seed: int, closed: Callable[[bool], None], first: int, stop: int
     ) -> None:
-        """Start writing the records from `first` to `stop`.
-
-        view: where to write them; seed: of their digests; closed: called by `close`, with whether all were
-        written.
-        """
+        """Write records `first` to `stop`. closed: called by `close` with whether all were written."""
         self.view = view
         self._seed = seed
         self._closed = closed
@@ -34,12 +27,12 @@ class Fill:
         self._stop = stop
 
     def add(self, own: Digests) -> None:
-        """Publish the next len(own) records, which have been written. own: their digests without a seed."""
+        """Publish the next records, which are written. own: their unseeded digests."""
         self.view.arrived(self._whole, digests.seeded(own, self._seed, self._whole))
         self._whole += len(own)
 
     def close(self) -> None:
-        """Finish writing; readers of records that never arrived get an error."""
+        """End writing. Readers of missing records get an error."""
         complete = self._whole == self._stop
         if not complete:
             self.view.fail()

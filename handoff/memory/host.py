@@ -18,23 +18,21 @@ from baton.handoff.records import Bytes, Digests
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import KVTable
 
-# Records are digested and then copied: in pieces of this size the second pass finds them in the L2 cache.
+# Records are digested and then copied, in pieces that stay in the L2 cache.
 _CACHED_BYTES = 512 << 10
 
 
 class HostBlockCache(BlockCache):
-    """Cache in host memory: all work is done on the calling thread, on return. Any thread may call."""
+    """A cache in host memory. All work is done on the calling thread. Thread-safe."""
 
     def __init__(
         self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...], division: Division = UNDIVIDED
     ) -> None:
         super().__init__(layers, tables, division)
-        self.gather(
-            0, (), np.empty((0, self.record_bytes), np.uint8)
-        )  # compiles, so that no save has to wait for that
+        self.gather(0, (), np.empty((0, self.record_bytes), np.uint8))  # compile now, not in the first save
 
     def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
-        del after  # a step has written everything when it ends
+        del after  # a step has ended when it returns
         try:
             for part in parts:
                 for start, stop in fill.view.pieces(part.first, part.stop, len(part.block_ids)):
@@ -51,16 +49,16 @@ class HostBlockCache(BlockCache):
     def scatter(
         self, group: int, records: Bytes, block_ids: Sequence[int], table: KVTable | None = None
     ) -> None:
-        """Write records to cache blocks of a group, except NULL_BLOCK. table: layout of the records."""
+        """Write records to blocks of a group, except NULL_BLOCK. table: layout of the records."""
         kv_pack.unpack(table or self._tables[group], records, wanted(block_ids), None)
 
     def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
-        del after  # the engine's steps end before the next begins
+        del after
         return _HostLanding(self, what, seed, self._tables_of(share))
 
 
 class _HostLanding(Landing):
-    """Check first, then copy: nothing of a broken chunk reaches the cache."""
+    """Check first, then copy, so that a corrupt chunk never reaches the cache."""
 
     def __init__(self, cache: HostBlockCache, what: str, seed: int, tables: Tables) -> None:
         super().__init__(what, seed, tables)

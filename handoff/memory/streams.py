@@ -1,7 +1,6 @@
-"""An accelerator as a device cache needs it: queues of work, marks in them, pinned memory.
+"""What a device cache needs of an accelerator: queues of work, marks in them, pinned memory.
 
-`Inline` stands for a device without queues, the CPU: all work is done at once. It lets the code for
-accelerators run, and be tested, without one.
+`Inline` does all work at once, on the CPU, so that the code for accelerators can be tested without one.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _READ_ONLY = 8  # cudaHostRegisterReadOnly
 
 
 class Mark(Protocol):
-    """A place in a queue."""
+    """A position in a queue."""
 
     def synchronize(self) -> None:
-        """Wait until the work before it is done; other threads run meanwhile."""
+        """Wait, without the GIL, until the work before it is done."""
 
 
 class Queue(Protocol):
@@ -36,42 +35,42 @@ class Queue(Protocol):
         """Return a context in which work is queued here."""
 
     def after(self, mark: Mark) -> None:
-        """Make all work queued from now on wait for the mark; the caller does not wait."""
+        """Make later work wait for the mark. Does not block."""
 
     def mark(self) -> Mark:
-        """Return a mark behind the work queued so far."""
+        """Return a mark after the work queued so far."""
 
 
 class Device(Protocol):
-    """The device on which a cache lies."""
+    """The device that holds a cache."""
 
     def queue(self) -> Queue:
         """Return a new queue."""
 
     def current(self) -> Queue:
-        """Return the queue that the calling thread uses: on the engine's thread, the engine's."""
+        """Return the calling thread's queue; on the engine's thread, the engine's."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return host memory that the device reads and writes by itself."""
+        """Allocate pinned host memory."""
 
     def pin(self, memory: Bytes) -> bool:
-        """Pin existing host memory for as long as it is mapped. Return whether that succeeded."""
+        """Pin existing host memory. Return whether that succeeded."""
 
     def unpin(self, address: int) -> None:
-        """Undo `pin`. Call it before the memory at this address is unmapped."""
+        """Undo `pin`, before the memory is unmapped."""
 
     def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
-        """Return (start, stop) of the bytes that one copy may span; empty unless all of it was pinned."""
+        """Return (start, stop) of the bytes that one copy may span; empty unless all are pinned."""
 
 
 class Pins:
-    """Track pinned host memory by address. No copy may span two of its pieces."""
+    """The pinned pieces of host memory. No copy may span two of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._stops: list[int] = []
-        self._gone: deque[int] = deque()  # starts; a finalizer adds them, on a thread that may hold the lock
+        self._gone: deque[int] = deque()  # starts, added by finalizers, whose thread may hold the lock
 
     def add(self, start: int, stop: int) -> None:
         with self._lock:
@@ -89,7 +88,7 @@ class Pins:
             del self._starts[at], self._stops[at]
 
     def parts(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the pinned pieces of [start, stop) as offsets from start, or [] if they leave a gap."""
+        """Return the pinned pieces of [start, stop) as offsets from start; [] if there is a gap."""
         found, at = [], start
         with self._lock:
             self._forget()
@@ -107,7 +106,6 @@ class Pins:
 
 
 def of(device: torch.device) -> Device:
-    """Return the queues of a torch device."""
     return Cuda(device) if device.type == "cuda" else Inline()
 
 
@@ -129,9 +127,9 @@ class Cuda:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def pin(self, memory: Bytes) -> bool:
-        """Register the memory. If that fails, copies are slower but still correct."""
+        # after a failure, copies are slower but still correct
         flags = 0 if memory.flags.writeable else _READ_ONLY
-        with torch.cuda.device(self._device):  # a new thread uses the first device, not its rank's
+        with torch.cuda.device(self._device):  # new threads start with the first device, not the rank's
             status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, flags))
         if status != 0:
             self._forget_error()
@@ -151,7 +149,7 @@ class Cuda:
         return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
 
     def _forget_error(self) -> None:
-        """Clear the error that a failed call leaves: otherwise the thread's next launch raises it."""
+        """Clear a failed call's error, which the thread's next launch would raise."""
         with suppress(RuntimeError):
             torch.ones(1, device=self._device)
 
@@ -168,14 +166,14 @@ class _Stream:
         self._stream.wait_event(mark)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event(blocking=True)  # otherwise each wait keeps a core busy
+        event = torch.cuda.Event(blocking=True)  # waits sleep instead of keeping a core busy
         event.record(self._stream)
         mark: Mark = event
         return mark
 
 
 class Inline:
-    """Do all work at once, as a device without queues."""
+    """A device without queues, which does all work at once."""
 
     def __init__(self) -> None:
         self._pins = Pins()
@@ -201,8 +199,6 @@ class Inline:
 
 
 class _Done:
-    """An empty queue, and a mark in it."""
-
     def use(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

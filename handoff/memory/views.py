@@ -3,16 +3,15 @@
     header 0, header 1, ... | padding to a page | record 0, record 1, ...
                                                 ^ Shard.offset
 
-A slot is a header and its record. A save has one slot for each block, in the order of the blocks; or a window
-of fewer, in which record r lies in slot r % slots, after record r - slots was taken. As headers stand apart,
-the records of neighbouring slots are contiguous.
+A slot is a header and its record. A save has one slot per block, in order, or a window of fewer slots, in
+which record r is in slot r % slots once record r - slots was taken. Headers are stored apart, so the records
+of neighbouring slots are contiguous.
 
-A header holds its slot's ticket, state and digest. The ticket is the save's own number (tickets.py), written
-at publication and wiped before another save gets the slot. The state is a single word, written atomically:
-the record's number, and whether it is coming, whole or failed. A reader in another process that finds the
-same ticket and number before and after its copy knows that the bytes did not change meanwhile (the idea of a
-sequence lock). The first records can be read while the rest of an accelerator's KV is still being copied to
-the host, so that one chunk is sent while the next is packed.
+A header has its slot's ticket, state and digest. The ticket is the save's number (tickets.py), written at
+publication and wiped before another save gets the slot. The state is one word, written atomically: the
+record's number, and whether it is coming, whole or failed. If a reader in another process finds the same
+ticket and number before and after its copy, the bytes did not change in between (the idea of a sequence
+lock). The first records can be read while an accelerator still copies the rest to the host.
 """
 
 from __future__ import annotations
@@ -33,18 +32,17 @@ _WORDS = HEADER_BYTES // 8
 _TICKET, _STATE, _DIGEST = range(3)
 _COMING, _WHOLE, _FAILED = range(3)  # the low bits of a state; the record's number is above them
 _NUMBER, _KIND = np.uint64(2), np.uint64(3)  # shift, mask
-# Intervals between looks for a record. A chunk of 4 MiB takes about as long to arrive from a device as the
-# shortest one; a step of a prompt still being computed takes some hundred times that, so the first look comes
-# after a part of the last wait. Each look wakes a thread beside the engine's, which cost a decode worker on
-# one core a tenth of it.
+# Polling intervals of a waiting reader. A 4 MiB chunk takes about the shortest interval to arrive from a
+# device, a prefill step some hundred times that; so the first interval is a fraction of the last wait.
+# Polling too often cost a decode worker on one core a tenth of that core.
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.25, 0.002
-_LOOK_PART = 0.125  # fraction of the last wait
+_LOOK_PART = 0.125  # of the last wait
 
-Run = tuple[int, int]  # neighbouring slots: the first one, and how many
+Run = tuple[int, int]  # neighbouring slots: first, count
 
 
 def records_at(slots: int) -> int:
-    """Return the offset of the first record in a segment of `slots` slots, in bytes."""
+    """Return the offset of the first record in a segment of `slots` slots."""
     return -(-slots * HEADER_BYTES // PAGE) * PAGE
 
 
@@ -62,7 +60,7 @@ def slots_in(size: int, record_bytes: int) -> int:
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """Return the same slots in as few runs as possible."""
+    """Merge adjacent runs."""
     found: list[Run] = []
     for first, count in runs:
         if found and sum(found[-1]) == first:
@@ -73,7 +71,7 @@ def joined(runs: Sequence[Run]) -> list[Run]:
 
 
 def are_inside(runs: Sequence[Run], size: int, offset: int, record_bytes: int) -> bool:
-    """Return whether these slots can lie in memory of `size` bytes, whose records begin at `offset`."""
+    """Return whether these slots fit into `size` bytes whose records begin at `offset`."""
     last = max((first + count for first, count in runs), default=0)
     return (
         bool(runs)
@@ -85,10 +83,10 @@ def are_inside(runs: Sequence[Run], size: int, offset: int, record_bytes: int) -
 
 
 class SavePlan:
-    """Locate one save's headers and records in its segment, by block number."""
+    """The offsets of one save's headers and records in its segment, by block number."""
 
     def __init__(self, offset: int, record_bytes: int, runs: Sequence[Run]) -> None:
-        """Take `offset`, that of the segment's first record, and `runs`, the save's slots."""
+        """offset: of the segment's first record; runs: the save's slots."""
         self._offset = offset
         self._record_bytes = record_bytes
         firsts, counts = np.array(runs, np.int64).T
@@ -98,11 +96,10 @@ class SavePlan:
 
     @property
     def slots(self) -> int:
-        """Slots of the save: one for each record, or fewer."""
         return len(self._slots)
 
     def pieces(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of parts of at most `most` blocks whose records are contiguous."""
+        """Yield (start, stop) of pieces with contiguous records, of at most `most` blocks each."""
         while first < stop:
             lap = first - first % self.slots
             end = lap + self._ends[bisect.bisect(self._ends, first - lap)]
@@ -111,16 +108,15 @@ class SavePlan:
             first = last
 
     def headers_of(self, first: int, stop: int) -> tuple[int, int]:
-        """Return the offset and size, in bytes, of a piece's headers."""
+        """Return the offset and size of a piece's headers, in bytes."""
         return int(self._slots[first % self.slots]) * HEADER_BYTES, (stop - first) * HEADER_BYTES
 
     def records_of(self, first: int, stop: int) -> tuple[int, int]:
-        """Return the offset and size, in bytes, of the records of a piece or of a part of one."""
+        """Return the offset and size of the records of (part of) a piece, in bytes."""
         start = self._offset + int(self._slots[first % self.slots]) * self._record_bytes
         return start, (stop - first) * self._record_bytes
 
     def _at(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the slots of blocks `first` to `stop`."""
         if stop <= self.slots:
             return self._slots[first:stop]
         found: npt.NDArray[np.int64] = self._slots[np.arange(first, stop) % self.slots]
@@ -128,15 +124,12 @@ class SavePlan:
 
 
 def are_signed(headers: Digests, ticket: int) -> bool:
-    """Return whether the ticket is on all of these headers, [n, HEADER_BYTES / 8]."""
+    """Return whether all of these headers, [n, HEADER_BYTES / 8], have the ticket."""
     return bool((headers[:, _TICKET] == ticket).all())
 
 
 def whole_ones(headers: Digests, first: int, what: str) -> int:
-    """Return how many records from `first` on are readable, by their headers.
-
-    Raises SaveFailed if one of them will never arrive.
-    """
+    """Return how many records from `first` on can be read. Raises SaveFailed if one failed."""
     states = headers[:, _STATE]
     if (states & _KIND == _FAILED).any():
         raise SaveFailed(f"{what}: the source could not save it all")
@@ -145,18 +138,14 @@ def whole_ones(headers: Digests, first: int, what: str) -> int:
 
 
 def digests_in(headers: Digests) -> Digests:
-    """Return a copy of the digests in these headers: [n]."""
     return headers[:, _DIGEST].copy()
 
 
 class SaveView(SavePlan):
-    """Read one save's headers and records, and let their owner write them.
-
-    Reading and writing take no lock: one process writes, each number atomically.
-    """
+    """Access to one save's headers and records. No lock is needed: one process writes, word by word."""
 
     def __init__(self, memory: Bytes, offset: int, record_bytes: int, runs: Sequence[Run]) -> None:
-        """Take `memory`, a segment, `offset`, that of its first record, and `runs`, the save's slots."""
+        """memory: a segment; offset: of its first record; runs: the save's slots."""
         super().__init__(offset, record_bytes, runs)
         self._memory = memory
         self._waited_s = 0.0  # duration of the last wait for a record
@@ -169,16 +158,16 @@ class SaveView(SavePlan):
         self._headers[self._slots, _TICKET] = ticket
 
     def holds(self, ticket: int, first: int, stop: int) -> bool:
-        """Return whether the ticket is on all slots of blocks `first` to `stop`."""
+        """Return whether all slots of blocks `first` to `stop` have the ticket."""
         return are_signed(self._headers[self._at(first, min(stop, first + self.slots))], ticket)
 
     def lends(self, ticket: int, first: int, stop: int) -> bool:
-        """Return whether these slots hold the whole records of blocks `first` to `stop`, under the ticket."""
+        """Return whether the ticket's blocks `first` to `stop` are all readable."""
         states = self._headers[self._at(first, stop), _STATE]
         return self.holds(ticket, first, stop) and bool((states == _states(first, stop, _WHOLE)).all())
 
     def expect(self, first: int = 0, stop: int | None = None) -> None:
-        """Mark records as coming, by default as many as there are slots."""
+        """Mark records as coming; by default one per slot."""
         stop = first + self.slots if stop is None else stop
         self._headers[self._at(first, stop), _STATE] = _states(first, stop, _COMING)
 
@@ -189,12 +178,12 @@ class SaveView(SavePlan):
         self._headers[slots, _STATE] = _states(first, first + len(own), _WHOLE)
 
     def is_whole(self, record: int) -> bool:
-        """Return whether a record is in its slot and complete."""
+        """Return whether a record can be read."""
         state = self._headers[self._at(record, record + 1), _STATE]
         return bool(state[0] == _states(record, record + 1, _WHOLE)[0])
 
     def fail(self) -> None:
-        """Mark the records that did not arrive as failed: they never will."""
+        """Mark all coming records as failed."""
         states = self._headers[self._slots, _STATE]
         coming = states & _KIND == _COMING
         self._headers[self._slots[coming], _STATE] = states[coming] | np.uint64(_FAILED)
@@ -205,18 +194,18 @@ class SaveView(SavePlan):
         return int((self._headers[self._slots, _STATE] & _KIND == _WHOLE).sum())
 
     def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> int:
-        """Wait until the record of block `first` is whole. Return the end of the whole ones, at most `stop`.
+        """Wait until record `first` can be read. Return the end of the readable ones, at most `stop`.
 
-        check: called between looks, and may raise. Raises SaveFailed if it will never be whole, AlreadyTaken
-        if its slot has gone to a later one.
+        check: called between polls, and may raise. Raises SaveFailed, and AlreadyTaken if a later record has
+        the slot.
         """
         slots, began_s = self._at(first, stop), time.monotonic()
         look_s = min(_LOOK_MOST_S, max(_LOOK_S, _LOOK_PART * self._waited_s))
         wanted = _states(first, first + 1, _WHOLE)[0]
         while not (count := whole_ones(headers := self._headers[slots], first, what)):
             if headers[0, _STATE] > wanted:
-                check()  # raises if the slots are no longer this save's
-                raise AlreadyTaken(f"{what}: block {first} was taken before, and its slot was used again")
+                check()  # raises if another save has the slots
+                raise AlreadyTaken(f"{what}: block {first} was taken before, and its slot was reused")
             check()
             time.sleep(look_s)
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
@@ -224,17 +213,15 @@ class SaveView(SavePlan):
         return first + count
 
     def digests(self, first: int, stop: int) -> Digests:
-        """Return a copy of the digests of blocks `first` to `stop`: [stop - first]."""
         return digests_in(self._headers[self._at(first, stop)])
 
     # ---- records
 
     def records(self, first: int, stop: int) -> Bytes:
-        """Return the records of a piece or of a part of one: [stop - first, record_bytes] uint8."""
+        """Return the records of (part of) a piece: [stop - first, record_bytes] uint8."""
         start, size = self.records_of(first, stop)
         return self._memory[start : start + size].reshape(stop - first, self._record_bytes)
 
 
 def _states(first: int, stop: int, kind: int) -> Digests:
-    """Return the states of the records of blocks `first` to `stop`."""
     return np.arange(first, stop, dtype=np.uint64) << _NUMBER | np.uint64(kind)

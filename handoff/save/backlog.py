@@ -1,8 +1,8 @@
-"""Keep records of windowed saves that have no slot yet in the engine's blocks, until slots come free.
+"""The backlog: blocks of windowed saves that have no slot yet.
 
-A thread copies them as slots come free, whatever the engine does meanwhile, serving prompts in turn. The
-engine must not write to a block that waits here: before a step that may, `withhold` is called for preempted
-prompts, and the blocks of an ended request are freed when `copied` says so.
+A thread copies them from the engine's cache as slots come free, prompt by prompt in rotation. Until then the
+engine must not write to these blocks: `withhold` is called before a step that may overwrite those of
+preempted prompts, and an ended request's blocks are freed when `copied` returns it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
-# bytes copied per turn, so that other saves get theirs and a preemption waits for one turn only
-TURN_BYTES = 16 << 20
-_WITHHOLD_S = 30.0  # limit for a turn that has begun; a turn takes milliseconds
+TURN_BYTES = 16 << 20  # copied at a time: then it is another save's turn, and preemptions can proceed
+_WITHHOLD_S = 30.0  # limit for a turn, which takes milliseconds
 
 
 @dataclass(eq=False)
 class _Stream:
-    """Track one save. Invariant: `reached` is the place after what was copied and what waits."""
+    """One save. Invariant: `reached` is the place after all copied and waiting records."""
 
     entry: Entry
     waiting: deque[tuple[Part, Mark | None]] = field(default_factory=deque)
@@ -39,11 +38,11 @@ class _Stream:
     copying: bool = False
 
     def next_turn(self) -> tuple[Part, Mark | None] | None:
-        """Take the next records for which there is room; return None if there are none."""
+        """Take the next records that there is room for, if any."""
         entry, start = self.entry, self.entry.next
         most = windows.at_once(TURN_BYTES // entry.record_bytes, entry.slots, entry.num_blocks)
         room = min(entry.room, most)
-        while self.waiting and self.waiting[0][0].stop <= start:  # skip records that nobody wants
+        while self.waiting and self.waiting[0][0].stop <= start:  # skip unwanted records
             self.waiting.popleft()
         if self.copying or not self.waiting or room <= 0:
             return None
@@ -56,15 +55,14 @@ class _Stream:
 
 
 class Backlog:
-    """Hold the records of windowed saves that have no slot yet. Thread-safe."""
+    """See the module's docstring. Thread-safe."""
 
     def __init__(self, cache: BlockCache, staging: Staging) -> None:
-        """Start empty; `staging` reports room from now on."""
         self._cache = cache
         self._staging = staging
         self._streams: dict[Key, _Stream] = {}  # next turn first
-        self._leaving: set[Key] = set()  # ended requests whose blocks are kept for this
-        self.on_copied: Callable[[], object] = lambda: None  # called when blocks of one of these may be freed
+        self._leaving: set[Key] = set()  # ended requests whose blocks are still kept
+        self.on_copied: Callable[[], object] = lambda: None  # called when such blocks may be freed
         self._changed = threading.Condition()
         self._closed = False
         staging.on_room = self._look
@@ -72,9 +70,9 @@ class Backlog:
         self._thread.start()
 
     def add(self, entry: Entry, parts: Sequence[Part], mark: Mark | None) -> None:
-        """Queue further records of a published entry. mark: the step that wrote their blocks.
+        """Queue further records of a published entry. mark: set after the step that wrote their blocks.
 
-        Raises UnknownHandoff, LeaseExpired for an entry that has ended.
+        Raises UnknownHandoff or LeaseExpired if the entry has ended.
         """
         self._staging.check(entry)
         with self._changed:
@@ -93,9 +91,9 @@ class Backlog:
             return stream.reached if stream is not None and stream.entry is entry else entry.filled
 
     def withhold(self, keys: Iterable[Key]) -> None:
-        """Let go of the blocks of prompts that will be recomputed; on return nothing reads them.
+        """Drop the waiting blocks of prompts that will be recomputed; on return nothing reads them.
 
-        Raises HandoffError if a turn does not end: the engine must not go on, or KV would be wrong.
+        Raises HandoffError if a copy does not end: the engine must not continue, or wrong KV would be saved.
         """
         with self._changed:
             streams = [self._streams[key] for key in keys if key in self._streams]
@@ -108,12 +106,12 @@ class Backlog:
             raise HandoffError(f"KV of a preempted request is still being copied after {_WITHHOLD_S:g} s")
 
     def leave(self, keys: Iterable[Key]) -> None:
-        """Note that requests have ended whose blocks are kept until `copied` returns them."""
+        """Keep the blocks of these ended requests until `copied` returns them."""
         with self._changed:
             self._leaving.update(keys)
 
     def copied(self) -> list[Key]:
-        """Return the ended requests whose blocks nothing reads now, each once."""
+        """Return the ended requests whose blocks can be freed, each once."""
         with self._changed:
             self._drop_ended()
             done = [key for key in self._leaving if self._is_idle(key)]
@@ -123,7 +121,6 @@ class Backlog:
             return done
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -142,7 +139,6 @@ class Backlog:
         return stream is None or not (stream.waiting or stream.copying)
 
     def _drop_ended(self) -> None:
-        """Forget saves that nobody will pull."""
         for key, stream in list(self._streams.items()):
             if stream.entry.ended:
                 stream.waiting.clear()
@@ -163,14 +159,14 @@ class Backlog:
                 self._cache.fill((part,), fill, mark)
             except HandoffError as error:
                 logger.info("KV of request %r is not copied: %s", stream.entry.request_id, error)
-            except Exception:  # a device error; pullers learn of it from the fill
+            except Exception:  # a device error; closing the fill reports it to pullers
                 logger.exception("KV of request %r could not be copied", stream.entry.request_id)
             with self._changed:
                 stream.copying = False
             self._look()
 
     def _next(self) -> tuple[_Stream, Part, Mark | None] | None:
-        """Return the next turn; its save moves behind the others."""
+        """Return the next turn, and move its save to the end of the rotation."""
         for key, stream in self._streams.items():
             if not stream.entry.ended and (turn := stream.next_turn()) is not None:
                 self._streams[key] = self._streams.pop(key)

@@ -1,8 +1,7 @@
-"""The port from which pullers get records: it admits pullers with a session and has their requests answered.
+"""The server of the port for records: it admits pullers that have a session and dispatches their requests.
 
-One thread waits for new connections, for greetings, and for requests on idle connections. A request gets a
-thread of its own until it is answered. Everything is bounded: connections, those that have not greeted yet,
-threads, and the time for each.
+One thread waits for connections, greetings, and requests on idle connections. A request has a thread until it
+is answered. Connections, connections without a greeting, threads, and the time for each are bounded.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from baton.protos.handoff_pb2 import ConnectReply
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS = 256  # maximum; a further one closes the idlest
-STRANGERS = 32  # those that have not greeted yet
+CONNECTIONS = 256  # beyond this, the longest idle one is closed
+STRANGERS = 32  # maximum connections without a greeting
 GREETING_S = 5.0
 IDLE_S = 900.0  # a connection without a pull for this long is closed
-CALLS = 64  # running at once, each with a thread
+CALLS = 64  # maximum concurrent requests
 REST_S = 30.0  # a thread idle for this long ends
-_SESSIONS = 1024  # given out and not used yet
-_SESSION_S = 30.0
-_CUT_S = 2.0  # time for a call to notice that its connection was cut
-_DEAF_S = 1.0  # pause after accept failed
+_SESSIONS = 1024  # maximum unused sessions
+_SESSION_S = 30.0  # time to use a session
+_CUT_S = 2.0  # time for a request to notice that its connection was cut
+_DEAF_S = 1.0  # pause after a failed accept
 
 
 @dataclass(eq=False)
 class _Stranger:
-    """Hold a connection that has not greeted yet."""
+    """A connection without a greeting."""
 
     socket: socket.socket
     ends_s: float  # time.monotonic
@@ -49,25 +48,25 @@ class _Stranger:
 
 @dataclass(eq=False)
 class _Guest:
-    """Hold a connection that has greeted. A request may come on it at any time."""
+    """A connection after its greeting."""
 
     socket: socket.socket
     line: Line
-    ends_s: float = 0.0  # time.monotonic, while it waits for a request
+    ends_s: float = 0.0  # time.monotonic, while idle
 
 
 class Door:
-    """Own a rank's listening socket and its connections. Thread-safe."""
+    """A rank's listening socket and its connections. Thread-safe."""
 
     def __init__(self, host: str, port: int, answer: Callable[[Line], bool], *, sealed: bool) -> None:
-        """Listen at once; port 0 takes a free one.
+        """Listen; port 0 takes a free one. Raises OSError.
 
-        answer: called for each request, on a thread that it may keep; returns whether the connection can be
-        used again. sealed: give keys out. Raises OSError.
+        answer: called for each request, may block; returns whether the connection can be used again. sealed:
+        encrypt connections.
         """
         self._answer = answer
         self._sealed = sealed
-        # gRPC binds both families for either wildcard, and others dial the address that it listens on.
+        # as gRPC does, bind both families for either wildcard: pullers use the same address for both
         both = addresses.is_wildcard(host) and socket.has_dualstack_ipv6()
         self._listener = addresses.listen("::" if both else host, port)
         self._listener.setblocking(False)
@@ -95,7 +94,7 @@ class Door:
         self._thread.start()
 
     def invite(self) -> ConnectReply:
-        """Return what one puller needs to connect once, soon."""
+        """Return a session, with which a puller can connect once."""
         reply = ConnectReply(port=self.port, session=secrets.token_bytes(SESSION_BYTES))
         if self._sealed:
             from baton.security.sealing import new_key
@@ -108,7 +107,7 @@ class Door:
         return reply
 
     def close(self, grace_s: float) -> None:
-        """Stop; calls have `grace_s` to end. Idempotent."""
+        """Stop; running requests have `grace_s` to end. Idempotent."""
         with self._lock:
             self._closed = True
             self._called.notify_all()
@@ -161,7 +160,7 @@ class Door:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return
-        # out of descriptors or memory: the waiting connection would be seen again at once
+        # out of descriptors or memory: pause, or the waiting connection would wake this thread again at once
         except OSError as error:
             logger.warning("a connection for KV cannot be accepted: %s", error.strerror)
             self._selector.unregister(self._listener)
@@ -169,9 +168,9 @@ class Door:
             return
         connection.setblocking(False)
         stranger = _Stranger(connection, time.monotonic() + GREETING_S)
-        if len(self._strangers) >= STRANGERS:  # a puller greets within milliseconds: the oldest is not one
+        if len(self._strangers) >= STRANGERS:  # pullers greet within milliseconds, so the oldest is not one
             oldest = next(iter(self._strangers.values()))
-            self._refuse(oldest, f"{STRANGERS} others came that say nothing either")
+            self._refuse(oldest, f"{STRANGERS} newer connections have not sent a greeting either")
         if self._has_room():
             self._strangers[connection] = stranger
             self._selector.register(connection, selectors.EVENT_READ, stranger)
@@ -179,7 +178,7 @@ class Door:
             self._refuse(stranger, f"{CONNECTIONS} connections are in use: try again")
 
     def _has_room(self) -> bool:
-        """Make room for a connection, if the idlest one can go."""
+        """Return whether another connection fits, after closing an idle one if necessary."""
         if len(self._strangers) + len(self._idle) + len(self._running) < CONNECTIONS:
             return True
         if self._idle:
@@ -193,12 +192,12 @@ class Door:
                 self._greet(guest)
             else:
                 self._call(guest)
-        except Exception:  # drop the connection: a bug must not meet the same bytes again
+        except Exception:  # drop the connection, so that a bug does not meet the same bytes again
             self._drop(guest)
             raise
 
     def _greet(self, stranger: _Stranger) -> None:
-        """Read more of a greeting; once it is whole, requests may come."""
+        """Read more of a greeting; admit the connection when it is complete."""
         wanted = len(GREETING) + SESSION_BYTES - len(stranger.greeting)
         try:
             came = stranger.socket.recv(wanted)
@@ -211,7 +210,7 @@ class Door:
             self._drop(stranger)
         elif not stranger.greeting.startswith(GREETING[: len(stranger.greeting)]):
             self._refuse(
-                stranger, "KV is pulled here, by workers that asked the Handoff service for a session"
+                stranger, "this port serves KV to workers that have a session of the Handoff service"
             )
         elif len(came) == wanted:
             self._admit(stranger, bytes(stranger.greeting[len(GREETING) :]))
@@ -220,7 +219,7 @@ class Door:
         with self._lock:
             ends_s, invited = self._sessions.pop(session, (0.0, None))
         if invited is None or ends_s < time.monotonic():
-            self._refuse(stranger, "that session is over, or was never one of this rank's")
+            self._refuse(stranger, "the session has expired, or is not this rank's")
             return
         if self._sealed:
             from baton.security.sealing import Seal
@@ -234,12 +233,12 @@ class Door:
         self._rest(guest)
 
     def _rest(self, guest: _Guest) -> None:
-        """Wait for the next request of a registered connection."""
+        """Wait for the connection's next request."""
         guest.ends_s = time.monotonic() + IDLE_S
         self._idle[guest.socket] = guest
 
     def _call(self, guest: _Guest) -> None:
-        """Have a request answered, or notice that the puller has hung up."""
+        """Dispatch a request, or drop the connection if the puller has hung up."""
         if guest.line.peek() is None:
             self._drop(guest)
             return
@@ -256,7 +255,7 @@ class Door:
                 else:
                     keep_thread(self._work, "baton-kv-pull").start()
         if full:
-            self._refuse(guest, f"{CALLS} pulls run here already: try again")
+            self._refuse(guest, f"{CALLS} pulls are running already: try again")
 
     def _keep_answered(self) -> None:
         while self._answered:
@@ -272,7 +271,7 @@ class Door:
             self._refuse(guest, f"no pull for {IDLE_S:g} s")
 
     def _refuse(self, guest: _Stranger | _Guest, text: str) -> None:
-        """Hang up, giving a reason."""
+        """Hang up with a reason."""
         with contextlib.suppress(OSError):
             guest.socket.send(shut(text), socket.MSG_DONTWAIT)
             guest.socket.shutdown(socket.SHUT_WR)
@@ -287,7 +286,7 @@ class Door:
         guest.socket.close()
 
     def _rouse(self) -> None:
-        with contextlib.suppress(OSError):  # full, so it is awake anyway; or closed
+        with contextlib.suppress(OSError):  # full, so the thread is awake anyway; or closed
             self._wake.send(b"\0")
 
     # ---- the threads of calls
@@ -303,7 +302,7 @@ class Door:
                 self._over(guest, again=again)
 
     def _next_call(self) -> _Guest | None:
-        """Wait for a call; return None when the thread should end."""
+        """Wait for a request; return None when the thread should end."""
         with self._lock:
             while not self._calls:
                 if self._closed or not self._called.wait(REST_S):

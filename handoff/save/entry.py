@@ -1,4 +1,4 @@
-"""Describe one saved prompt of a rank: its slots, and how far they are filled and taken."""
+"""One saved prompt of a rank: its slots, and how far they are filled and taken."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ class Entry:
     num_blocks: int
     slots: int
     filled: int = 0  # records whose writing has begun
-    taken: int = 0  # records no longer needed here; stays 0 if each has a slot
-    wanted: int = 0  # place of the first record still wanted; those before it never need a slot
+    taken: int = 0  # records whose slots may be reused; always 0 without a window
+    wanted: int = 0  # records before this place need no slot
     published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
     expires_at: float = float("inf")  # the same
-    readers: int = 0  # pulls under way, and Fills
-    growing: bool = False  # its prompt is still being computed: further fills will come
+    readers: int = 0  # running pulls and open Fills
+    growing: bool = False  # the prompt is still being computed
     ended: bool = False
-    had_by: set[int] = field(default_factory=set, repr=False)  # readers, of several, that have released it
-    # reader -> (records taken, place from which it wants records).
-    taken_by: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
+    had_by: set[int] = field(default_factory=set, repr=False)  # ranks that have released it
+    taken_by: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # rank -> (taken, wanted)
 
     @property
     def key(self) -> Key:
@@ -38,7 +37,6 @@ class Entry:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one block's record."""
         return self.place.record_bytes
 
     @property
@@ -48,16 +46,16 @@ class Entry:
 
     @property
     def room(self) -> int:
-        """The number of further records that can be written now."""
+        """Number of further records that can be written now."""
         return min(self.num_blocks, max(self.taken, self.wanted) + self.slots) - self.next
 
     @property
     def next(self) -> int:
-        """The place of the next record to write."""
+        """Place of the next record to write."""
         return max(self.filled, self.wanted)
 
     def take(self, taken: int, wanted: int, reader: tuple[int, int]) -> None:
-        """Note what a reader has taken; what all readers have taken need not be kept."""
+        """Record what a rank has taken. Slots may be reused once all ranks have taken their records."""
         rank, readers = reader
         self.taken_by[rank] = taken, max(wanted, self.taken_by.get(rank, (0, 0))[1])
         if len(self.taken_by) >= readers:
@@ -66,5 +64,4 @@ class Entry:
 
     @functools.cached_property
     def view(self) -> SaveView:
-        """The entry's headers and records."""
         return self.place.view()

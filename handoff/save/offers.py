@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 def offers(
     staging: Staging, offering: Sequence[Transport], entry: Entry, rank: int, chunk_bytes: int
 ) -> dict[str, bytes]:
-    """Ask each transport for its offer of a published entry, by name.
+    """Return the transports' offers of a published entry, by name.
 
-    rank: whose staging this is; chunk_bytes: of records read at once by a transport that reads them.
+    rank: of this staging; chunk_bytes: size of the chunks that a transport reads.
     """
     saved = SavedShard(
         request_id=entry.request_id,
@@ -36,9 +36,9 @@ def offers(
             continue
         try:
             offer = transport.offer(saved)
-        except Exception:  # another package's bug: the other transports carry the KV all the same
+        except Exception:  # a bug in another package must not affect the other transports
             logger.exception(
-                "transport %r offers nothing of request %r",
+                "transport %r failed to offer request %r",
                 transport.name,
                 saved.request_id,
                 extra={"request_id": saved.request_id},
@@ -46,7 +46,7 @@ def offers(
             continue
         if offer is not None:
             found[transport.name] = offer
-    # it ended before all had offered: withdraw, as they would never hear of its end
+    # the entry may have ended before all transports had made their offers
     if staging.renew([entry.key]):
         transports.withdraw(offering, *entry.key)
     return found

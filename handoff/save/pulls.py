@@ -1,4 +1,4 @@
-"""Answer pulls over TCP at the saving rank, sending what staging holds as it becomes available."""
+"""Answer pulls over TCP, sending records as they become available."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from baton.handoff.frames import FAIL, MOST_RECORDS, PULL, RECORDS, WAIT, WAIT_S
 from baton.handoff.save.staging import Staging
 from baton.protos.handoff_pb2 import PullRequest
 
-GROWING = 16  # pulls waiting for prompts still being computed; each holds a thread for a while
-_REQUEST_S = 5.0  # time to receive a request that has begun to arrive
+GROWING = 16  # maximum early pulls; each holds a thread until the prompt is complete
+_REQUEST_S = 5.0  # time to receive a request
 _TOO_LONG = f"a pull may take {MAX_PULL_S:g} s at most"
 
 
 class Answers:
-    """Answer the pulls of one rank's saves. Thread-safe."""
+    """Answer pulls of one rank's saves. Thread-safe."""
 
     def __init__(self, staging: Staging, rank: int, chunk_bytes: int) -> None:
-        """Serve `staging`. chunk_bytes: maximum size of a frame, unless a single record is larger."""
         self._staging = staging
         self._rank = rank
         self._chunk_bytes = chunk_bytes
         self._growing = threading.BoundedSemaphore(GROWING)
 
     def answer(self, line: Line) -> bool:
-        """Answer the next request. Returns whether further ones can come; raises Broken."""
+        """Answer the next request. Returns whether the connection can be used again; raises Broken."""
         late_s = time.monotonic() + _REQUEST_S
 
         def in_time() -> None:
             if time.monotonic() > late_s:
-                raise Broken(f"a request was not here within {_REQUEST_S:g} s")
+                raise Broken(f"no complete request within {_REQUEST_S:g} s")
 
         frame = line.receive(in_time, _REQUEST_S)
         try:
             if frame.kind != PULL:
-                raise MalformedManifest(f"{frame.kind!r} came where a pull was expected")
+                raise MalformedManifest(f"expected a pull, received {frame.kind!r}")
             try:
                 request = PullRequest.FromString(frame.head)
             except DecodeError as error:
-                raise MalformedManifest(f"a pull that cannot be read: {error}") from None
+                raise MalformedManifest(f"the pull cannot be parsed: {error}") from None
             self._send(line, request)
         except PullCancelled:
             return False  # the other end is gone
@@ -55,7 +54,7 @@ class Answers:
 
     def _send(self, line: Line, request: PullRequest) -> None:
         if request.rank != self._rank:
-            raise MalformedManifest(f"this service is rank {self._rank}'s; rank {request.rank} is wanted")
+            raise MalformedManifest(f"this is rank {self._rank}; the pull is for rank {request.rank}")
         key = request.request_id, request.epoch
         self._staging.tickets.check(*key, request.ticket)
         look = _Watch(line)
@@ -71,14 +70,14 @@ class Answers:
 
     @contextlib.contextmanager
     def _room(self, request: PullRequest) -> Iterator[None]:
-        """Count a pull that will wait for a prompt's steps. Raises SourceBusy."""
+        """Count an early pull. Raises SourceBusy."""
         if not self._staging.is_growing(request.request_id, request.epoch):
             yield
             return
         if not self._growing.acquire(blocking=False):
             raise SourceBusy(
                 f"KV of request {request.request_id!r}: its prompt is not complete yet, and {GROWING} pulls"
-                " wait for such ones already"
+                " of incomplete prompts are running already"
             )
         try:
             yield
@@ -87,7 +86,7 @@ class Answers:
 
 
 class _Watch:
-    """Decide whether a pull goes on: it may hold its save and its thread for at most MAX_PULL_S."""
+    """End a pull that takes too long or whose puller is gone; send keepalives to a waiting puller."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -95,19 +94,15 @@ class _Watch:
         self._sent_s = time.monotonic()
 
     def sent(self) -> None:
-        """Note that the puller has heard something."""
         self._sent_s = time.monotonic()
 
     def sending(self) -> None:
-        """Raise Broken when it takes too long: in the middle of a frame nothing else can be said."""
+        """Raise Broken after MAX_PULL_S: in the middle of a frame, no error can be sent."""
         if time.monotonic() > self._ends_s:
             raise Broken(_TOO_LONG)
 
     def waiting(self) -> None:
-        """Raise PullTimeout when it takes too long, PullCancelled when nobody is waiting.
-
-        Tells the waiting puller that this rank is well.
-        """
+        """Raise PullTimeout after MAX_PULL_S, PullCancelled if the puller is gone."""
         if time.monotonic() > self._ends_s:
             raise PullTimeout(_TOO_LONG)
         if self._line.peek() is not False:

@@ -1,11 +1,11 @@
-"""Admit prompts to a prefill only if their KV will find room in staging.
+"""Admission of prompts by room in staging.
 
-A prompt prefilled without room would be prefilled once more by the decode worker, among the streams that it
-decodes. So it waits, for a short while; then its router learns that there is no room, and may try another
+If a prompt were prefilled without room to save its KV, the decode worker would have to prefill it again,
+while it decodes for others. So the prompt waits for a short while; after that, the router may try another
 worker.
 
-A prompt that would take most of staging gets a window of it instead, and may keep blocks of the engine's
-cache until they are pulled. These are bounded, too: other prompts go on in the other half of the cache.
+A prompt that would take most of staging gets a window instead, and keeps blocks of the engine's cache until
+they are pulled. Such prompts may keep half of the cache.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from collections.abc import Mapping
 
 from baton.handoff import windows
 
-KEPT_SHARE = 2  # 1/n of the engine's cache that such prompts may keep; a single one may keep more
-WAIT_S = 3.0  # enough for some pulls of long prompts; after it, the router may choose another worker
+KEPT_SHARE = 2  # windowed prompts may keep 1/n of the engine's cache; a single one may keep more
+WAIT_S = 3.0  # enough for a few pulls of long prompts
 
 
 class SaveRoom:
-    """Track staging's room for the scheduler's side. Used on the engine's thread.
+    """Staging's room, as the scheduler's side accounts for it. Used on the engine's thread.
 
     Invariant: a request is promised room, waits for it, or is unknown.
     """
 
     def __init__(self, cache_blocks: int, wait_s: float = WAIT_S) -> None:
-        """Start without ranks. cache_blocks: size of the engine's cache."""
-        self.windows = True  # whether the ranks' transports move saves with fewer slots than records
+        """cache_blocks: size of the engine's cache."""
+        self.windows = True  # whether all ranks have a transport that supports windows
         self._keepable = cache_blocks // KEPT_SHARE
         self._keeping: dict[str, int] = {}  # request id -> blocks beyond the window, until `freed`
         self._wait_s = wait_s
         self._staging: Mapping[int, tuple[int, int]] = {}  # rank -> (free blocks, all blocks)
         self._promised: dict[str, int] = {}  # request id -> slots
-        self._waiting: dict[str, tuple[int, float]] = {}  # slots, deadline; first come, first served
+        self._waiting: dict[str, tuple[int, float]] = {}  # request id -> (slots, deadline), FIFO
         self._overdue: list[str] = []
 
     def hear(self, staging: Mapping[int, tuple[int, int]]) -> None:
-        """Take the ranks' reports after a step: free and total blocks, by rank."""
+        """Update from the ranks' reports: free and total blocks, by rank."""
         self._staging = {**self._staging, **staging}
 
     def slots(self, blocks: int) -> int:
-        """Return how many slots a save of `blocks` blocks gets: one for each, or a window."""
+        """Return how many slots a save of `blocks` blocks gets."""
         capacity = min((capacity for _, capacity in self._staging.values()), default=0)
         return windows.slots_for(blocks, capacity) if self.windows and capacity else blocks
 
     def admits(self, request_id: str, blocks: int, slots: int) -> bool:
         """Return whether a request that will save `blocks` blocks in `slots` slots may be prefilled now.
 
-        A request that has waited for too long may, too: `take_overdue` names it first.
+        A request that waited too long is returned by `take_overdue`; asked again, it is admitted.
         """
         if request_id in self._promised:
             return True
@@ -67,28 +67,26 @@ class SaveRoom:
         return False
 
     def promised(self, request_id: str) -> bool:
-        """Return whether room is promised for everything that the request will save."""
+        """Return whether a request has a promise that it has not used yet."""
         return self._promised.get(request_id, 0) > 0
 
     def kept(self, request_id: str) -> None:
-        """Note that a promised request already took its room, so that it no longer counts as free."""
+        """Record that a request has allocated its slots, so that the promise no longer counts."""
         if request_id in self._promised:
             self._promised[request_id] = 0
 
     def take_overdue(self) -> list[str]:
-        """Return the requests that have waited for too long, each once."""
+        """Return the requests that waited too long, each once."""
         overdue, self._overdue = self._overdue, []
         return overdue
 
     def forget(self, request_id: str) -> None:
-        """Drop a request that is saved, or over."""
         self._promised.pop(request_id, None)
         self._waiting.pop(request_id, None)
         if request_id in self._overdue:
             self._overdue.remove(request_id)
 
     def freed(self, request_id: str) -> None:
-        """Note that the engine's blocks of a request are no longer kept."""
         self._keeping.pop(request_id, None)
 
     def _may_keep(self, blocks: int) -> bool:
@@ -98,7 +96,7 @@ class SaveRoom:
         free = min((free for free, _ in self._staging.values()), default=slots)
         capacity = min((capacity for _, capacity in self._staging.values()), default=slots)
         if slots > capacity:
-            return True  # it will never fit here: the decode worker prefills it
+            return True  # it never fits: the save fails, and the decode worker prefills it again
         ahead = 0
         for other, (others, _) in self._waiting.items():
             if other == request_id:

@@ -1,8 +1,8 @@
-"""Save a rank's blocks of every layer into staging, digesting them on the way.
+"""Save a rank's blocks into staging.
 
-A prompt computed in several steps is saved step by step, into one entry: its first records can be pulled
-while the others are computed. If the entry has a slot for each record, a step's records are copied when it
-ends; if it has a window of fewer, they wait in the engine's blocks (backlog.py).
+A prompt computed in several steps is saved step by step into one entry, and can be pulled in the meantime. If
+the entry has a slot for each record, a step's records are copied at its end; with a window, they go through
+the backlog (backlog.py).
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from baton.protos.handoff_pb2 import Shard
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Order to keep these blocks, in this order, for whoever pulls attempt `epoch` at the request."""
+    """Save these blocks of an attempt."""
 
     request_id: str
     epoch: int
     parts: tuple[Part, ...]
-    # For a prompt computed in several steps: its total records, and whether these are the last ones.
-    whole: int | None = None
-    last: bool = True
-    slots: int | None = None  # size of the window; one for each record by default
+    whole: int | None = None  # total records, if the prompt takes several steps
+    last: bool = True  # whether these are the last records
+    slots: int | None = None  # size of the window; default: one slot per record
 
     @property
     def key(self) -> Key:
@@ -41,13 +40,13 @@ class SaveJob:
 
     @property
     def num_records(self) -> int:
-        """The records of the whole save."""
+        """Total records of the save."""
         return sum(len(part.block_ids) for part in self.parts) if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)
 class _Growing:
-    """Track a prompt still being computed: the entry of its records so far, or why there is none."""
+    """The save of a prompt still being computed."""
 
     entry: Entry | None = None
     shard: bytes = b""  # serialized handoff.Shard
@@ -55,7 +54,7 @@ class _Growing:
 
 
 class Saver:
-    """Save for a rank. Called on the engine's thread after the step that wrote the blocks."""
+    """A rank's saves. Called on the engine's thread."""
 
     def __init__(
         self,
@@ -67,10 +66,7 @@ class Saver:
         address: str,
         chunk_bytes: int,
     ) -> None:
-        """Save to `staging`.
-
-        address: host:port of this rank's Handoff service; chunk_bytes: of records read at once.
-        """
+        """address: host:port of this rank's Handoff service; chunk_bytes: see `offers`."""
         self._cache = cache
         self._staging = staging
         self._transports = transports
@@ -81,11 +77,10 @@ class Saver:
         self.backlog = Backlog(cache, staging)
 
     def save(self, job: SaveJob) -> ShardSave | None:
-        """Save the job's blocks and offer them over each transport. Blocks saved before are left out.
+        """Save the job's blocks after the step that wrote them, except those already saved.
 
-        The engine may reuse the blocks on return; those of a windowed save when the backlog says so. Returns
-        None for a part between the first and the last. Never raises HandoffError: a failed save is a problem
-        to report, with the last part, and not the end of a step.
+        On return the engine may reuse the blocks, unless the save has a window (see Backlog). Returns a
+        report for the first and the last part. A failed save is reported with the last part and never raises.
         """
         start = time.monotonic()
         before = self._growing.pop(job.key, None)
@@ -107,15 +102,15 @@ class Saver:
         )
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """End the saves of prompts that are not computed any further."""
+        """End the unfinished saves of these attempts."""
         for key in keys:
             if self._growing.pop(key, None) is not None:
                 self._staging.release(*key)
 
     def withhold(self, keys: Iterable[Key]) -> None:
-        """Let go of the blocks of preempted requests.
+        """Stop reading the blocks of preempted requests.
 
-        A request whose prompt was complete will not be recomputed, so its save would never finish: it ends.
+        A request whose prompt was complete is not recomputed, so its save could never finish and is released.
         """
         keys = list(keys)
         self.backlog.withhold(keys)
@@ -124,7 +119,6 @@ class Saver:
                 self._staging.release(*key)
 
     def _grow(self, job: SaveJob, before: _Growing) -> _Growing:
-        """Save the job's part, if nothing has failed so far."""
         if before.problem is not None:
             return before
         try:
@@ -135,10 +129,7 @@ class Saver:
         return _Growing(entry, before.shard or self._shard(entry).SerializeToString())
 
     def _stage(self, job: SaveJob, entry: Entry | None) -> Entry:
-        """Write the job's records; publish a new entry.
-
-        From then on it can be pulled, though the last of it may still be arriving.
-        """
+        """Write the job's records, into a new entry if needed. Copies may still be under way on return."""
         if entry is not None:
             self._fill(job, entry)
         else:
@@ -176,5 +167,4 @@ class Saver:
         )
 
     def close(self) -> None:
-        """End the backlog's thread. Idempotent."""
         self.backlog.close()

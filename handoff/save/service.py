@@ -1,7 +1,7 @@
-"""A rank's Handoff service: connections for pulls, releases, renewals, and acknowledgements.
+"""A rank's Handoff service.
 
-Its calls are gRPC. Records go over TCP connections (door.py, pulls.py), which a puller obtains by a call: so
-gRPC's certificates and the table of roles decide who gets one.
+Its calls are gRPC. Records go over TCP connections (door.py, pulls.py), for which a puller gets a session by
+a gRPC call, so certificates and the table of roles apply to both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from baton.protos.handoff_pb2_grpc import HandoffServicer, add_HandoffServicer_t
 logger = logging.getLogger(__name__)
 
 _THREADS = 8
-_MAX_CALLS = 128  # running and queued; further calls are refused at once
+_MAX_CALLS = 128  # running and queued; further calls are refused
 _CODES: dict[type[HandoffError], grpc.StatusCode] = {
     MalformedManifest: grpc.StatusCode.FAILED_PRECONDITION,
     WrongTicket: grpc.StatusCode.PERMISSION_DENIED,
@@ -36,7 +36,7 @@ Context = grpc.ServicerContext
 
 
 class HandoffService(HandoffServicer):
-    """Run the gRPC server of one rank, on its own threads, and the door through which records go."""
+    """One rank's gRPC server and its port for records."""
 
     def __init__(
         self,
@@ -48,10 +48,9 @@ class HandoffService(HandoffServicer):
         *,
         trials: Trials | None = None,
     ) -> None:
-        """Listen on `listen` (host:port; port 0 takes free ones) and on the port after it at once.
+        """Listen on `listen` (host:port; port 0 takes free ports) and on the next port. Raises HandoffError.
 
-        advertise: the host under which others find the service; that of `listen` if empty. trials: this
-        rank's; without them, none are made here. Raises HandoffError when the service cannot listen.
+        advertise: host that others dial, by default that of `listen`; trials: None refuses trials.
         """
         self._staging = staging
         self._trials = trials
@@ -70,18 +69,17 @@ class HandoffService(HandoffServicer):
             self._door.close(0)
             raise _cannot_listen(listen)
         self.door_port = self._door.port
-        self.address = addresses.join(advertise or host, port)  # others dial this
+        self.address = addresses.join(advertise or host, port)  # for other machines
         self.local_address = addresses.from_here(addresses.join(host, port))
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:
-        """Stop; pulls under way have `grace_s` to end. Idempotent."""
+        """Stop; running pulls have `grace_s` to end. Idempotent."""
         stopped = self._server.stop(grace_s)
         self._door.close(grace_s)
         stopped.wait(grace_s + 1)
 
     def Connect(self, request: pb.ConnectRequest, context: Context) -> pb.ConnectReply:
-        """Let the caller make a connection for pulls."""
         del request, context
         return self._door.invite()
 
@@ -142,13 +140,13 @@ class HandoffService(HandoffServicer):
 
     def _tried(self, context: Context) -> Trials:
         if self._trials is None:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no trials are made here")
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "this service makes no trials")
             raise AssertionError("abort raises")
         return self._trials
 
 
 def _fail(context: Context, error: HandoffError) -> NoReturn:
-    """End the call with the error; its name goes with the text, so that the caller can raise the same."""
+    """Abort the call with the error's text and name, from which the caller can raise the same error."""
     context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.NOT_FOUND)
     context.abort(code, str(error))
@@ -156,6 +154,6 @@ def _fail(context: Context, error: HandoffError) -> NoReturn:
 
 def _cannot_listen(listen: str) -> HandoffError:
     return HandoffError(
-        f"cannot serve KV on {listen}: the port is taken or the host is not this one; set handoff.host to an"
-        " address of this machine and handoff.port to a port that is free, as the one after it, or to 0"
+        f"cannot serve KV on {listen}: the port is taken or the host is not this machine's; set handoff.host"
+        " to an address of this machine, and handoff.port to a free port before another free one, or to 0"
     )

@@ -1,4 +1,4 @@
-"""Choose the size of staging, a rank's shared memory for saved KV, if the configuration gives none."""
+"""The default size of staging."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from baton.handoff.memory.segments import DIRECTORY
 from baton.handoff.memory.views import bytes_for
 
-# Half of the rank's KV cache: as much as a batch and the prompts behind it hold while they wait to be pulled.
-CACHE_SHARE = 2
-# A quarter of the free space of /dev/shm: other ranks and workers of the host start at the same time and see
-# the same free space.
-FREE_SHARE = 4
+CACHE_SHARE = 2  # 1/n of the KV cache: enough for a batch and the prompts queued after it
+FREE_SHARE = 4  # at most 1/n of free /dev/shm, as other ranks and workers start at the same time
 
 
 @dataclass(frozen=True)
 class StagingSize:
-    """A number of bytes, and the reason for it."""
+    """A size and the reason for it."""
 
     bytes: int
     because: str
@@ -27,10 +24,7 @@ class StagingSize:
 
 
 def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_bytes: int) -> StagingSize:
-    """Return the size.
-
-    prompt_blocks: blocks of the longest prompt, which fits if /dev/shm allows it; one block always does.
-    """
+    """Return a size that holds the longest prompt, of `prompt_blocks` blocks, if /dev/shm allows it."""
     share = StagingSize(bytes_for(cache_blocks // CACHE_SHARE, record_bytes), "half of the KV cache")
     prompt = StagingSize(bytes_for(prompt_blocks, record_bytes), "one prompt of max_model_len")
     wanted = max(share, prompt, key=lambda one: one.bytes)
@@ -43,6 +37,5 @@ def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_
 
 
 def free_bytes() -> int:
-    """Return the free bytes of /dev/shm."""
     found = os.statvfs(DIRECTORY)
     return found.f_bavail * found.f_frsize

@@ -1,12 +1,11 @@
-"""Hold saved KV in shared memory under a lease until it is pulled, given up, or expired.
+"""Staging: saved KV in shared memory, under leases.
 
-An entry's life: `reserve`; `filling` (by one `Fill`, or by one for each step that computes a part of the
-prompt); `publish`, which begins the lease; then pulls `read` it, and renewals keep the lease for as long as
-somebody wants the KV; one end, `release` or expiry. Any thread may call any method. A separate thread ends
-leases, so that they expire even while the engine is idle. memory/views.py describes the layout in memory.
+An entry is `reserve`d, `publish`ed (which starts its lease), read by pulls, renewed, and ends once, by
+`release` or expiry. Each prefill step writes its records with a `Fill`. A thread expires leases even while
+the engine is idle. memory/views.py describes the layout in memory.
 
-An entry may have fewer slots than records: a window. Its one puller says what it has `taken`, and those slots
-are filled again (backlog.py). What was taken is gone.
+An entry with a window has fewer slots than records. Its pullers acknowledge records (`take`), whose slots are
+then reused (backlog.py).
 """
 
 from __future__ import annotations
@@ -32,29 +31,26 @@ from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 4096  # ended entries remembered, so that a late pull learns how they ended
+_REMEMBERED = 4096  # ended entries kept for the errors of late pulls
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing."""
+    pass
 
 
 class Staging:
-    """Hold the saved prompts of one rank, bounded by its arena."""
+    """The saved prompts of one rank. Thread-safe."""
 
     def __init__(self, arena: Arena, lease_s: float, ended: Callable[[str, int], None] = _nothing) -> None:
-        """Start with nothing saved.
-
-        ended: called, without a lock, with the key of each published entry that ends.
-        """
+        """Start empty. ended: called, without a lock, with the key of each published entry that ends."""
         self.lease_s = lease_s
         self.tickets = Tickets()
         self._arena = arena
         self._on_end = ended
-        # Called, without a lock, when records of a window were taken, and when an entry has ended.
+        # called, without a lock, when slots of a window can be reused, and when an entry has ended
         self.on_room: Callable[[], None] = _nothing
         self._entries: dict[Key, Entry] = {}
-        self._pinned: dict[Entry, None] = {}  # published and memory not free yet, in order of publication
+        self._pinned: dict[Entry, None] = {}  # published entries whose memory is not free yet, oldest first
         self._fates: OrderedDict[Key, type[HandoffError]] = OrderedDict()
         self._deadlines: list[tuple[float, int, Entry]] = []  # heap
         self._order = itertools.count()
@@ -64,19 +60,16 @@ class Staging:
         self._reaper.start()
 
     def reserve(self, request_id: str, epoch: int, num_blocks: int, slots: int | None = None) -> Entry:
-        """Return room for a save, not visible to anybody yet. Raises StagingFull.
-
-        slots: size of the window; one for each block by default.
-        """
+        """Allocate an unpublished entry. Raises StagingFull. slots: size of the window, if any."""
         slots = min(num_blocks, slots or num_blocks)
         entry = Entry(request_id, epoch, self._arena.allocate(slots), num_blocks, slots)
         entry.view.expect()
         return entry
 
     def filling(self, entry: Entry, first: int = 0, stop: int | None = None) -> Fill:
-        """Start writing a reserved entry's records from `first` to `stop`, all by default.
+        """Start writing an entry's records `first` to `stop` (default: all), for which there must be room.
 
-        There must be room for them. Raises UnknownHandoff, LeaseExpired for an entry that has ended.
+        Raises UnknownHandoff or LeaseExpired if the entry has ended.
         """
         stop = entry.num_blocks if stop is None else stop
         with self._changed:
@@ -90,14 +83,14 @@ class Staging:
         )
 
     def check(self, entry: Entry) -> None:
-        """Raise UnknownHandoff or LeaseExpired for an entry that has ended."""
+        """Raise UnknownHandoff or LeaseExpired if the entry has ended."""
         if entry.ended:
             raise self._fate(*entry.key)
 
     def publish(self, entry: Entry, *, growing: bool = False) -> None:
-        """Begin the lease of an entry whose records are there or coming. An older one of its key ends.
+        """Start an entry's lease, and end an older entry with the same key.
 
-        growing: further fills will come, the last one before `grown`.
+        growing: the prompt is still being computed, until `grown`.
         """
         with self._changed:
             entry.growing = growing
@@ -115,17 +108,16 @@ class Staging:
             self._tell_end(*entry.key)
 
     def grown(self, entry: Entry) -> None:
-        """Note that an entry's prompt is complete."""
         entry.growing = False
 
     def discard(self, entry: Entry) -> None:
-        """Give up an entry that was reserved but never published."""
+        """Free an unpublished entry."""
         with self._changed:
             self._abandon(entry)
 
     @contextlib.contextmanager
     def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
-        """Hold an entry: its memory is not reused before the block ends, even if its lease does.
+        """Keep an entry's memory from being reused, even if its lease ends.
 
         Raises UnknownHandoff, LeaseExpired.
         """
@@ -147,11 +139,10 @@ class Staging:
         chunk_bytes: int,
         check: Callable[[], None] = _nothing,
     ) -> Generator[Records]:
-        """Yield an entry's records in order, chunk by chunk, each as soon as it is whole.
+        """Yield an entry's records in order, in chunks, as they become available. Keeps the entry `opened`.
 
-        blocks: the first, and how many; None: all. check: called while waiting for a chunk, and may raise.
-        The entry is held until the iteration ends. Raises UnknownHandoff, LeaseExpired, AlreadyTaken,
-        SaveFailed, and MalformedManifest for blocks that it does not have.
+        blocks: first, count; None: all. check: called while waiting, and may raise. Raises SourceError, and
+        MalformedManifest for blocks that do not exist.
         """
         with self.opened(request_id, epoch) as entry:
             first, count = blocks or (0, entry.num_blocks)
@@ -182,11 +173,11 @@ class Staging:
     def take(
         self, request_id: str, epoch: int, taken: int, wanted: int = 0, reader: tuple[int, int] = (0, 1)
     ) -> None:
-        """Let the slots of all records before `taken` be reused; records before `wanted` need none.
+        """Acknowledge all records before `taken`; records before `wanted` need no slots. Idempotent.
 
-        Repeating an earlier call is harmless. reader: the calling rank, and how many pull this save: what all
-        of them have taken is gone. Raises UnknownHandoff, LeaseExpired, and MalformedManifest for an entry
-        without a window, for less than the reader had taken before, and for records that are not whole yet.
+        reader: the calling rank, and how many ranks pull: slots are reused when all have taken them. Raises
+        UnknownHandoff, LeaseExpired, and MalformedManifest for an entry without a window, a smaller number
+        than before, or records that were not readable yet.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
@@ -196,17 +187,17 @@ class Staging:
             fits = entry.windowed and before <= taken <= entry.filled and wanted <= entry.num_blocks
             if not fits or not (taken == before or entry.view.is_whole(taken - 1)):
                 raise MalformedManifest(
-                    f"{_what(request_id, epoch)}: {taken} records are said to be taken, others wanted from"
-                    f" {wanted} on; {before} were"
-                    f" before, and up to {entry.filled} of {entry.num_blocks} are in its {entry.slots} slots"
+                    f"{_what(request_id, epoch)}: {taken} records cannot be acknowledged, wanted from"
+                    f" {wanted} on; {before} were before, and up to {entry.filled} of {entry.num_blocks} are"
+                    f" in its {entry.slots} slots"
                 )
             entry.take(taken, wanted, reader)
         self.on_room()
 
     def release(self, request_id: str, epoch: int, reader: tuple[int, int] = (0, 1)) -> bool:
-        """End a lease. Return False for one that had ended before, or never begun.
+        """End a lease. Return False if there is none.
 
-        reader: the rank that has pulled it, and how many will: the lease ends with the last one's release.
+        reader: the releasing rank, and how many ranks pull: the last rank's release ends the lease.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
@@ -220,7 +211,7 @@ class Staging:
         return True
 
     def renew(self, keys: Iterable[Key]) -> list[Key]:
-        """Renew these leases. Return the keys of entries that are gone."""
+        """Renew these leases. Return the keys without a lease."""
         with self._changed:
             expires_at, gone = time.monotonic() + self.lease_s, []
             for key in keys:
@@ -233,34 +224,31 @@ class Staging:
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks for which there is room."""
         return self._arena.free_slots
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one block's record."""
         return self._arena.record_bytes
 
     @property
     def capacity(self) -> int:
-        """Number of blocks for which there would be room if nothing were saved."""
+        """Blocks that fit when nothing is saved."""
         return self._arena.slots
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of KV for which there would be room if nothing were saved."""
         return self._arena.slots * self._arena.record_bytes
 
     def held(self) -> tuple[int, int]:
-        """Return the number of saved prompts under a lease, and the bytes of their slots."""
+        """Return the number of entries under a lease, and the bytes of their slots."""
         with self._changed:
             entries = list(self._entries.values())
         return len(entries), sum(entry.slots * entry.record_bytes for entry in entries)
 
     def overdue_s(self) -> float:
-        """Return by how much the oldest save whose memory is not free exceeds one lease; at least 0.
+        """Return by how much the age of the oldest save exceeds one lease; at least 0.
 
-        Renewals make it older, for as long as somebody wants it; so do readers that do not finish.
+        It grows with renewals, and with readers that keep the memory after the lease.
         """
         with self._changed:
             oldest = next(iter(self._pinned), None)
@@ -280,7 +268,7 @@ class Staging:
         self._arena.close()
 
     def _written(self, entry: Entry, complete: bool) -> None:
-        """Note that a Fill is done. After a failure, the rest of a window is not waited for."""
+        """End a Fill. A windowed save that failed is released, because nothing will fill the rest."""
         self._left(entry)
         if entry.windowed and not complete and self._entries.get(entry.key) is entry:
             self.release(*entry.key)
@@ -290,7 +278,6 @@ class Staging:
         self.on_room()
 
     def _left(self, entry: Entry) -> None:
-        """Note that a reader, or a Fill, is done with an entry."""
         with self._changed:
             entry.readers -= 1
             self._free_if_done(entry)
@@ -315,7 +302,7 @@ class Staging:
     def _fate(self, request_id: str, epoch: int) -> HandoffError:
         what, fate = _what(request_id, epoch), self._fates.get((request_id, epoch))
         if fate is LeaseExpired:
-            return LeaseExpired(f"{what}: nobody pulled it within its lease of {self.lease_s:g} s")
+            return LeaseExpired(f"{what}: it was not pulled within its lease of {self.lease_s:g} s")
         return UnknownHandoff(f"{what}: {'was released here' if fate else 'was never saved here'}")
 
     def _reap(self) -> None:
@@ -329,14 +316,13 @@ class Staging:
                     self._changed.wait(next_s)
             for entry in expired:
                 logger.info(
-                    "the lease of %s ran out unpulled",
+                    "the lease of %s expired",
                     _what(*entry.key),
                     extra={"request_id": entry.request_id},
                 )
                 self._tell_end(*entry.key)
 
     def _expire(self, now: float) -> list[Entry]:
-        """End the expired leases; return their entries."""
         expired = []
         while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now):
             entry = heapq.heappop(self._deadlines)[2]

@@ -1,7 +1,7 @@
-"""Measure how fast a transport is between two workers, with test payloads that travel as real KV does.
+"""Measure the speed of a transport between two workers.
 
-The pulling rank asks the other one for a sample, which is staged and offered like saved KV, pulls it with its
-own transport, checks the digests and releases it. Nothing enters an engine's cache.
+The pulling rank requests a sample, which the other rank stages and offers like saved KV, pulls it, checks its
+digests and releases it. No engine's cache is involved.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from baton.kernels import kv_pack
 from baton.protos import handoff_pb2 as pb
 
 MAX_BYTES = 64 << 20
-SAMPLE_TIMEOUT_S = 5.0  # time to have one made
+SAMPLE_TIMEOUT_S = 5.0  # time to make a sample
 PULL_TIMEOUT_S = 5.0
 EPOCH = 1
-_SAMPLES = 4  # kept at a time; a further one ends the oldest
-_SHARE = 8  # a sample takes at most 1/n of the free staging: the rest is for prompts
+_SAMPLES = 4  # maximum; another one ends the oldest
+_SHARE = 8  # a sample takes at most 1/n of free staging
 
 
 class Trials:
-    """Serve both ends of trials for one rank. Thread-safe."""
+    """Both ends of trials. Thread-safe."""
 
     def __init__(
         self,
@@ -45,7 +45,6 @@ class Trials:
         rank: int,
         chunk_bytes: int,
     ) -> None:
-        """Sample `staging`; pull with `transports`. The caller closes these and the client."""
         self._staging = staging
         self._transports = transports
         self._client = client
@@ -53,10 +52,10 @@ class Trials:
         self._chunk_bytes = chunk_bytes
         self._samples: deque[Key] = deque()
         self._lock = threading.Lock()  # guards _samples
-        self._pulling = threading.Lock()  # one trial at a time: a second one would halve what both measure
+        self._pulling = threading.Lock()  # one trial at a time: two would halve each other's speed
 
     def sample(self, size: int) -> pb.SampleReply:
-        """Stage and offer at most `size` bytes of noise, at least a block. Raises StagingFull."""
+        """Stage and offer at most `size` bytes of noise, but at least a block. Raises StagingFull."""
         staging = self._staging
         wanted = min(size, MAX_BYTES) // max(1, staging.record_bytes)
         entry = staging.reserve(
@@ -82,7 +81,6 @@ class Trials:
         return pb.SampleReply(request_id=entry.request_id, shard=shard, num_blocks=entry.num_blocks)
 
     def _fill(self, entry: Entry) -> None:
-        """Fill a reserved entry with noise."""
         fill = self._staging.filling(entry)
         try:
             noise = np.random.default_rng()
@@ -97,9 +95,9 @@ class Trials:
             fill.close()
 
     def trial(self, request: pb.TrialRequest) -> pb.TrialReply:
-        """Have a sample made, and pull it. A failure becomes the reply's problem, in one line."""
+        """Pull a sample from another rank. The reply has a failure's text."""
         if not self._pulling.acquire(blocking=False):
-            return pb.TrialReply(problem="another trial is under way on this worker: try again")
+            return pb.TrialReply(problem="another trial is running on this worker: try again")
         try:
             return self._trial(request)
         except HandoffError as error:
@@ -122,7 +120,7 @@ class Trials:
         try:
             if not transport.reaches(sample.shard):
                 raise NoCommonTransport(f"{request.transport} does not reach {request.source} from here")
-            # Pull the first block alone: connecting and mapping happen once and must not be measured.
+            # Do not measure connecting and mapping: pull the first block before.
             self._pull(transport, sample, 1)
             began = time.monotonic()
             size = self._pull(transport, sample, sample.num_blocks)
@@ -131,7 +129,7 @@ class Trials:
             self._client.release_sample(request.source, sample)
 
     def _pull(self, transport: Transport, sample: pb.SampleReply, blocks: int) -> int:
-        """Pull the first blocks and check them. Return their bytes; raises HandoffError."""
+        """Pull and check the first blocks. Return their size; raises HandoffError."""
         pull = Pull(
             request_id=sample.request_id,
             epoch=EPOCH,
@@ -144,7 +142,7 @@ class Trials:
         )
         seed, came = digests.seed(sample.request_id, EPOCH), 0
         for records in transport.pull(pull):
-            # copy, as into an engine's cache: the transport only lends its memory
+            # as a load into an engine's cache would
             here = np.array(records.data)
             digests.compare(
                 pull.what,

@@ -1,4 +1,4 @@
-"""Load transports by name: Baton's own, and those that other packages add (docs/extending.md)."""
+"""The registry of transports: Baton's own, and those of other packages (docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ BY_DEFAULT = ("shm", "nixl", "tcp")
 
 
 def usable(names: Sequence[str] | None) -> list[str]:
-    """Return the names of the transports to use here, best first: the given ones, or those of BY_DEFAULT.
+    """Return the names of the transports to use here, best first.
 
-    Defaults that cannot be used or do not pay are left out. Raises HandoffError for a given one that cannot
-    be used.
+    Without `names`, those of BY_DEFAULT that work and are worth using. Raises HandoffError for a given one
+    that does not work here.
     """
     kinds = {name: REGISTRY.load(name) for name in names or BY_DEFAULT}
     hindrances = {
@@ -53,15 +53,12 @@ def usable(names: Sequence[str] | None) -> list[str]:
 
 
 def possible() -> list[str]:
-    """Return the names of Baton's own transports that can be used here, including those that do not pay."""
+    """Return the names of Baton's own transports that work here, whether worth using or not."""
     return [name for name in BY_DEFAULT if not REGISTRY.load(name).hindrance()]
 
 
 def create(names: Sequence[str] | None = None) -> list[Transport]:
-    """Make the transports of these names, in that order; by default the usable ones of BY_DEFAULT.
-
-    Raises HandoffError for a given one that cannot be used.
-    """
+    """Make the `usable` transports, in order. Raises HandoffError for a given one that does not work here."""
     made: list[Transport] = []
     for name in usable(names):
         try:
@@ -73,32 +70,29 @@ def create(names: Sequence[str] | None = None) -> list[Transport]:
             continue
         if transport.name != name:
             raise HandoffError(
-                f"handoff transport {name!r} calls itself {transport.name!r}: its package is wrong"
+                f"handoff transport {name!r} calls itself {transport.name!r}: the package has a bug"
             )
         made.append(transport)
     return made
 
 
 def register(transports: Iterable[Transport], memory: Bytes) -> None:
-    """Tell each transport of a piece of staging's memory."""
     for transport in transports:
         transport.register(memory)
 
 
 def read_for(transports: Iterable[Transport], device: Device) -> None:
-    """Tell each transport of the device to which pulled records go."""
     for transport in transports:
         transport.reads_for(device)
 
 
 def withdraw(transports: Iterable[Transport], request_id: str, epoch: int) -> None:
-    """Let each transport withdraw its offer of a save."""
     for transport in transports:
         try:
             transport.withdraw(request_id, epoch)
-        except Exception:  # another package's bug: it must end neither the thread nor the other transports
+        except Exception:  # a bug in another package must not end the thread
             logger.exception(
-                "transport %r did not withdraw request %r",
+                "transport %r failed to withdraw request %r",
                 transport.name,
                 request_id,
                 extra={"request_id": request_id},
@@ -106,7 +100,7 @@ def withdraw(transports: Iterable[Transport], request_id: str, epoch: int) -> No
 
 
 def choose(transports: Sequence[Transport], shard: Shard) -> Transport:
-    """Return the first that reaches the shard. Raises NoCommonTransport."""
+    """Return the first transport that reaches the shard. Raises NoCommonTransport."""
     for transport in transports:
         if transport.reaches(shard):
             return transport

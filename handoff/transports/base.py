@@ -1,6 +1,6 @@
-"""The interface of a transport: it brings records from where they were saved into a puller's process.
+"""The interface of transports, which bring saved records into a puller's process.
 
-docs/extending.md is the page for authors.
+docs/extending.md is the guide for authors of transports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # it imports torch
 
 
 class Cancellation:
-    """Signal, once and from any thread, that a blocked pull should stop."""
+    """A signal, from any thread, that a pull should stop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,11 +32,10 @@ class Cancellation:
 
     @property
     def is_set(self) -> bool:
-        """Whether the pull was cancelled."""
         return self._set
 
     def set(self) -> None:
-        """Cancel the pull: run the callbacks, each once."""
+        """Cancel the pull, and run each callback once."""
         with self._lock:
             self._set = True
             callbacks, self._callbacks = self._callbacks, []
@@ -54,28 +53,25 @@ class Cancellation:
 
 @dataclass(frozen=True)
 class SavedShard:
-    """Describe one rank's save under its lease: what a transport can offer to pullers."""
+    """One rank's save, for a transport to offer."""
 
     request_id: str
     epoch: int
     rank: int
     num_blocks: int
     slots: int  # fewer than blocks only for transports with `windows`
-    # A transport with its own server compares this with `Pull.shard.ticket`.
-    ticket: bytes
-    # In this host's shared memory; reused when the lease has ended, even while somebody reads it.
-    place: StagingSlots
+    ticket: bytes  # a transport with its own server must compare it with `Pull.shard.ticket`
+    place: StagingSlots  # in shared memory; reused when the lease has ended, even during a read
     read: Callable[[], Iterator[Records]]  # all records in order, as they arrive; raises SourceError
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one block's record."""
         return self.place.record_bytes
 
 
 @dataclass(frozen=True)
 class Pull:
-    """Order `num_blocks` records of a shard from `first_block` on, for one rank."""
+    """The order for one pull, of `num_blocks` records from `first_block` on."""
 
     request_id: str
     epoch: int
@@ -84,96 +80,96 @@ class Pull:
     first_block: int
     num_blocks: int
     deadline: float  # CLOCK_MONOTONIC, seconds
-    chunk_bytes: int  # maximum moved at once, as far as whole records allow
+    chunk_bytes: int  # maximum moved at a time, but at least a record
     cancellation: Cancellation = field(default_factory=Cancellation)
 
     @property
     def what(self) -> str:
-        """The pulled KV and where it lies, for error texts."""
+        """The KV and its source, for error texts."""
         shard = self.shard
         return f"KV of request {self.request_id!r}, epoch {self.epoch}, rank {shard.rank} at {shard.address}"
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one block's record."""
         return self.shard.record_bytes
 
     @property
     def slots(self) -> int:
-        """The shard's slots: one for each of the saved records, or fewer."""
         return self.shard.slots or self.saved_blocks
 
     @property
     def records_a_chunk(self) -> int:
-        """Whole records that fit into a chunk, at least one, and at most one part of a window."""
+        """Number of records in a chunk."""
         return windows.at_once(self.chunk_bytes // self.record_bytes, self.slots, self.saved_blocks)
 
     def check_time(self) -> None:
-        """Raise PullCancelled or PullTimeout when the pull must end now."""
+        """Raise PullCancelled or PullTimeout if the pull must end."""
         if self.cancellation.is_set:
             raise PullCancelled(f"{self.what}: the request was aborted while it was pulled")
         if time.monotonic() >= self.deadline:
-            raise PullTimeout(f"{self.what}: not here within the pull's deadline")
+            raise PullTimeout(f"{self.what}: it did not arrive before the pull's deadline")
 
 
 class Transport(ABC):
-    """Implement both ends of one way to move records: one object per rank, called from several threads.
+    """Both ends of one way to move records. Each rank has one object; several threads call it.
 
-    The saving rank `offer`s each save; the offers of all its transports travel in `Shard.offers`, by name.
-    The pulling rank takes the first of its own transports that `reaches` the shard, and `pull`s.
+    The saving rank `offer`s each save; the manifest contains the offers of all its transports in
+    `Shard.offers`, by name. The pulling rank `pull`s with the first of its transports that `reaches` the
+    shard.
     """
 
-    name: ClassVar[str]  # the name under which it is registered
-    # Whether it moves saves with fewer slots than records: record r lies in slot r % slots, and arrives there
-    # only after the consumer of `pull` has had record r - slots. Others are not asked to offer such a save.
+    name: ClassVar[str]  # as registered
+    # Whether it can move saves with fewer slots than records: record r is in slot r % slots, and arrives
+    # there only after the consumer of `pull` has taken record r - slots. Others are not asked to offer such
+    # saves.
     windows: ClassVar[bool] = False
 
     @classmethod
     def hindrance(cls) -> str:
-        """Return why it cannot be used in this process, and what to do about that; empty if it can."""
+        """Return why it does not work in this process, and the cure; empty if it works."""
         return ""
 
     @classmethod
     def needless(cls) -> str:
-        """Return why it is used here only if named, though it would work; empty if it pays."""
+        """Return why it works here but is not used by default; empty if it is."""
         return ""
 
-    def register(self, memory: Bytes) -> None:  # noqa: B027 (most need not know)
-        """Take note of a page-aligned piece of staging's memory, before any save lies in it.
+    def register(self, memory: Bytes) -> None:  # noqa: B027 (optional)
+        """Prepare a page-aligned piece of staging's memory, before it is used.
 
-        No record spans two pieces; the first piece holds all headers. They stay mapped for as long as this
-        object refers to them.
+        No record spans two pieces; the first piece holds all headers. A piece stays mapped for as long as
+        this object refers to it.
         """
 
     @abstractmethod
     def offer(self, saved: SavedShard) -> bytes | None:
         """Return what a puller needs to find this save, in the transport's own format; None: no offer.
 
-        Called on the engine's thread, which waits. Records may still be arriving, so copy on a thread of your
-        own.
+        The engine's thread calls this and waits. Records may still be arriving, so read them on another
+        thread.
         """
 
-    def withdraw(self, request_id: str, epoch: int) -> None:  # noqa: B027 (most keep nothing of their own)
-        """Drop what `offer` keeps: the lease ended, by a release or unpulled. Called for each save.
+    def withdraw(self, request_id: str, epoch: int) -> None:  # noqa: B027 (optional)
+        """Drop what `offer` keeps, because the lease has ended. Ignore unknown saves.
 
-        A lease that ends while the save is offered is withdrawn twice: ignore unknown saves.
+        Called once per save, or twice if the lease ends during the offer.
         """
 
-    def reads_for(self, device: Device) -> None:  # noqa: B027 (most bring records in memory of their own)
-        """Take note of the device to which pulled records go: it copies memory pinned for it by itself."""
+    def reads_for(self, device: Device) -> None:  # noqa: B027 (optional)
+        """Prepare for copies to this device, which are faster from memory that is pinned for it."""
 
     @abstractmethod
     def reaches(self, shard: Shard) -> bool:
-        """Return whether the shard's offer is within reach of this process. Does not connect."""
+        """Return whether this process can use the shard's offer. Does not connect."""
 
     @abstractmethod
     def pull(self, pull: Pull) -> Iterator[Records]:
-        """Yield the wanted records in order, with the digests that were saved with them.
+        """Yield the records in order, with their saved digests.
 
-        The consumer copies a chunk out before it asks for the next one. When asked for the next (or for the
-        end), the transport makes sure that the memory it lent was not changed meanwhile. Calls
-        `pull.check_time` between chunks. Raises TransportError, SourceError or a subclass.
+        The consumer copies each chunk before it requests the next one (or the end). The transport then
+        verifies that the chunk's memory did not change in the meantime. Call `pull.check_time` between chunks
+        and while waiting. Raises TransportError or SourceError.
         """
 
-    def close(self) -> None:  # noqa: B027 (most have nothing to close)
+    def close(self) -> None:  # noqa: B027 (optional)
         """Close connections, mappings and threads. Idempotent."""

@@ -1,4 +1,4 @@
-"""Keep the puller's connections by source for later pulls: making one takes a call and a greeting."""
+"""The puller's connections, kept for later pulls."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from baton.handoff.frames import GREETING, Line
 from baton.handoff.transports.base import Pull
 from baton.protos.handoff_pb2 import ConnectReply, ConnectRequest
 
-_KEPT = 6  # per source: as many as pulls of a rank run at once, early ones included
-_SOURCES = 64  # sources with idle connections
+_KEPT = 6  # idle connections per source: as many as a rank has concurrent pulls
+_SOURCES = 64  # maximum sources with idle connections
 _CONNECT_S = 5.0
 _LOOK_S = 0.25
 
 
 @dataclass
 class _Kept:
-    """Hold a source's idle connections, and the certificate with which they were made."""
+    """A source's idle connections, and the certificate with which they were made."""
 
     credentials: object
     lines: deque[Line] = field(default_factory=deque)
 
 
 class Lines:
-    """Keep connections to ranks. Thread-safe."""
+    """Cache connections, because making one takes a call and a greeting. Thread-safe."""
 
     def __init__(self) -> None:
         self._channels = Channels()
@@ -45,7 +45,7 @@ class Lines:
         self._closed = False
 
     def kept(self, address: str) -> Line | None:
-        """Return a connection from an earlier pull whose source has not hung up, or None."""
+        """Return an idle connection that the source has not closed, or None."""
         while (line := self._take(address)) is not None:
             if line.peek() is False:
                 return line
@@ -53,7 +53,6 @@ class Lines:
         return None
 
     def give_back(self, address: str, line: Line) -> None:
-        """Keep a connection for a later pull."""
         with self._lock:
             kept = self._of(address)
             if not self._closed and len(kept.lines) < _KEPT:
@@ -62,10 +61,7 @@ class Lines:
         line.close()
 
     def make(self, pull: Pull) -> tuple[Line, bytes]:
-        """Connect, and return the connection and the bytes to send before its first request.
-
-        Raises HandoffError.
-        """
+        """Return a new connection, and the greeting to send on it first. Raises HandoffError."""
         reply = self._invited(pull)
         host, _ = addresses.split(pull.shard.address)
         connection = _connected(pull, host, reply.port)
@@ -96,13 +92,10 @@ class Lines:
     def _take(self, address: str) -> Line | None:
         with self._lock:
             lines = self._of(address).lines
-            return lines.pop() if lines else None  # the most recently used: the others may time out
+            return lines.pop() if lines else None  # most recently used first, so that others time out
 
     def _of(self, address: str) -> _Kept:
-        """Return a source's connections and mark it as most recently used.
-
-        Close those of an older certificate.
-        """
+        """Return a source's idle connections, without those of an older certificate."""
         credentials = self._channels.credentials
         kept = self._kept.pop(address, None)
         if kept is None or kept.credentials is not credentials:
@@ -137,7 +130,7 @@ class Lines:
 
 def _connected(pull: Pull, host: str, port: int) -> socket.socket:
     """Return a connected socket. Raises TransportFailed, PullTimeout, PullCancelled."""
-    problem = f"{pull.what}: no connection to port {port}, on which its records come"
+    problem = f"{pull.what}: no connection to port {port}, from which records are sent"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -163,7 +156,7 @@ def _connected(pull: Pull, host: str, port: int) -> socket.socket:
 def _wait(
     connection: socket.socket, address: tuple[object, ...], ends_s: float, look: Callable[[], None]
 ) -> str:
-    """Connect a non-blocking socket. Return what went wrong; empty if nothing did."""
+    """Connect a non-blocking socket. Return the error's text; empty on success."""
     code = connection.connect_ex(address)
     if code == errno.EINPROGRESS:
         poller = select.poll()

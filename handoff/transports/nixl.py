@@ -1,8 +1,8 @@
-"""Read the source's staging with NIXL, over RDMA where available.
+"""The transport nixl reads the source's staging with NIXL, over RDMA where available.
 
-As over shared memory, headers and records are read where the source keeps them, and a record's ticket is
-checked before and after: the first look tells that the record is whole, the second that it was left alone.
-NIXL has no deadlines, digests or tickets of its own, and does not encrypt (docs/security.md).
+As with shared memory, it reads headers and records where the source keeps them. It reads a header before its
+record, to see that the record is complete, and again afterwards, to see that it did not change. NIXL itself
+has no deadlines, digests or tickets, and does not encrypt (docs/security.md).
 """
 
 from __future__ import annotations
@@ -37,20 +37,18 @@ from baton.protos.handoff_pb2 import NixlOffer, NixlRegion, Run, Shard
 _RDMA = Path("/sys/class/infiniband")
 _ADDRESSES = 1 << 57  # upper bound of a process's addresses
 _LINE = 64  # bytes
-_AHEAD = 512  # headers read at once, to learn which records are whole
-_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0005, 1.2, 0.01  # between looks for a record, over the network
+_AHEAD = 512  # headers read at a time
+_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0005, 1.2, 0.01  # polling intervals of a waiting reader
 
 
 class Nixl(Transport):
-    """Offer the records' place in this rank's memory, and read other ranks'."""
-
     name: ClassVar[str] = "nixl"
 
     @classmethod
     def hindrance(cls) -> str:
         if rpc.identity_folder() is not None:
             return (
-                "security.tls is on, and NIXL neither encrypts KV nor asks who reads it; leave nixl out of"
+                "security.tls is on, and NIXL neither encrypts KV nor authenticates readers; remove nixl from"
                 " handoff.transports"
             )
         if importlib.util.find_spec("nixl") is None:
@@ -125,7 +123,7 @@ def offer_of(shard: Shard) -> NixlOffer:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Neighbouring records on their way into one half of the buffer."""
+    """Neighbouring records that are being read into one half of the buffer."""
 
     first: int
     stop: int
@@ -134,9 +132,9 @@ class _Chunk:
 
 
 class _Reader:
-    """Run one pull: while the consumer has one chunk, the next one is on its way.
+    """One pull, which reads the next chunk while the consumer has the current one.
 
-    The buffer holds the headers of a look, then two halves: a chunk's headers, and its records.
+    The buffer has room for the headers of a poll, and two halves, each for a chunk's headers and records.
     """
 
     def __init__(self, agent: Agent, pull: Pull, offer: NixlOffer, plan: SavePlan, buffer: Buffer) -> None:
@@ -151,11 +149,10 @@ class _Reader:
 
     @classmethod
     def size(cls, pull: Pull) -> int:
-        """Return the bytes that a pull's buffer needs."""
+        """Return the size of a pull's buffer."""
         return _AHEAD * HEADER_BYTES + 2 * _half_bytes(pull)
 
     def read(self) -> Iterator[Records]:
-        """Yield the records in order."""
         pull, whole = self._pull, self._pull.first_block
         stop = pull.first_block + pull.num_blocks
         ahead: _Chunk | None = None
@@ -163,7 +160,7 @@ class _Reader:
         for first, last in self._plan.pieces(pull.first_block, stop, self._most):
             while first < last:
                 if first >= whole:
-                    if ahead is not None:  # available records do not wait for later ones
+                    if ahead is not None:  # deliver available records before waiting for later ones
                         yield self._checked(ahead, self._headers_again(ahead))
                         ahead = None
                     whole = self._wait(first, stop)
@@ -178,7 +175,7 @@ class _Reader:
             yield self._checked(ahead, self._headers_again(ahead))
 
     def _wait(self, first: int, stop: int) -> int:
-        """Wait until the record of block `first` is whole. Return the end of the whole ones."""
+        """Wait until record `first` can be read. Return the end of the readable ones."""
         stop = min(stop, first + _AHEAD)
         pieces = [self._at(*self._plan.headers_of(*one)) for one in self._plan.pieces(first, stop, _AHEAD)]
         look_s = _LOOK_S
@@ -193,13 +190,13 @@ class _Reader:
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
 
     def _headers_again(self, chunk: _Chunk) -> Read:
-        """Start reading a chunk's headers once more, when its records are there."""
+        """Wait for a chunk's records, and start reading its headers again."""
         self._await(chunk.read)
         piece = self._at(*self._plan.headers_of(chunk.first, chunk.stop))
         return self._read([piece], self._headers_at(chunk.half))
 
     def _checked(self, chunk: _Chunk, again: Read) -> Records:
-        """Return a chunk, with the digests beside the ticket found after its records."""
+        """Return a chunk whose ticket is still valid after its records were read."""
         self._await(again)
         count = chunk.stop - chunk.first
         headers = self._headers(self._headers_at(chunk.half), count)
@@ -211,8 +208,8 @@ class _Reader:
     def _check_ticket(self, headers: Digests) -> None:
         if not are_signed(headers, self._ticket):
             raise LeaseExpired(
-                f"{self._pull.what}: its place in the source's memory holds it no more under this ticket;"
-                " it was released or its lease ran out"
+                f"{self._pull.what}: the source's memory no longer holds it under this ticket;"
+                " it was released or its lease expired"
             )
 
     def _read(self, pieces: list[tuple[int, int]], offset: int) -> Read:
@@ -236,10 +233,10 @@ class _Reader:
 
 
 def _most(pull: Pull) -> int:
-    """Return the maximum number of records read at once."""
+    """Return the maximum number of records in a chunk."""
     return min(pull.records_a_chunk, pull.num_blocks)
 
 
 def _half_bytes(pull: Pull) -> int:
-    """Return the bytes of that many records and their headers, in whole cache lines."""
+    """Return the size of a chunk with its headers, in whole cache lines."""
     return -(-_most(pull) * (HEADER_BYTES + pull.record_bytes) // _LINE) * _LINE

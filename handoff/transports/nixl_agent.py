@@ -1,12 +1,12 @@
-"""A rank's NIXL agent: memory that peers may read, reads from peers, and the thread that answers them.
+"""A rank's NIXL agent: memory that peers may read, reads from peers, and the thread that serves peers.
 
-NIXL's own progress thread would keep a core busy for as long as the process lives, so it is off. A thread
-that waits for a read polls it; the agent's own thread polls for peers: often while something is offered or an
-abandoned read is still under way, a few times a second otherwise.
+NIXL's own progress thread would always keep a core busy, so it is off. Instead, a thread that waits for a
+read polls it, and the agent's thread polls on behalf of peers: often while there are offers or abandoned
+reads, a few times a second otherwise.
 
 Leans on nixl 1.5: nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
 remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
-get_new_notifs, backends). Its exceptions have no common class but Exception.
+get_new_notifs, backends). Its exceptions have no common base class but Exception.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from baton.keeping import keep_thread
 logger = logging.getLogger(__name__)
 
 _BACKEND, _KIND = "UCX", "DRAM"  # staging and buffers are host memory
-# Defaults that the environment may override. Log levels: our own errors report failures. Segments: UCX's 8
-# KiB make TCP half as fast. Unreleased registrations: without a limit, UCX was seen to leak memory (vLLM sets
-# the same).
+# Defaults that the environment can override. Log levels: our own errors report failures. Segment sizes: with
+# UCX's 8 KiB, TCP is half as fast. Unreleased registrations: without a limit, UCX was seen to leak memory
+# (vLLM sets the same).
 _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",
     "UCX_LOG_LEVEL": "fatal",
@@ -41,42 +41,42 @@ _ENVIRONMENT = {
     "UCX_TCP_RX_SEG_SIZE": "64k",
     "UCX_TCP_TX_SEG_SIZE": "64k",
 }
-_SERVE_S = 0.001  # interval of polling for peers while something is offered
-_IDLE_S = 0.1  # interval otherwise: for peers that come too late, and connections that end
-_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # between two looks at a read
+_SERVE_S = 0.001  # polling interval while there are offers
+_IDLE_S = 0.1  # otherwise, for late peers and connections that end
+_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # polling intervals of a read
 CONTACT_S = 5.0  # time for a peer's first answer
-_SHUNNED_S = 60.0  # time for which an unresponsive peer is not asked again
-_MAX_PEERS = 256  # above this, the least recently used idle peer is disconnected
+_SHUNNED_S = 60.0  # time for which an unresponsive peer is not used
+_MAX_PEERS = 256  # beyond this, the least recently used idle peer is disconnected
 
 
 @dataclass(frozen=True)
 class Region:
-    """Hold memory that peers may read."""
+    """Memory that peers may read."""
 
     number: int
     memory: Bytes = field(repr=False)  # keeps it mapped
     start: int  # address
     stop: int
-    metadata: bytes  # lets peers read it; the first region's also tells how to connect
+    metadata: bytes  # access for peers; the first region's also says how to connect
 
 
 @dataclass
 class _Peer:
-    """An agent whose metadata was loaded."""
+    """A peer's agent, and the regions whose metadata is loaded."""
 
     regions: set[int] = field(default_factory=set)
     answered: bool = False
 
 
 class Agent:
-    """Wrap NIXL, which only one thread may call at a time. Thread-safe."""
+    """A thread-safe wrapper of NIXL, which only one thread may call at a time."""
 
     def __init__(self) -> None:
-        """Start NIXL, with UCX, in half a second. Raises HandoffError if that fails."""
+        """Start NIXL with UCX, which takes half a second. Raises HandoffError if that fails."""
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         if not rpc.is_open():
-            # a process that reaches UCX's ports can read and write this memory
+            # whoever reaches UCX's ports can read and write this process's memory
             os.environ["UCX_NET_DEVICES"] = "lo"
         self.name = secrets.token_hex(16)
         try:
@@ -90,7 +90,7 @@ class Agent:
             raise HandoffError(f"this NIXL has no {_BACKEND}; there are: {', '.join(self._nixl.plugin_list)}")
         self._lock = threading.Lock()  # guards calls of NIXL
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # keyed by agent; guarded by _lock
-        self._reads: set[Read] = set()  # reads under way; guarded by _lock
+        self._reads: set[Read] = set()  # running reads; guarded by _lock
         self._shunned: dict[str, float] = {}  # unreachable agent -> until when; guarded by _lock
         self.regions: tuple[Region, ...] = ()
         self.buffers = Buffers()
@@ -100,7 +100,7 @@ class Agent:
         self._thread = keep_thread(self._serve, "baton-nixl")
         self._thread.start()
 
-    # ---- on the side that is read
+    # ---- at the source
 
     def register(self, memory: Bytes) -> None:
         """Let peers read the memory, from now until `close`."""
@@ -123,10 +123,10 @@ class Agent:
         with self._changed:
             self._offered.discard(key)
 
-    # ---- on the side that reads
+    # ---- at the puller
 
     def know(self, peer: str, regions: Mapping[int, bytes], what: str) -> None:
-        """Load a peer's metadata, as far as it is new. Raises TransportFailed."""
+        """Load a peer's new metadata. Raises TransportFailed."""
         if peer == self.name:
             return
         with self._lock:
@@ -149,14 +149,14 @@ class Agent:
                     self._forget(idle)
 
     def shuns(self, peer: str) -> bool:
-        """Return whether the peer failed to answer recently: a firewall may be between."""
+        """Return whether the peer recently failed to answer, perhaps because of a firewall."""
         return self._shunned.get(peer, 0.0) > time.monotonic()
 
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[Buffer]:
-        """Lend a buffer of at least `size` bytes: a power of two, so that there are few sizes to keep.
+        """Lend a buffer of at least `size` bytes, with a power of two as its size, for easy reuse.
 
-        It is not lent again while unfinished reads may still write to it.
+        It is not reused while unfinished reads may still write to it.
         """
         size = 1 << (size - 1).bit_length()
         buffer = self.buffers.take(size) or self._new_buffer(size)
@@ -170,9 +170,9 @@ class Agent:
     def read(
         self, peer: str, pieces: Sequence[tuple[int, int]], buffer: Buffer, offset: int, what: str
     ) -> Read:
-        """Start reading a peer's memory into the buffer, one piece after the other, from `offset` on.
+        """Start reading pieces of a peer's memory into the buffer, from `offset` on. Raises TransportFailed.
 
-        pieces: address and size of each, each within a region. Raises TransportFailed.
+        pieces: (address, size), each within a region.
         """
         into, theirs, ours = buffer.address + offset, [], []
         for address, size in pieces:
@@ -192,10 +192,7 @@ class Agent:
         return read
 
     def wait(self, read: Read, check: Callable[[], None]) -> None:
-        """Wait until a read's bytes are there. check: called between looks, and may raise.
-
-        Raises TransportFailed.
-        """
+        """Wait for a read. check: called between polls, and may raise. Raises TransportFailed."""
         look_s = _LOOK_S
         while not self._is_there(read):
             check()
@@ -219,7 +216,7 @@ class Agent:
             self.regions = ()
 
     def _is_there(self, read: Read) -> bool:
-        """Return whether a read's bytes are there. Raises TransportFailed if they will not come."""
+        """Return whether a read is complete. Raises TransportFailed if it failed."""
         with self._lock:
             if read.state is State.UNDER_WAY:
                 self._learn(read, lambda: self._nixl.check_xfer_state(read.handle))
@@ -228,20 +225,20 @@ class Agent:
         return read.state is State.THERE
 
     def _check_contact(self, read: Read) -> None:
-        """Raise TransportFailed if the peer has never answered, and shun it for a while."""
+        """If the peer has never answered, shun it and raise TransportFailed."""
         with self._lock:
             peer = self._peers.get(read.peer)
             if peer is not None and not peer.answered:
                 self._forget(read.peer)
                 raise TransportFailed(
                     f"{read.what}: no answer over NIXL within {CONTACT_S:g} s: let UCX's ports through"
-                    " between the workers, or leave nixl out of handoff.transports"
+                    " between the workers, or remove nixl from handoff.transports"
                 )
 
     # ---- called with _lock
 
     def _learn(self, read: Read, call: Callable[[], str]) -> None:
-        """Update a read's state. A failed read loses its peer: the next pull reconnects."""
+        """Update a read's state. After a failure, disconnect the peer, so that the next pull reconnects."""
         try:
             with _named(f"{read.what}: NIXL"):
                 read.state = State(call())
@@ -263,7 +260,7 @@ class Agent:
             self._nixl.release_xfer_handle(read.handle)
 
     def _forget(self, peer: str) -> None:
-        """Disconnect a peer, after its reads: NIXL was seen to crash if one outlived its connection."""
+        """End a peer's reads, then disconnect it: NIXL was seen to crash on a read without its connection."""
         for read in [read for read in self._reads if read.peer == peer]:
             self._let_go(read, State.FAILED)
         known, now = self._peers.pop(peer, None), time.monotonic()
@@ -271,7 +268,7 @@ class Agent:
             self._shunned = {name: until for name, until in self._shunned.items() if until > now}
             self._shunned[peer] = now + _SHUNNED_S
         if known is not None and known.regions:
-            with contextlib.suppress(TransportFailed), _named(peer):  # it may have gone by itself
+            with contextlib.suppress(TransportFailed), _named(peer):  # it may be gone already
                 self._nixl.remove_remote_agent(peer)
 
     # ---- buffers
@@ -304,19 +301,19 @@ class Agent:
             self.buffers.tend(self._look, self._give_up)
 
     def _answer(self) -> None:
-        """Have UCX serve peers' reads. They send no notifications; polling for some makes it progress."""
+        """Let UCX serve peers' reads. Polling for notifications, of which there are none, makes progress."""
         try:
             with self._lock:
                 self._nixl.get_new_notifs()
         except Exception:
-            logger.exception("NIXL does not answer its peers; trying again")
+            logger.exception("NIXL failed to serve its peers; trying again")
             time.sleep(_IDLE_S)
 
 
 @contextlib.contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Raise whatever NIXL raises as TransportFailed."""
+    """Convert NIXL's exceptions to TransportFailed."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 (its own have nothing else in common)
+    except Exception as error:  # noqa: BLE001 (NIXL's have no other base class)
         raise TransportFailed(f"{what}: {type(error).__name__}: {error}") from None

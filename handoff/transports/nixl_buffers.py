@@ -1,7 +1,7 @@
-"""Reuse buffers for pulls over NIXL, but only once nothing may write to them.
+"""The buffers of pulls over NIXL, reused once nothing can write to them.
 
-A pull that gives up leaves its reads under way. NIXL forgets a released read, but the network still delivers
-its bytes, so the buffer waits for them.
+If a pull gives up, its reads are still running. NIXL forgets a released read, but the network may still
+deliver its bytes, so the buffer has to wait for them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from baton.handoff.records import Bytes
 
-_LINGER_S = 1.0  # time for reads to end by themselves; after that their peer is disconnected
-_SETTLE_S = 5.0  # time after that until nothing can arrive
+_LINGER_S = 1.0  # time for abandoned reads to end before their peer is disconnected
+_SETTLE_S = 5.0  # time after that until nothing can arrive any more
 
 
 class State(Enum):
@@ -32,17 +32,17 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Read:
-    """Track a peer's bytes on their way into a buffer. `what` is for error texts."""
+    """A read of a peer's memory into a buffer."""
 
     peer: str
-    what: str
-    handle: Any  # NIXL's handle
+    what: str  # for error texts
+    handle: Any  # NIXL's
     state: State = State.UNDER_WAY
     began_s: float = field(default_factory=time.monotonic)
 
 
 class Buffer:
-    """Hold memory of this process into which reads of one pull go."""
+    """Memory for the reads of one pull."""
 
     def __init__(self, size: int) -> None:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -51,18 +51,17 @@ class Buffer:
         self.reads: list[Read] = []  # reads that may still write to it
 
     def expect(self, read: Read) -> None:
-        """Note a read that starts."""
         self.reads = [one for one in self.reads if one.state is not State.THERE]
         self.reads.append(read)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all its reads have brought their bytes."""
+        """Whether all its reads are complete."""
         return all(read.state is State.THERE for read in self.reads)
 
 
 class Buffers:
-    """Hold the buffers that no pull uses. Thread-safe."""
+    """The buffers that no pull uses. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +69,6 @@ class Buffers:
         self.left: dict[Buffer, float] = {}  # abandoned buffer -> since when, time.monotonic
 
     def take(self, size: int) -> Buffer | None:
-        """Return a free buffer of at least `size` bytes, or None."""
         with self._lock:
             found = next((one for one in self.free if one.data.size >= size), None)
             if found is not None:
@@ -78,7 +76,6 @@ class Buffers:
             return found
 
     def give(self, buffer: Buffer) -> None:
-        """Take a buffer back from its pull."""
         with self._lock:
             if buffer.is_quiet:
                 self.free.append(buffer)
@@ -86,9 +83,9 @@ class Buffers:
                 self.left[buffer] = time.monotonic()
 
     def tend(self, look: Callable[[Read], None], give_up: Callable[[Read], None]) -> None:
-        """Free buffers to which nothing can be written now.
+        """Free abandoned buffers that nothing can write to any more.
 
-        look: updates a read's state; give_up: disconnects the peer of a read, which has failed then.
+        look: updates a read's state; give_up: fails a read and disconnects its peer.
         """
         with self._lock:
             left = list(self.left.items())

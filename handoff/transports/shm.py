@@ -1,4 +1,4 @@
-"""Read records on the same host from the source's shared memory, without asking the source."""
+"""The transport shm reads records from the source's shared memory, on the same host."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # it imports torch
 
 
 class Shm(Transport):
-    """Offer the records' place, and read it. Tickets tell whether the records were left alone."""
-
     name: ClassVar[str] = "shm"
     windows: ClassVar[bool] = True
 
@@ -65,7 +63,7 @@ class Shm(Transport):
         stop = pull.first_block + pull.num_blocks
         if stop > pull.saved_blocks:
             raise TransportFailed(f"{pull.what}: {stop} records are needed, {pull.saved_blocks} are there")
-        self._check(pull, view.holds(ticket, pull.first_block, stop))  # before anything is loaded
+        self._check(pull, view.holds(ticket, pull.first_block, stop))
 
         def check() -> None:
             pull.check_time()
@@ -89,15 +87,15 @@ class Shm(Transport):
     def _check(pull: Pull, there: bool) -> None:
         if not there:
             raise LeaseExpired(
-                f"{pull.what}: its place in shared memory holds it no more under this ticket;"
-                " it was released or its lease ran out"
+                f"{pull.what}: shared memory no longer holds it under this ticket;"
+                " it was released or its lease expired"
             )
 
     def _attach(self, pull: Pull, name: str) -> Attached:
-        gone = []  # freed outside the lock, as unpinning a segment takes time
+        gone = []  # freed outside the lock, because unpinning takes time
         with self._lock:
             if name not in self._attached:
-                # A new name means a new segment or a new source: drop segments whose owners are gone.
+                # an opportunity to drop segments whose owners are gone
                 for known in [known for known in self._attached if not segments.exists(known)]:
                     gone.append(self._attached.pop(known))
                 try:

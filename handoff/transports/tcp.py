@@ -1,4 +1,4 @@
-"""Receive records over TCP, straight from the source's staging into the puller's buffer."""
+"""The transport tcp receives records over a TCP connection (frames.py)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from baton.handoff.transports.base import Pull, SavedShard, Transport
 from baton.handoff.transports.lines import Lines
 from baton.protos.handoff_pb2 import PullRequest, Shard
 
-_BUFFERS = 4  # kept for later pulls: fresh memory costs as much as transferring its bytes
+_BUFFERS = 4  # kept for later pulls, because fresh memory costs as much as the transfer
 _KEEP_BYTES = 16 << 20  # larger ones are not kept
 
 
 class Tcp(Transport):
-    """Pull from the port that every rank's Handoff service opens beside its own."""
-
     name: ClassVar[str] = "tcp"
     windows: ClassVar[bool] = True
 
@@ -65,9 +63,9 @@ class Tcp(Transport):
         self._lines.close()
 
     def _asked(self, pull: Pull, most: int, grip: _Grip) -> tuple[Line, Frame]:
-        """Send the request; return the connection and the first frame that came.
+        """Send the request; return the connection and the first frame of the answer.
 
-        A kept connection may have ended unnoticed: then a fresh one is used.
+        If an idle connection turns out to be broken, use a new one.
         """
         request = Frame(PULL, _request(pull, most).SerializeToString())
         line = self._lines.kept(pull.shard.address)
@@ -99,7 +97,7 @@ class Tcp(Transport):
 
 
 class _Refused(Exception):
-    """Report that the source has said why it sends no more; the connection stays usable."""
+    """An error that the source sent; the connection stays usable."""
 
     def __init__(self, error: HandoffError) -> None:
         super().__init__(str(error))
@@ -107,7 +105,7 @@ class _Refused(Exception):
 
 
 class _Grip:
-    """Hold a pull's connection. A cancellation cuts the one held, and never one that was let go."""
+    """A pull's current connection, which a cancellation may cut until it is let go."""
 
     def __init__(self) -> None:
         self._line: Line | None = None
@@ -121,14 +119,14 @@ class _Grip:
                 line.cut()
 
     def cut(self) -> None:
-        """Cut the connection held now or later."""
+        """Cut the current connection, or the next one."""
         with self._lock:
             self._cut = True
             if self._line is not None:
                 self._line.cut()
 
     def let_go(self, to: Callable[[Line], None]) -> None:
-        """Hand on the connection held."""
+        """Hand the connection over, out of reach of cancellations."""
         with self._lock:
             line, self._line = self._line, None
         if line is not None:
@@ -154,7 +152,7 @@ def _request(pull: Pull, most: int) -> PullRequest:
 
 
 def _next(pull: Pull, line: Line) -> Frame:
-    """Return the next frame that says something. Raises _Refused."""
+    """Return the next frame that is not a keepalive. Raises _Refused."""
     while (frame := line.receive(pull.check_time)).kind == WAIT:
         pull.check_time()
     if frame.kind == FAIL:
@@ -170,8 +168,8 @@ def _records(pull: Pull, line: Line, frame: Frame, buffer: Bytes, most: int) -> 
         right = frame.kind == RECORDS and frame.first_block == expected
         if not right or not 0 < count <= min(most, stop - expected):
             raise TransportFailed(
-                f"{pull.what}: {frame.kind!r} came with {count} records from block {frame.first_block} on;"
-                f" wanted: blocks {expected} to {stop}, {most} at once"
+                f"{pull.what}: received {frame.kind!r} with {count} records from block {frame.first_block}"
+                f" on; expected blocks {expected} to {stop}, {most} at a time"
             )
         data = buffer[: count * pull.record_bytes]
         own = line.receive_records(frame, data, pull.check_time)

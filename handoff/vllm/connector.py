@@ -1,16 +1,16 @@
-"""Baton's KV connector: vLLM's interface on one side, `SchedulerSide` and `WorkerSide` on the other.
+"""Baton's KV connector: it adapts `SchedulerSide` and `WorkerSide` to vLLM's interface.
 
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
-kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses the methods under "for the worker's host".
+kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host runs in the scheduler's process
+and calls the methods under "for the worker's host".
 
 Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
 (vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups, KVConnectorRole,
 KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed), has_kv_transfer_group,
 get_kv_transfer_group (vllm.distributed.kv_transfer), KVTransferConfig.kv_connector_extra_config,
 Scheduler.{requests, finished_recving_kv_req_ids: read by _handle_blocked_waiting_request},
-RequestStatus.WAITING_FOR_REMOTE_KVS; further symbols in the modules beside this one.
+RequestStatus.WAITING_FOR_REMOTE_KVS; the other modules of this package list theirs.
 """
 
 from __future__ import annotations
@@ -41,18 +41,15 @@ from baton.rpc import CALL_TIMEOUT_S
 
 
 class BatonConnector(KVConnectorBase_V1, SupportsHMA):
-    """One object per role: the scheduler's has `_scheduler`, a rank's has `_worker` once its cache exists."""
+    """vLLM makes one object for the scheduler (`_scheduler` is set) and one per rank (`_worker` is set)."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Create the object for a role.
-
-        Raises HandoffError for a wrong configuration or a cache that cannot be handed over.
-        """
+        """Raise HandoffError for a wrong configuration or a cache that cannot be handed over."""
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = HandoffConfig.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
-        self._near: WorkerSide | None = None  # the only rank's side, if it is in the scheduler's process
+        self._near: WorkerSide | None = None  # the only rank, if it is in the scheduler's process
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 self._config, facts.groups(kv_cache_config), kv_cache_config.num_blocks
@@ -60,49 +57,46 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: a save ends in the step that computed the last block, so no preemption comes in between.
-
-        Blocks not copied by then are kept, as the request ends in that step.
-        """
+        # False: a save ends in the step that computes the last block, before any preemption; blocks not
+        # copied by then are kept, because the request ends in that step
         return False
 
     # ---- for the worker's host: on the scheduler's object, between steps
 
     @property
     def compatibility_hash(self) -> str:
-        """Hex; KV passes only between engines with equal ones."""
         return self._scheduler_side.compatibility_hash
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """The hash's ingredients in words."""
+        """What the hash covers, in words."""
         return self._scheduler_side.facts
 
     def take_reports(self) -> Reports:
-        """Return what began, was saved and was loaded since the last call; call it after each step.
+        """Return the reports since the last call. Call this after each step.
 
-        A save is reported in the step that brings its request's first token.
+        A save is reported in the same step as its request's first token.
         """
         return self._scheduler_side.take_reports()
 
     def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> Staged:
-        """Ask the ranks how much waits to be pulled; any thread may. Raises TransportFailed."""
+        """Ask the ranks how much KV waits. Thread-safe. Raises TransportFailed."""
         return self._scheduler_side.staged(timeout_s)
 
     @property
     def kv_addresses(self) -> list[str]:
-        """Addresses of the ranks' Handoff services, as this machine dials them, in rank order."""
+        """The ranks' Handoff services, as this machine dials them, in rank order."""
         return self._scheduler_side.addresses
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
-        """Have the ranks pull test payloads from another worker's."""
+        """Make the ranks pull test payloads from another worker's ranks."""
         return self._scheduler_side.try_handoff(sources, transport, size, timeout_s)
 
     def wake_on_loads(self, wake: Callable[[], object]) -> bool:
-        """Have `wake` called, on any thread, when a load has ended, or kept blocks may be freed.
+        """Call `wake`, on any thread, when a load has ended or kept blocks can be freed.
 
-        Return whether it will be. If ranks have processes of their own it will not: their loads are noticed
-        in the next step. If it will, call `promote` before each step.
+        Returns False if ranks are separate processes, whose loads are noticed in the next step. Otherwise,
+        call `promote` before each step.
         """
         rank = get_kv_transfer_group() if has_kv_transfer_group() else None
         if not isinstance(rank, BatonConnector):
@@ -112,10 +106,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def promote(self, scheduler: Any) -> None:
-        """Let requests whose KV is here take part in the step that begins next.
+        """Let requests whose KV is here take part in the next step.
 
-        vLLM would hear of them with a step's results, and schedule them a step later. Failed loads and those
-        of aborted requests take that way, as do all from ranks in separate processes.
+        Otherwise vLLM would learn of them with the step's results and schedule them a step later, as it does
+        with failed loads, aborted requests, and ranks in separate processes.
         """
         if self._near is None:
             return
@@ -133,34 +127,33 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._near.take_loads(promote)
 
     def idle_loads(self, *, told: bool) -> int:
-        """Return how many requests wait for a load, and need no step before a message says so."""
+        """Return how many requests wait for a load and need no step. told: see SchedulerSide."""
         return self._scheduler_side.idle_loads(told=told)
 
     def is_unheard(self, request_id: str) -> bool:
-        """Return whether a request waits, without blocks, for a source that has not sent anything."""
         return self._scheduler_side.is_unheard(request_id)
 
     def begin_now(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Do as `begin_load` does, from any thread and at once; do nothing if ranks are other processes."""
+        """Do `begin_load` at once, on any thread, unless ranks are separate processes."""
         if self._near is not None:
             self._near.loader.begin((request_id, epoch), manifest)
 
     def begin_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let a load that has blocks, or will have them, pull what is available of a prompt."""
+        """Let a load pull what is available of a prompt."""
         self._scheduler_side.begin_load(request_id, epoch, manifest)
         self.begin_now(request_id, epoch, manifest)
 
     def complete_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let a load end: its prompt and manifest are complete, and its request has a first token."""
+        """Let a load end, because its prompt is complete and its request has a first token."""
         self._scheduler_side.complete_load(request_id, epoch, manifest)
         if self._near is not None:
             self._near.loader.complete((request_id, epoch), manifest)
 
     def step_failed(self, end_requests: Callable[[], None], known: Container[str]) -> None:
-        """Undo a step that raised, when the only rank is in this process.
+        """Undo a step that raised, if the only rank is in this process.
 
-        end_requests: ends the step's requests in vLLM's scheduler; known: the ids of all requests that the
-        scheduler has, which this call changes. Their loads and saves end in the next step, like all others.
+        end_requests: ends the step's requests in vLLM's scheduler; known: the scheduler's requests, which
+        that changes. Their loads and saves end with the next step.
         """
         rank = get_kv_transfer_group()
         rank.clear_connector_metadata()
@@ -193,7 +186,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler_side.freed(connector_output.finished_sending or ())
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        """Return all groups: vLLM must not zero blocks of a load, which may be under way by then."""
+        # all: vLLM must not zero blocks of a load, which may be running by then
         del request
         return tuple(range(len(self._kv_cache_config.kv_cache_groups)))
 
@@ -221,21 +214,19 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker_side.begin_step(self._jobs)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Do nothing: loads begin with the step (bind_connector_metadata), not behind its forward pass."""
+        """Do nothing: loads begin in bind_connector_metadata, before the forward pass."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: a request whose KV is still arriving is not in the batch."""
+        """Do nothing: a request is not in the batch before its KV is here."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: whole blocks are saved when the step ends."""
+        """Do nothing: blocks are saved when the step ends."""
 
     def wait_for_save(self) -> None:
         self._worker_side.save(self._jobs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        del (
-            finished_req_ids
-        )  # names without epochs: a new attempt of the same name may load in this very step
+        del finished_req_ids  # unusable without epochs: a new attempt may load in this step
         return self._worker_side.transfer_results()
 
     def build_connector_worker_meta(self) -> StepResults | None:
@@ -252,9 +243,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def _jobs(self) -> StepJobs:
         jobs = self._get_connector_metadata()
         if not isinstance(jobs, StepJobs):
-            raise HandoffError(
-                f"the step's connector metadata is a {type(jobs).__name__}, not this connector's"
-            )
+            raise HandoffError(f"the step's connector metadata is a {type(jobs).__name__}, not StepJobs")
         return jobs
 
     @property

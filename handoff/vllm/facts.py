@@ -1,4 +1,4 @@
-"""The meaning of KV bytes, as vLLM's configuration states it.
+"""Derive the meaning of KV bytes from vLLM's configuration.
 
 Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization,
 get_total_num_kv_heads), cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES, tensor_parallel_size},
@@ -7,8 +7,8 @@ compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.ba
 connector is given the caches; KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec),
 vllm.v1.kv_cache_interface: AttentionSpec (block_size, num_kv_heads, head_size, head_size_v),
 FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec (sliding_window, extra_retained_tokens), MambaSpec
-(mamba_type, shapes, dtypes, mamba_cache_mode), UniformTypeKVCacheSpecs.kv_cache_specs; and on the tokens that
-SingleTypeKVCacheManager.get_num_skipped_tokens of each of these lets go;
+(mamba_type, shapes, dtypes, mamba_cache_mode), UniformTypeKVCacheSpecs.kv_cache_specs; on the tokens that
+SingleTypeKVCacheManager.get_num_skipped_tokens drops for each of these; and on
 vllm.model_executor.layers.mamba.mamba_utils.is_conv_state_dim_first.
 """
 
@@ -27,8 +27,8 @@ from baton.handoff.errors import UnsupportedCache
 from baton.handoff.groups import CacheGroup
 from baton.handoff.memory.cache import BlockCache
 
-# Each decides which part of the KV a rank keeps. Expert parallelism is not among them: it splits no
-# attention. Tensor parallelism divides heads (forms.py): workers may differ in it, unless a layer has none.
+# The sizes that decide which KV a rank has. Expert parallelism does not split attention. Tensor parallelism
+# divides heads (forms.py), and workers may differ in it unless a layer has none.
 _PARALLEL_SIZES = (
     "pipeline_parallel_size",
     "decode_context_parallel_size",
@@ -41,7 +41,7 @@ _KNOWN = (FullAttentionSpec, SlidingWindowSpec, MambaSpec)
 
 
 def groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
-    """Return the rule of each group. Raises UnsupportedCache for a kind that cannot be handed over."""
+    """Return each group's rule. Raises UnsupportedCache for a kind that cannot be handed over."""
     return tuple(_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
 
 
@@ -69,7 +69,7 @@ def _group(shared: Any) -> CacheGroup:
 
 
 def _form(specs: Sequence[MambaSpec]) -> str:
-    """Return what the bytes of a state mean: its tensors' shapes and dtypes, in memory order."""
+    """Describe a state's tensors, in memory order."""
     spec = specs[0]
     tensors = (
         f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
@@ -80,14 +80,13 @@ def _form(specs: Sequence[MambaSpec]) -> str:
 
 
 def layer_names(kv_cache_config: Any) -> list[list[str]]:
-    """Return the names of each group's layers."""
     return [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
 
 
 def row_widths(kv_cache_config: Any) -> dict[str, int]:
-    """Return, by layer, the elements per token and head, keys and values apart; for MLA, of the latent.
+    """Return each layer's elements per token and head, of keys or values; for MLA, of the latent.
 
-    If heads of keys and values differ in size, it is their greatest common divisor. States have no rows.
+    If keys and values differ in size, it is their greatest common divisor. States have no rows.
     """
     return {
         name: math.gcd(int(spec.head_size), int(spec.head_size_v or 0))
@@ -107,8 +106,7 @@ def _specs(kv_cache_config: Any) -> Iterator[tuple[str, Any]]:
 def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
     """Return each layer's KV heads over all tensor-parallel ranks; 1 for MLA, whose latent every rank has.
 
-    For some layers vLLM gives the largest number of shards; for others it follows from their heads. States
-    are left out, and so are layers with one head per rank that may be the same on several ranks.
+    States are left out, and so are layers with one head per rank if several ranks may have the same head.
     """
     ranks = vllm_config.parallel_config.tensor_parallel_size
     configs = [vllm_config.model_config, getattr(vllm_config.speculative_config, "draft_model_config", None)]
@@ -133,7 +131,7 @@ def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
 def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
     """Return the instruction sets with which a CPU computes attention; empty on a GPU, and for MLA.
 
-    Each has its own order of keys and values; AMX's has the same shape as another CPU's.
+    Each has its own KV layout, although shapes may be equal (AMX).
     """
     layers = vllm_config.compilation_config.static_forward_context
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
@@ -141,7 +139,7 @@ def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
 
 
 def parallel_sizes(vllm_config: Any, cache: BlockCache) -> dict[str, int]:
-    """Return the sizes that must be equal on two workers, by names that say why."""
+    """Return the sizes that must be equal on both workers, by name."""
     found = {name: int(getattr(vllm_config.parallel_config, name)) for name in _PARALLEL_SIZES}
     if undivided := next((layer.name for layer in cache.layers if not layer.heads), None):
         found[f"tensor_parallel_size (equal on both: {undivided} has no heads to divide)"] = cache.form.ranks
@@ -158,7 +156,7 @@ def facts(
     """Return the facts of one rank. Raises UnsupportedCache."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     if speculative is not None and not speculative.uses_draft_kv_cache():
-        # such a method drafts from tokens or hidden states, and keeps nothing in the KV cache
+        # the method drafts from tokens or hidden states and has no KV
         speculative = None
     drafter = speculative.draft_model_config if speculative is not None else None
     return Facts(

@@ -1,4 +1,4 @@
-"""The scheduler's half of loads: the requests' wishes, the orders to the ranks, and the reports.
+"""The loads of an engine, on the scheduler's side: requests' wishes, orders to the ranks, and reports.
 
 Leans on vllm.v1.request.Request (request_id, num_tokens), and on what scheduler_side.py leans on.
 """
@@ -22,34 +22,31 @@ from baton.protos.handoff_pb2 import Manifest
 
 @dataclass
 class _Load:
-    """Track a load, from the request's arrival on."""
-
     wish: LoadWish
     manifest: Manifest | None
-    complete: bool  # its prompt is complete, and its request has its first token
-    arrived_s: float  # arrival of the request, or of the message that its prompt is complete
-    tokens: int = 0  # number pulled; known once there are blocks
-    cancelled: bool = False  # its request has ended
+    complete: bool  # the prompt is complete, and the request has its first token
+    arrived_s: float  # when the request arrived, or its prompt was complete
+    tokens: int = 0  # number pulled; set when blocks are allocated
+    cancelled: bool = False  # the request has ended
     done: list[ShardLoad] = field(default_factory=list)
 
     def end(self, request: Any) -> int:
-        """Return the number of the request's tokens whose KV is wanted.
+        """Return the number of the request's tokens whose KV to load.
 
-        The last one is always computed here: its logits give the next token. A request without its first
-        token gets that one before it runs.
+        The last token is always computed here, for its logits; that is the first token from the source, which
+        the request gets before it runs.
         """
         return int(min(self.wish.tokens, request.num_tokens - self.complete))
 
 
 class Loads:
-    """Track the loads of an engine. All methods are called on the engine's thread."""
+    """The loads of an engine. Used on the engine's thread."""
 
     def __init__(self, groups: tuple[CacheGroup, ...], client: HandoffClient, host: str) -> None:
-        """Start empty. host: the id of this machine."""
         self._groups = groups
         self._client = client
         self._host = host
-        self._wished: dict[str, _Load] = {}  # keyed by request id, until there are blocks
+        self._wished: dict[str, _Load] = {}  # by request id, until blocks are allocated
         self.ordered: dict[Key, _Load] = {}
         self._ended: list[Loaded] = []
 
@@ -57,25 +54,21 @@ class Loads:
         return len(self._wished) + len(self.ordered)
 
     def waiting(self, *, begun: bool) -> int:
-        """Return the number of requests that wait. begun: include those whose KV is on its way."""
+        """Return the number of waiting requests. begun: include those with a manifest."""
         ordered = (load for load in self.ordered.values() if begun or load.manifest is None)
         return len(self._wished) + sum(not load.cancelled for load in ordered)
 
     def add(self, request_id: str, wish: LoadWish) -> None:
-        """Note what a new request wishes for."""
         complete = wish.manifest is not None
         self._wished[request_id] = _Load(wish, wish.manifest, complete, time.monotonic())
 
     def is_unheard(self, request_id: str) -> bool:
-        """Return whether a request has no blocks yet, and its source has not sent anything."""
+        """Return whether a request has no blocks yet, and no manifest."""
         load = self._wished.get(request_id)
         return load is not None and load.manifest is None
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int:
-        """Return the number of tokens beyond the first `num_computed` whose KV can be loaded.
-
-        After a preemption it is 0.
-        """
+        """Return the number of tokens to load after the first `num_computed`; 0 after a preemption."""
         load = self._wished.get(request.request_id)
         if load is None:
             return 0
@@ -85,10 +78,7 @@ class Loads:
     def allocated(
         self, request: Any, tables: Sequence[Sequence[int]], num_external: int, jobs: StepJobs
     ) -> None:
-        """Order the load into these blocks, by group.
-
-        The wish is used up, even if the prefix cache left nothing to load.
-        """
+        """Order the load into these blocks, by group. If the prefix cache has everything, it ends here."""
         load = self._wished.pop(request.request_id, None)
         if load is None:
             return
@@ -113,10 +103,7 @@ class Loads:
         )
 
     def begin(self, key: Key, manifest: Manifest, jobs: StepJobs) -> None:
-        """Take a manifest of a prompt that may still be computed.
-
-        Unknown loads are ignored: they have ended.
-        """
+        """Pass on a manifest of a prompt that may be incomplete. Ignores ended loads."""
         load = self._find(key)
         if load is None or load.complete:
             return
@@ -125,17 +112,17 @@ class Loads:
             jobs.begins.append((key, manifest))
 
     def complete(self, key: Key, manifest: Manifest, jobs: StepJobs) -> None:
-        """Let a load end: its prompt is complete, and its request has its first token now."""
+        """Let a load end, because its prompt is complete and its request has its first token."""
         load = self._find(key)
         if load is None or load.complete:
             return
         load.manifest, load.complete = manifest, True
-        load.arrived_s = time.monotonic()  # nobody has waited for it until now
+        load.arrived_s = time.monotonic()
         if key in self.ordered:
             jobs.completes.append((key, manifest))
 
     def finished(self, request_id: str, jobs: StepJobs) -> None:
-        """Stop the load of a request that ended, or release KV that it has not begun to load."""
+        """Stop an ended request's load, or release KV that it has not begun to load."""
         for key, load in self.ordered.items():
             if key[0] == request_id:
                 load.cancelled = True
@@ -149,12 +136,11 @@ class Loads:
         load = self.ordered[key]
         load.done.append(part)
         if len(load.done) < ranks:
-            if part.problem is not None:  # another rank's early load would wait for the prompt's end
+            if part.problem is not None:  # other ranks' early loads would wait for the prompt's end
                 jobs.cancels.append(key)
             return
         del self.ordered[key]
         done, manifest = load.done, load.manifest
-        # An early load that failed does not know when the save ended.
         near = manifest is not None and manifest.host == self._host
         start = (manifest.saved_at_s if manifest is not None and near else 0.0) or load.arrived_s
         self._ended.append(
@@ -172,7 +158,6 @@ class Loads:
         )
 
     def take(self) -> tuple[Loaded, ...]:
-        """Return the loads that ended since the last call."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
@@ -181,9 +166,9 @@ class Loads:
         return load if load is not None and load.wish.epoch == key[1] else None
 
     def _give_up(self, request_id: str, load: _Load) -> None:
-        """Release KV that is not wanted here, but not if a mangled manifest names another request's.
+        """Release unwanted KV, unless the manifest is mangled and may name another request's.
 
-        While the prompt is still being prefilled, release nothing: its worker drops the KV with the attempt.
+        If the prompt is incomplete, its worker drops the KV with the attempt.
         """
         manifest, wish = load.manifest, load.wish
         if (

@@ -1,4 +1,4 @@
-"""Messages between the connector's two sides, which vLLM carries: plain picklable data.
+"""Messages that vLLM carries between the connector's two sides. They must be picklable.
 
 Leans on vllm.distributed.kv_transfer.kv_connector.v1.base: KVConnectorMetadata, KVConnectorWorkerMetadata,
 KVConnectorHandshakeMetadata.
@@ -23,22 +23,21 @@ from baton.protos.handoff_pb2 import Manifest
 
 @dataclass
 class StepJobs(KVConnectorMetadata):
-    """Carry the work of one engine step from the scheduler to the ranks."""
+    """One engine step's orders to the ranks."""
 
     saves: list[SaveJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
     begins: list[tuple[Key, Manifest]] = field(default_factory=list)  # loads that now have a manifest
-    completes: list[tuple[Key, Manifest]] = field(default_factory=list)  # loads whose requests can go on
+    completes: list[tuple[Key, Manifest]] = field(default_factory=list)  # loads that may end
     cancels: list[Key] = field(default_factory=list)  # loads whose requests ended
-    drops: list[Key] = field(default_factory=list)  # saves whose prompts are not computed any further
-    preempted: list[Key] = field(default_factory=list)  # requests whose blocks this step may write to
-    # requests whose blocks are kept until everything is copied
-    ended: list[Key] = field(default_factory=list)
+    drops: list[Key] = field(default_factory=list)  # saves whose prompts will not be completed
+    preempted: list[Key] = field(default_factory=list)  # requests whose blocks this step may overwrite
+    ended: list[Key] = field(default_factory=list)  # requests whose blocks are kept until copied
 
 
 @dataclass
 class StepResults(KVConnectorWorkerMetadata):
-    """Carry the results of a step from the ranks to the scheduler."""
+    """A step's results from the ranks."""
 
     saves: list[ShardSave] = field(default_factory=list)
     loads: list[ShardLoad] = field(default_factory=list)
@@ -52,11 +51,11 @@ class StepResults(KVConnectorWorkerMetadata):
 
 @dataclass(frozen=True)
 class RankHandshake(KVConnectorHandshakeMetadata):
-    """Describe a rank to the scheduler, once, when its cache exists."""
+    """A rank's description for the scheduler's side, sent once."""
 
     rank: int
-    address: str  # its Handoff service, as processes of this machine dial it
+    address: str  # its Handoff service, as this machine dials it
     slots: int  # size of staging
-    windows: bool  # whether one of its transports moves saves with fewer slots than records
+    windows: bool  # whether one of its transports supports windows
     compatibility_hash: str
-    facts: Mapping[str, str]  # the hash's ingredients in words
+    facts: Mapping[str, str]  # what the hash covers, in words

@@ -1,12 +1,11 @@
-"""The scheduler's half of the connector: it orders saves and loads, and collects their results.
+"""The scheduler's side of the connector orders saves and loads, and collects their results.
 
 Leans on vllm.v1.request.Request (request_id, num_tokens, num_computed_tokens, num_output_tokens, max_tokens,
 kv_transfer_params, status), RequestStatus.FINISHED_ABORTED, SchedulerOutput (num_scheduled_tokens,
-kv_connector_block_state, preempted_req_ids), on
-Scheduler.schedule calling get_num_new_matched_tokens again in each step after it returned None, and on
-Scheduler.update_from_output calling update_connector_output after it has finished requests:
-`request_finished` cannot return the manifest, so the worker's host takes it with `take_reports` after each
-step.
+kv_connector_block_state, preempted_req_ids); on Scheduler.schedule, which calls get_num_new_matched_tokens
+again in each step after it returned None; and on Scheduler.update_from_output, which calls
+update_connector_output after it has finished requests. For that reason `request_finished` cannot return the
+manifest, and the worker's host calls `take_reports` after each step.
 """
 
 from __future__ import annotations
@@ -54,29 +53,29 @@ from baton.rpc import host_id
 
 @dataclass
 class _Prompt:
-    """Track a prompt being computed, to be saved as far as it is final after each step."""
+    """A prompt that is to be saved."""
 
     request: Any
     wish: SaveWish
     refused: bool = False  # not cached as required: its save never begins
-    chunks: int = 0  # steps in which a part of it was computed
+    chunks: int = 0  # steps so far
     records: int = 0  # records whose save was ordered
 
 
 @dataclass
 class _Save:
-    """Track a save under way on the ranks. It outlives its request, which ends in the same step."""
+    """A save that was ordered. It outlives its request, which ends in the same step."""
 
     num_tokens: int
-    chunks: int = 0  # known at the end
+    chunks: int = 0  # set with the last part
     begun: list[ShardSave] = field(default_factory=list)
     done: list[ShardSave] = field(default_factory=list)
-    manifest: Manifest | None = None  # lets pulls start early
+    manifest: Manifest | None = None  # for early pulls
     wanted: bool = True
 
 
 class SchedulerSide:
-    """Hold the state of all saves and loads of an engine. All methods are called on the engine's thread."""
+    """The saves and loads of an engine. Used on the engine's thread."""
 
     def __init__(self, config: HandoffConfig, groups: tuple[CacheGroup, ...], cache_blocks: int) -> None:
         self._config = config
@@ -86,36 +85,34 @@ class SchedulerSide:
         self._client = HandoffClient()
         self._loads = Loads(groups, self._client, self._host)
         self._ranks: list[RankHandshake] = []
-        self._to_save: dict[str, _Prompt] = {}  # keyed by request id, until the save begins
+        self._to_save: dict[str, _Prompt] = {}  # by request id, until the last part is ordered
         self._saving: dict[Key, _Save] = {}
         self._jobs = StepJobs()
-        self.ordered = StepJobs()  # jobs of the last step
+        self.ordered = StepJobs()  # of the last step
         self._begun: list[Begun] = []
         self._saved: list[Saved] = []
-        self._kept: dict[str, Key] = {}  # request id -> request whose blocks a windowed save may read
+        self._kept: dict[str, Key] = {}  # by request id: requests whose blocks a windowed save may read
         self._room = SaveRoom(cache_blocks)
 
     # ---- for the worker's host
 
     @property
     def compatibility_hash(self) -> str:
-        """Hex; the same on all ranks."""
         return self._ranks[0].compatibility_hash
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """The hash's ingredients in words."""
         return self._ranks[0].facts
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of the ranks' Handoff services, in rank order."""
+        """The ranks' Handoff services, in rank order."""
         return [rank.address for rank in self._ranks]
 
     def idle_loads(self, *, told: bool) -> int:
-        """Return how many requests wait for a load, and need no step before a message says so.
+        """Return how many requests wait for a load and need no step until a message arrives.
 
-        told: the end of a pull is such a message
+        told: the host is woken at the end of a pull, so a pull needs no steps.
         """
         prompts = sum(prompt.wish.prefix is not None for prompt in self._to_save.values())
         return max(0, self._loads.waiting(begun=told) - prompts)
@@ -125,9 +122,9 @@ class SchedulerSide:
         return self._loads.is_unheard(request_id) and request_id not in self._to_save
 
     def take_reports(self) -> Reports:
-        """Return what ended since the last call.
+        """Return the reports since the last call.
 
-        Prompts that have waited too long for room are reported as not saved before their prefill begins.
+        Prompts that waited too long for room are reported as not saved, before their prefill begins.
         """
         for request_id in self._room.take_overdue():
             wish = self._to_save[request_id].wish
@@ -140,29 +137,24 @@ class SchedulerSide:
         return reports
 
     def begin_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let a load without a manifest pull what its prompt's steps leave."""
         self._loads.begin((request_id, epoch), manifest, self._jobs)
 
     def complete_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let a load end: its prompt is complete, and its request has its first token now."""
         self._loads.complete((request_id, epoch), manifest, self._jobs)
 
     def load_ended(self, part: ShardLoad) -> None:
-        """Record the end of one rank's load."""
         self._loads.update(part, len(self._ranks), self._jobs)
 
     def staged(self, timeout_s: float) -> Staged:
-        """Ask the ranks how much waits to be pulled. Raises TransportFailed."""
         return self._client.staged(self.addresses, timeout_s)
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
-        """Have the ranks pull test payloads from another worker's, at these addresses."""
         return self._client.try_handoff(self.addresses, sources, transport, size, timeout_s)
 
     # ---- for vLLM's scheduler
 
     def set_ranks(self, handshakes: Mapping[int, RankHandshake]) -> None:
-        """Take the ranks' descriptions. Raises CompatibilityMismatch when they differ."""
+        """Raise CompatibilityMismatch if the ranks' hashes differ."""
         self._ranks = [handshakes[rank] for rank in sorted(handshakes)]
         hashes = {rank.compatibility_hash for rank in self._ranks}
         if len(hashes) != 1:
@@ -173,7 +165,7 @@ class SchedulerSide:
         self._room.hear({rank.rank: (rank.slots, rank.slots) for rank in self._ranks})
 
     def add(self, request: Any) -> None:
-        """Note what a new request wants. Raises InvalidWish."""
+        """Register a new request's wish. Raises InvalidWish."""
         wish = params.parse(request.kv_transfer_params)
         if isinstance(wish, SaveWish):
             self._to_save[request.request_id] = _Prompt(request, wish)
@@ -182,10 +174,10 @@ class SchedulerSide:
             self._loads.add(request.request_id, wish)
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int | None:
-        """Return the number of tokens beyond the first `num_computed` whose KV can be loaded.
+        """Return the number of tokens to load after the first `num_computed`.
 
-        None makes vLLM ask again in the next step: there is no room yet for what the request will save, or it
-        is refused.
+        None makes vLLM ask again in the next step: there is no room yet for the request's save, or it is
+        refused.
         """
         prompt = self._to_save.get(request.request_id)
         if prompt is not None and not self._may_begin(prompt, num_computed):
@@ -193,10 +185,10 @@ class SchedulerSide:
         return self._loads.loadable_tokens(request, num_computed)
 
     def _may_begin(self, prompt: _Prompt, num_computed: int) -> bool:
-        """Return whether a prompt that will be saved may be computed now, from this token on.
+        """Return whether a prompt that will be saved may be computed now, from token `num_computed` on.
 
-        A prompt to be saved only if cached is refused, once, if more than the end of the cached part would
-        have to be computed: a block, and another one if vLLM drafts from hidden states.
+        A prompt to be saved only if cached is refused, once, if more would have to be computed than a block,
+        and another one if vLLM drafts from hidden states.
         """
         request, most = prompt.request, 2 * max(group.block_size for group in self._groups)
         left = request.num_tokens - num_computed
@@ -212,11 +204,10 @@ class SchedulerSide:
         return self._room.admits(request.request_id, blocks, self._slots(request, blocks))
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], num_external: int) -> None:
-        """Order a load into these blocks, by group."""
         self._loads.allocated(request, tables, num_external, self._jobs)
 
     def build_step(self, scheduler_output: Any) -> StepJobs:
-        """Return the step's loads, and a save of each prompt's records that are final after it."""
+        """Return the step's jobs, which save the records that are final after it."""
         for request_id in scheduler_output.preempted_req_ids or ():
             if (prompt := self._to_save.get(request_id)) is not None:
                 prompt.records = 0  # the ranks skip what they have already copied
@@ -234,13 +225,13 @@ class SchedulerSide:
         return self.ordered
 
     def _has_more(self, prompt: _Prompt, end: int) -> bool:
-        """Return whether a step that ends before the prompt does leaves records that can travel."""
+        """Return whether a step that ends at token `end`, before the prompt's end, leaves final records."""
         request_id, epoch = prompt.request.request_id, prompt.wish.epoch
         promised = self._room.promised(request_id) or (request_id, epoch) in self._saving
         return promised and final_records(self._groups, end) > prompt.records
 
     def _save(self, prompt: _Prompt, tables: Sequence[Sequence[int]], end: int) -> None:
-        """Order the save of what is final after `end` tokens; after the last one, of everything left."""
+        """Order the save of the records that are final after `end` tokens, or of the rest."""
         request, epoch = prompt.request, prompt.wish.epoch
         whole, last = num_records(self._groups, request.num_tokens), end >= request.num_tokens
         parts: tuple[Part, ...]
@@ -266,28 +257,23 @@ class SchedulerSide:
         self._jobs.saves.append(job)
 
     def _drop(self, key: Key) -> None:
-        """End a save whose prompt is not, or need not be, complete."""
+        """End a save before its prompt is complete."""
         save = self._saving.pop(key, None)
         self._room.forget(key[0])
         self._jobs.drops.append(key)
-        if (
-            save is not None and save.manifest is not None
-        ):  # not with the next step: there may be no next step
+        if save is not None and save.manifest is not None:  # now, because there may be no next step
             self._client.release_soon(save.manifest)
 
     def _slots(self, request: Any, records: int) -> int:
-        """Return how many slots of staging the save of a request gets.
+        """Return how many slots the save of a request gets.
 
-        Only a request that ends with its prompt leaves its blocks as they are until they are copied.
+        Only a request that ends with its prompt can have a window, because its blocks do not change later.
         """
         ends = request.max_tokens <= request.num_output_tokens + 1
         return self._room.slots(records) if ends else records
 
     def finished(self, request: Any) -> bool:
-        """Stop the load of a request that ended, or release KV that it has not begun to load.
-
-        Returns whether its blocks must be kept until the ranks say that nothing reads them.
-        """
+        """End an ended request's load and save. Return whether its blocks must be kept until `freed`."""
         self._loads.finished(request.request_id, self._jobs)
         if (prompt := self._to_save.pop(request.request_id, None)) is not None:
             self._drop((request.request_id, prompt.wish.epoch))
@@ -303,12 +289,11 @@ class SchedulerSide:
         return key is not None
 
     def freed(self, request_ids: Iterable[str]) -> None:
-        """Note that all ranks have copied the kept blocks of these requests."""
+        """Record that all ranks have copied the kept blocks of these requests."""
         for request_id in request_ids:
             self._room.freed(request_id)
 
     def update(self, results: StepResults) -> None:
-        """Process what the ranks did in a step."""
         self._room.hear(results.staging)
         for saved in results.saves:
             self._add_save(saved)
@@ -316,10 +301,10 @@ class SchedulerSide:
             self.load_ended(loaded)
 
     def lost(self, results: Iterable[StepResults]) -> None:
-        """Process the unreported results of the last steps; drop saves that the ranks did not end.
+        """After a failed step, process the last steps' unreported results and drop unfinished saves.
 
-        A step failed, so the requests of these steps have ended. With several steps in flight, the one that
-        failed may not be the last one.
+        The requests of these steps have ended. With several steps in flight, the failed one may not be the
+        last.
         """
         for one in results:
             self._room.hear(one.staging)
@@ -333,25 +318,24 @@ class SchedulerSide:
             self._drop(key)
 
     def close(self) -> None:
-        """Close connections to other workers. Idempotent."""
         self._client.close()
 
     # ---- inside
 
     def _lost(self, job: SaveJob, beyond: int) -> SaveFailed | None:
-        """Return why the step does not leave what the job is to save. beyond: tokens computed after it."""
+        """Return why the step cannot save the job. beyond: number of tokens computed after the prompt."""
         what = f"KV of request {job.request_id!r}, epoch {job.epoch}"
         if beyond and self._states:
             return SaveFailed(f"{what}: its state is {beyond} tokens beyond the prompt's end")
         if any(NULL_BLOCK in part.block_ids for part in job.parts):
-            return SaveFailed(f"{what}: a block that the next token needs is not kept any more")
+            return SaveFailed(f"{what}: a block that the next token needs is no longer kept")
         return None
 
     def _add_save(self, part: ShardSave) -> None:
         key = part.request_id, part.epoch
         save = self._saving.get(key)
         if save is None:
-            return  # dropped meanwhile
+            return  # dropped
         if part.begun:
             self._add_begin(key, save, part)
             return
@@ -379,7 +363,7 @@ class SchedulerSide:
             self._begun.append(Begun(*key, save.manifest))
 
     def _manifest(self, key: Key, num_tokens: int, shards: Sequence[ShardSave]) -> Manifest:
-        """Return the manifest of what the ranks have begun to save, without the facts of its end."""
+        """Return an unsealed manifest, without the fields that are known at the end."""
         return Manifest(
             request_id=key[0],
             epoch=key[1],

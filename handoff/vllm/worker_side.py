@@ -1,4 +1,4 @@
-"""A rank's half of the connector: the owner of its staging, service, transports, saver and loader.
+"""A rank's side of the connector owns its staging, service, transports, saver and loader.
 
 Leans on the order in which vLLM's model runners call a connector in one step (V1 without speculation, V1
 with, V2): handle_preemptions (before anything is written), bind_connector_metadata, forward, wait_for_save,
@@ -47,12 +47,12 @@ from baton.security.identity import Identity
 
 logger = logging.getLogger(__name__)
 
-STEPS_KEPT = 3  # results kept: one more step than vLLM has in flight
-BEGIN_BYTES = 1 << 30  # a GPU's engine waits until at most this much staging is brought in
+STEPS_KEPT = 3  # one more than vLLM has in flight
+BEGIN_BYTES = 1 << 30  # staging that is faulted in before a GPU's engine starts
 
 
 class WorkerSide:
-    """Own one rank's side, made when its cache tensors exist."""
+    """One rank's side, made when its cache tensors exist."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class WorkerSide:
         """Start the service.
 
         Raises HandoffError if the cache cannot be handed over or the service cannot listen, SecurityError if
-        it must not listen.
+        the service would be exposed.
         """
         self._cache = cache = block_cache(
             kv_caches,
@@ -85,7 +85,7 @@ class WorkerSide:
         self._hash = compatibility_hash(found)
         self._facts = in_words(found)
         self._rank = rank
-        # A rank may be a process of its own, forked or not.
+        # the rank may be a process of its own
         mine = Identity(Path(config.identity)) if config.identity else None
         rpc.act_as(mine, insecure=config.insecure)
         self._client = HandoffClient()
@@ -112,18 +112,18 @@ class WorkerSide:
         )
         self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
-        self._jobs: StepJobs | None = None  # jobs of the last step
-        self._ended: list[ShardLoad] = []  # loads to report with the step, after `take_loads`
-        self._near = False  # the scheduler is in this process and takes loads before each step
-        # Results of the last steps, which a failed step may have kept from the scheduler's side.
+        self._jobs: StepJobs | None = None  # of the last step
+        self._ended: list[ShardLoad] = []  # loads to report with the step
+        self._near = False  # the scheduler is in this process and calls `take_loads` before each step
+        # the last steps' results, which the scheduler's side may have missed if a step failed
         self._told: deque[tuple[StepResults, KVConnectorTransferResults]] = deque(maxlen=STEPS_KEPT)
         self._untold: tuple[KVConnectorTransferResults, ...] = ()
         self._reported_room = (0, 0)
-        # Segments have names: they would outlive a process that forgot to shut down.
+        # otherwise, segments would outlive a process that forgot to shut down
         atexit.register(self.close)
 
     def _make_staging(self, config: HandoffConfig, cache: BlockCache, blocks: int, longest: int) -> Staging:
-        """Make staging. blocks: size of the cache; longest: blocks of the longest prompt."""
+        """blocks: size of the cache; longest: blocks of the longest prompt."""
         if config.staging_mib is None:
             size = sizing.staging_size(cache.record_bytes, blocks, longest, sizing.free_bytes())
         else:
@@ -135,10 +135,9 @@ class WorkerSide:
             transports.register(self._transports, memory)
 
         arena = Arena(size.bytes, cache.record_bytes, pin=came)
-        # Now: pinning memory while the engine captures a graph would end the capture. And a GiB takes a
-        # second, for which the first long prompt would hold up a GPU's engine.
+        # Now, because pinning memory would abort the engine's graph capture. And a GiB takes a second, for
+        # which the first long prompt would block a GPU's engine.
         arena.begin(min(longest * cache.record_bytes, BEGIN_BYTES) if cache.device is not None else 0)
-        # Called on staging's or the service's threads.
         return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
 
     def _make_loader(
@@ -162,7 +161,6 @@ class WorkerSide:
         )
 
     def handshake(self) -> RankHandshake:
-        """Describe this rank to the scheduler's side."""
         return RankHandshake(
             self._rank,
             self._service.local_address,
@@ -173,11 +171,11 @@ class WorkerSide:
         )
 
     def withhold(self, jobs: StepJobs) -> None:
-        """Stop reading blocks that the step may write to."""
+        """Stop reading blocks that the step may overwrite."""
         self._saver.withhold(jobs.preempted)
 
     def begin_step(self, jobs: StepJobs) -> None:
-        """Start the step's loads before its forward pass, which hides them."""
+        """Start the step's loads before its forward pass, so that they overlap."""
         self._results, self._jobs = StepResults(), jobs
         self._saver.drop(jobs.drops)
         self._saver.backlog.leave(jobs.ended)
@@ -196,7 +194,7 @@ class WorkerSide:
         self._report_room()
 
     def transfer_results(self) -> KVConnectorTransferResults:
-        """Return the loads that ended, failed ones in both sets, and the saves whose blocks may be freed."""
+        """Return ended loads, failed ones in both sets, and the requests whose kept blocks can be freed."""
         if not self._near:
             self._ended += self.loader.take_finished()
         loads, self._ended = self._ended, []
@@ -215,7 +213,7 @@ class WorkerSide:
         return found
 
     def step_failed(self, jobs: StepJobs) -> list[StepResults]:
-        """Begin the `jobs` that the failed step did not begin; return the results of the last steps."""
+        """Begin `jobs` if the failed step did not; return the last steps' results."""
         if self._jobs is not jobs:
             self.withhold(jobs)
             self.begin_step(jobs)
@@ -225,7 +223,7 @@ class WorkerSide:
         return results
 
     def tell_again(self, known: Container[str]) -> None:
-        """Report finished transfers again, for the requests that the scheduler still has."""
+        """Report the last steps' transfers again, for the requests that the scheduler still has."""
         self._untold = tuple(
             KVConnectorTransferResults(
                 finished_sending={name for name in one.finished_sending if name in known},
@@ -237,27 +235,24 @@ class WorkerSide:
         self._told.clear()
 
     def results(self, jobs: StepJobs) -> StepResults | None:
-        """Return this step's results, to which a save may still be added; None if there are none."""
+        """Return the step's results, to which `save` may still add; None if there are none."""
         self._report_room()
         found = self._results
         return found if jobs.saves or found.saves or found.loads or found.staging else None
 
     def _report_room(self) -> None:
-        """Report staging's room if it has changed since the last report."""
+        """Add staging's room to the results if it has changed."""
         room = self.staging.free_blocks, self.staging.capacity
         if room != self._reported_room:
             self._reported_room = self._results.staging[self._rank] = room
 
     def come_near(self, wake: Callable[[], object]) -> None:
-        """Have `take_loads` called before each step from now on.
-
-        wake: called, on any thread, when a load has ended, or blocks that were kept may be freed
-        """
+        """Expect `take_loads` before each step. wake: see BatonConnector.wake_on_loads."""
         self._near = True
         self.loader.on_finished = self._saver.backlog.on_copied = wake
 
     def take_loads(self, promote: Callable[[ShardLoad], bool]) -> None:
-        """Have loads that ended promoted; report the others with the step that begins next."""
+        """Promote ended loads; report the others with the next step."""
         self._ended += [load for load in self.loader.take_finished() if not promote(load)]
 
     def close(self) -> None:
@@ -271,6 +266,6 @@ class WorkerSide:
         for transport in self._transports:
             try:
                 transport.close()
-            except Exception:  # another package's bug: close the others all the same
-                logger.exception("transport %r did not close", transport.name)
+            except Exception:  # a bug in another package must not keep the others open
+                logger.exception("transport %r failed to close", transport.name)
         self._client.close()

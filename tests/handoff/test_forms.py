@@ -171,7 +171,7 @@ def test_what_all_ranks_have_is_pulled_from_one_in_turns() -> None:
 
 def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
     found = unfit([layer("a", 4)], Form(1, "auto"), Form(3, "auto"))
-    assert found == "3 shards; the 4 heads of layer a are not so divided"
+    assert found == "3 shards do not divide the 4 heads of layer a"
     assert unfit([layer("a", 4)], Form(1, "auto"), Form(0, "auto")).startswith("0 shards")
 
 

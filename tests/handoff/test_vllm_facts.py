@@ -153,7 +153,7 @@ PREEMPTED.preempted_req_ids = {"r"}
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (Step(70, [1, 2, 3], [0, 0, 0], [4]), "a block that the next token needs is not kept any more"),
+        (Step(70, [1, 2, 3], [0, 0, 0], [4]), "a block that the next token needs is no longer kept"),
         (Step(71, [1, 2, 3], [1, 2, 3], [4]), "its state is 1 tokens beyond the prompt's end"),
         (Step(70, [1, 2, 3], [0, 2, 3], [4]), None),
     ],

@@ -197,7 +197,7 @@ def test_a_source_that_does_not_hear_ends_the_load(pair: Pair, monkeypatch: pyte
     problem = pair.finished().problem
     assert problem is not None
     assert problem.name == "TransportFailed"
-    assert "does not hear what was taken: UNKNOWN" in problem.text
+    assert "the acknowledgement failed: UNKNOWN" in problem.text
 
 
 @pytest.mark.parametrize(

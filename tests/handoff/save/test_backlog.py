@@ -89,12 +89,12 @@ def test_wrong_words_of_what_was_taken_are_refused(saving: Source, eventually: E
         with pytest.raises(UnknownHandoff):
             take(name, epoch, 1)
     for taken in (SLOTS + 1, RECORDS, 2**32 - 1):
-        with pytest.raises(MalformedManifest, match=f"{taken} records are said to be taken.*; 0 were"):
+        with pytest.raises(MalformedManifest, match=f"{taken} records cannot be acknowledged.*; 0 were"):
             take(*KEY, taken)
     take(*KEY, 3)
     take(*KEY, 3)  # said again
     eventually(lambda: entry.view.is_whole(SLOTS + 2))
-    with pytest.raises(MalformedManifest, match=r"2 records are said to be taken.*; 3 were"):
+    with pytest.raises(MalformedManifest, match=r"2 records cannot be acknowledged.*; 3 were"):
         take(*KEY, 2)
     saving.save("whole", 64, (1, 2))
     with pytest.raises(MalformedManifest, match="in its 2 slots"):
@@ -111,7 +111,7 @@ def test_of_several_readers_the_last_one_counts(saving: Source, eventually: Even
     take(*KEY, 2, reader=(1, 2))
     assert entry.taken == 2
     eventually(lambda: entry.view.is_whole(SLOTS + 1))
-    with pytest.raises(MalformedManifest, match=r"2 records are said to be taken.*; 3 were"):
+    with pytest.raises(MalformedManifest, match=r"2 records cannot be acknowledged.*; 3 were"):
         take(*KEY, 2, reader=(0, 2))
     take(*KEY, 3, RECORDS - 1, reader=(0, 2))  # one that wants no more but the last
     assert (entry.taken, entry.wanted) == (2, 2)

@@ -80,7 +80,7 @@ def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:
 
 def test_a_taken_port_for_records_is_an_error_that_names_both(staging: Staging) -> None:
     port = free_ports() + 1
-    wanted = rf"127\.0\.0\.1:{port}: .*handoff\.port .* the one after it"
+    wanted = rf"127\.0\.0\.1:{port}: .*handoff\.port to a free port before another free one"
     with socket.create_server(("127.0.0.1", port)), pytest.raises(HandoffError, match=wanted):
         HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)
     with closing(HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)) as service:

@@ -333,10 +333,10 @@ def said(connection: socket.socket) -> str:
     [
         (
             b"GET / HTTP/1.1\r\nHost: kv\r\n\r\n",
-            "KV is pulled here, by workers that asked the Handoff service",
+            "this port serves KV to workers that have a session",
         ),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "KV is pulled here"),
-        (frames.GREETING + bytes(16), "that session is over, or was never one of this rank's"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "this port serves KV"),
+        (frames.GREETING + bytes(16), "the session has expired, or is not this rank's"),
     ],
 )
 def test_whoever_has_no_session_is_told_so(source: Source, words: bytes, text: str) -> None:
@@ -359,7 +359,7 @@ def test_a_session_is_for_one_connection_and_for_a_while(
             greeting = frames.GREETING + source.door.invite().session
         with knock(source.service.address, source.service.door_port) as again:
             again.sendall(greeting)
-            assert "that session is over" in said(again)
+            assert "the session has expired" in said(again)
 
 
 def test_strangers_that_say_nothing_or_too_slowly_are_hung_up_on(
@@ -375,7 +375,7 @@ def test_strangers_that_say_nothing_or_too_slowly_are_hung_up_on(
         slow.send(frames.GREETING[:3])
         eventually(lambda: len(source.door._strangers) == door.STRANGERS, 2, "all wait")
         one_more = stack.enter_context(knock(source.service.address, source.service.door_port))
-        assert said(slow) == f"{door.STRANGERS} others came that say nothing either"
+        assert said(slow) == f"{door.STRANGERS} newer connections have not sent a greeting either"
         assert {said(one) for one in [*silent[1:], one_more]} == {"no greeting within 0.5 s"}
     source.save(2)
     with closing(Tcp()) as tcp:
@@ -427,7 +427,7 @@ def test_only_so_many_pulls_run(source: Source, tcp: Tcp, monkeypatch: pytest.Mo
     running = [tcp.pull(source.pull()) for _ in range(2)]
     for one in running:
         next(one)
-    with pytest.raises(TransportFailed, match="2 pulls run here already: try again"):
+    with pytest.raises(TransportFailed, match="2 pulls are running already: try again"):
         drain(tcp, source.pull())
     for one in running:
         one.close()  # type: ignore[attr-defined]
@@ -549,7 +549,7 @@ def test_a_byte_that_is_changed_on_the_way_is_noticed(
     with closing(Between(sealed.door.port, at)) as between, closing(Tcp()) as tls:
         monkeypatch.setattr(sealed.door, "port", between.port)
         with pytest.raises(
-            TransportFailed, match=r"not what was sent|is no frame|from block 1 on|nothing came"
+            TransportFailed, match=r"not what was sent|is not a frame|from block 1 on|nothing came"
         ):
             drain(tls, sealed.pull())
 
