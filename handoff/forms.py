@@ -1,4 +1,4 @@
-"""How ranks divide the heads of a KV cache, and which heads a rank pulls from the ranks of another worker.
+"""The division of KV heads among a worker's ranks, and the heads that a rank pulls from other workers' ranks.
 
 Two workers may have different numbers of ranks, because the compatibility hash covers the whole cache and not
 its division.
@@ -51,7 +51,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank takes from one shard of a save."""
+    """The heads that one rank takes from one shard of a save."""
 
     form: Form  # the save's form
     record_bytes: int  # size of the shard's records

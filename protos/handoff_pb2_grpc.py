@@ -75,7 +75,7 @@ class HandoffServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Connect(self, request, context):
-        """Get a connection for pulls.
+        """Get a session for a connection for pulls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,14 +95,14 @@ class HandoffServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Taken(self, request, context):
-        """Free the slots of taken records for further records of a save.
+        """Acknowledge records of a save with fewer slots than records.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Staged(self, request, context):
-        """Report how much waits to be pulled: for a worker's own load reports, and before it exits.
+        """Report how much KV waits to be pulled. A worker asks its own ranks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,7 +116,7 @@ class HandoffServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Trial(self, request, context):
-        """Have another rank save a test payload, and pull it.
+        """Pull a test payload from another rank.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -78,14 +78,14 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """Change which work is placed here. Running requests continue, and requests placed before may still arrive.
+        """Change the worker's role. Running requests continue, and requests placed before may still arrive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """Report its machine and its versions.
+        """Report the machine and versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,14 +98,14 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request_iterator, context):
-        """One stream per router. Its end aborts everything that the router started on it.
+        """One stream per router. Its end aborts the requests that were started on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Report the progress of an attempt's KV to another worker, until it is complete or has failed.
+        """Report an attempt's progress to the worker that needs its KV, until it is complete or has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

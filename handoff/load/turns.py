@@ -21,7 +21,7 @@ _LOOK_S = STALLED_S / 4  # interval of checks for stalled pulls while others wai
 
 
 class Pulling(Protocol):
-    """What the queue needs to know about a load."""
+    """A load, as the queue sees it."""
 
     @property
     def source(self) -> str:

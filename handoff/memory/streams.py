@@ -1,4 +1,4 @@
-"""What a device cache needs of an accelerator: queues of work, marks in them, pinned memory.
+"""The interface of an accelerator to a device cache: queues of work, marks in them, pinned memory.
 
 `Inline` does all work at once, on the CPU, so that the code for accelerators can be tested without one.
 """

@@ -69,7 +69,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the hash covers, in words."""
+        """The contents of the hash, in words."""
         return self._scheduler_side.facts
 
     def take_reports(self) -> Reports:
