@@ -26,12 +26,12 @@ import torch
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import CacheGroup, Part, described, num_blocks
-from baton.handoff.load.job import LoadJob
 from baton.handoff.load.loader import Loader
+from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
-from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.memory.cache import HostBlockCache
 from baton.handoff.reports import ShardLoad, ShardSave
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService

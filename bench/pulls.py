@@ -29,7 +29,7 @@ from baton.handoff import digests
 from baton.handoff.memory.arena import Arena
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
-from baton.handoff.transports.base import Pull
+from baton.handoff.transports.base import Cancellation, Pull
 from baton.handoff.transports.tcp import Tcp
 from baton.kernels import kv_pack
 from baton.protos.handoff_pb2 import Shard
@@ -89,7 +89,7 @@ class Arm:
         rpc.act_as(self._identity)
         seed, room = digests.seed(*KEY), _room(count * shard.record_bytes)
         began = time.monotonic()
-        pull = Pull(*KEY, shard, count, 0, count, began + 60, CHUNK)
+        pull = Pull(*KEY, shard, count, 0, count, CHUNK, Cancellation(began + 60))
         for records in self._transport.pull(pull):
             own = digests.of_records(records.data, seed, records.first_block)
             digests.compare(pull.what, records.first_block, own, records.digests)

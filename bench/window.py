@@ -24,7 +24,7 @@ from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import Part
 from baton.handoff.load.loader import Loader
 from baton.handoff.memory.arena import Arena
-from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.memory.cache import HostBlockCache
 from baton.handoff.records import Digests
 from baton.handoff.reports import ShardSave
 from baton.handoff.save.saver import SaveJob, Saver

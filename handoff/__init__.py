@@ -5,7 +5,7 @@ request (`Request.kv_transfer_params`) and collects the results after each step
 (`BatonConnector.take_reports`). A save on the prefill worker:
 
 1. services/engine/requests.py `prepare` puts `params.save_params` into the request.
-2. vllm/scheduler_side.py `SchedulerSide.add` parses it into a `params.SaveWish`.
+2. vllm/scheduler_side.py `SchedulerSide.add` takes the `params.SaveWish`.
 3. `SchedulerSide.loadable_tokens` keeps the request waiting until staging has room for its KV.
 4. `SchedulerSide.build_step` makes a `SaveJob` for each step that completes KV blocks.
 5. vllm/worker_side.py `WorkerSide.save` gets it on each rank, after that step's forward pass.
@@ -19,7 +19,7 @@ A load on the decode worker, which is ordered before its manifest arrives:
 
 1. services/engine/requests.py `prepare` puts `params.load_params`, with the number of tokens, into the
 request.
-2. `SchedulerSide.add` parses it into a `params.LoadWish`; vllm/loads.py `Loads` keeps it.
+2. `SchedulerSide.add` hands the `params.LoadWish` to vllm/loads.py `Loads`.
 3. `SchedulerSide.loadable_tokens` claims the tokens, `allocated` makes a `LoadJob` with the blocks that vLLM
 found.
 4. `WorkerSide.begin_step` gets it on each rank, before the step's forward pass.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from baton.handoff.forms import CacheLayer
 from baton.handoff.groups import CacheGroup
-from baton.handoff.layers import CacheLayer
 
 # Version of manifests, offers and streams. Raise it with each change that an older worker would misread: it
 # is part of the hash, so schedulers never pair workers of different versions.

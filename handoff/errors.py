@@ -15,10 +15,6 @@ class HandoffError(BatonError):
     """The KV could not be handed over. Another worker can prefill the prompt again."""
 
 
-class InvalidWish(HandoffError):
-    """A request's `kv_transfer_params` cannot be parsed."""
-
-
 class UnsupportedCache(HandoffError):
     """The engine's KV cache cannot be copied block by block."""
 
@@ -79,6 +75,10 @@ class SourceBusy(SourceError):
     """The source already has the maximum number of pulls from prompts still being computed."""
 
 
+class SourceTimeout(SourceError):
+    """The source did not save the KV in time."""
+
+
 class StagingFull(HandoffError):
     """Staging has no room for the KV."""
 
@@ -100,7 +100,7 @@ class TransportFailed(TransportError):
 
 
 class PullTimeout(TransportError):
-    """The bytes did not arrive within the deadline."""
+    """The bytes did not arrive before the pull's deadline."""
 
 
 class PullCancelled(TransportError):

@@ -10,9 +10,8 @@ from google.protobuf.message import DecodeError
 
 from baton.handoff import digests, forms
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
-from baton.handoff.forms import Form, Share
+from baton.handoff.forms import CacheLayer, Form, Share
 from baton.handoff.groups import CacheGroup, described, num_records
-from baton.handoff.layers import CacheLayer
 from baton.protos.handoff_pb2 import Manifest
 
 _PLANS = 64  # number of (form, turn) pairs cached

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from baton.handoff.errors import HandoffError, named
 from baton.protos.handoff_pb2 import Manifest
 
+Key = tuple[str, int]  # request id, epoch
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -18,27 +18,31 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import EARLY_PULL_S
-from baton.handoff.errors import HandoffError, PullCancelled, PullTimeout, TransportFailed
+from baton.handoff.errors import HandoffError, PullCancelled, TransportFailed
 from baton.handoff.forms import Share
-from baton.handoff.load.deadlines import Deadlines
-from baton.handoff.load.job import Key, LoadJob
-from baton.handoff.load.pull import Progress, Pulls
-from baton.handoff.load.turns import EARLY, THREADS, Turns
+from baton.handoff.load.pull import LoadJob, Progress, Pulls
 from baton.handoff.manifest import Puller
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.streams import Mark
-from baton.handoff.reports import Problem, ShardLoad
+from baton.handoff.reports import Key, Problem, ShardLoad
 from baton.handoff.transports.base import Transport
 from baton.keeping import keep_thread
 from baton.protos.handoff_pb2 import Manifest
 
 logger = logging.getLogger(__name__)
+
+MOVING = 2  # concurrent pulls that make progress
+STALLED_S = 1.0  # time without a byte after which a pull is stalled; even slow networks bring some
+THREADS = 8  # MOVING pulls, and the stalled ones of three sources
+EARLY = 4  # concurrent early pulls, which mostly wait for the source's next step and hold a thread there
+_LOOK_S = STALLED_S / 4  # interval of checks for stalled pulls while others wait
 
 
 class State(enum.Enum):
@@ -66,19 +70,66 @@ class _Load:
     def source(self) -> str:
         return self.manifest.worker_id if self.manifest is not None else ""
 
-    @property
-    def heard_s(self) -> float:
-        return self.progress.heard_s
 
-    @heard_s.setter
-    def heard_s(self, now: float) -> None:
-        self.progress.heard_s = now
+class _Turns:
+    """A queue of pulls: few run at once, and an unresponsive source does not block the others. Thread-safe.
 
+    More concurrent pulls would share the memory bus and the engine's cores, and all would end later. If a
+    network is cut, a pull stalls for seconds until its connection is found dead. A stalled pull does not
+    count, so pulls from other sources overtake it; pulls from the same source wait.
+    """
 
-@dataclass
-class _Ended:
-    problem: Problem | None = None
-    shares: tuple[Share, ...] = field(default_factory=tuple)
+    def __init__(self, moving: int = MOVING, stalled_s: float = STALLED_S) -> None:
+        self._moving = moving
+        self._stalled_s = stalled_s
+        self._waiting: deque[_Load] = deque()  # oldest first
+        self._begun: list[_Load] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def add(self, load: _Load) -> None:
+        with self._changed:
+            self._waiting.append(load)
+            self._changed.notify()
+
+    def leave(self, load: _Load) -> bool:
+        """Leave the queue. Return False for a load that has begun."""
+        with self._changed:
+            waits = load in self._waiting
+            if waits:
+                self._waiting.remove(load)
+            return waits
+
+    def take(self) -> _Load | None:
+        """Wait for the next load that may begin; return None once closed and empty."""
+        with self._changed:
+            while not (self._closed and not self._waiting):
+                if (load := self._next()) is not None:
+                    self._waiting.remove(load)
+                    load.progress.heard_s = time.monotonic()
+                    self._begun.append(load)
+                    return load
+                self._changed.wait(_LOOK_S if self._waiting else None)
+            return None
+
+    def over(self, load: _Load) -> None:
+        with self._changed:
+            self._begun.remove(load)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let `take` return None once nothing waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _next(self) -> _Load | None:
+        latest = time.monotonic() - self._stalled_s
+        stalled = [load for load in self._begun if load.progress.heard_s < latest]
+        if len(self._begun) - len(stalled) >= self._moving:
+            return None
+        silent = {load.source for load in stalled}
+        return next((load for load in self._waiting if load.source not in silent), None)
 
 
 class Loader:
@@ -104,9 +155,8 @@ class Loader:
         self._finished: list[ShardLoad] = []
         self.on_finished: Callable[[], object] = lambda: None  # called on any thread
         self._lock = threading.Lock()
-        self._deadlines = Deadlines("baton-pull-deadlines")
-        self._turns: Turns[_Load] = Turns()
-        self._early: Turns[_Load] = Turns(EARLY, math.inf)
+        self._turns = _Turns()
+        self._early = _Turns(EARLY, math.inf)
         self._threads = [
             keep_thread(partial(self._work, turns), f"baton-{name}-{number}")
             for turns, name, threads in ((self._turns, "pull", THREADS), (self._early, "early", EARLY))
@@ -182,7 +232,6 @@ class Loader:
         self._early.close()
         for thread in self._threads:
             thread.join()
-        self._deadlines.close()
 
     # ---- under the lock
 
@@ -192,8 +241,7 @@ class Loader:
             load.whole_s = whole_s
             if load.state is State.PULLING:
                 load.progress.whole_s = whole_s
-                late = partial(self._be_late, load.progress)
-                self._deadlines.add(load.progress, whole_s + self._pull_timeout_s, late)
+                load.progress.cancellation.deadline = whole_s + self._pull_timeout_s
             elif load.state is State.QUEUED and self._early.leave(load):
                 load.state = State.RESERVED  # move from the early queue to the ordinary one below
         if load.state is State.RESERVED and (load.whole_s or not load.failed):
@@ -210,7 +258,7 @@ class Loader:
 
     # ---- on the pulling threads
 
-    def _work(self, turns: Turns[_Load]) -> None:
+    def _work(self, turns: _Turns) -> None:
         while (load := turns.take()) is not None:
             try:
                 self._run(load)
@@ -225,53 +273,42 @@ class Loader:
                 progress.cancellation.set()
             progress.heard_s, progress.whole_s = now, load.whole_s
             progress.wait = now - load.whole_s if load.whole_s else 0.0
-            deadline = now + (self._pull_timeout_s if load.whole_s else EARLY_PULL_S)
+            progress.cancellation.deadline = now + (self._pull_timeout_s if load.whole_s else EARLY_PULL_S)
         if described is None:
             raise AssertionError(f"load {job.key} was queued without a manifest")
-        ended = self._pull(load, progress, described, deadline)
+        problem, shares = self._pull(load, progress, described)
         with self._lock:
-            early = not load.whole_s and not load.cancelled
-            again = early and ended.problem is not None and not progress.told
+            # whether the save can be pulled again
+            kept = problem is not None and not load.whole_s and not progress.told
+            again = kept and not load.cancelled
             if again:
                 load.state, load.failed, load.progress = State.RESERVED, True, Progress(job)
-                load.progress.heard_s = time.monotonic()
-            elif ended.problem is None and not load.has_token and not load.cancelled:
+            elif problem is None and not load.has_token and not load.cancelled:
                 load.state = State.HELD
             else:
-                self._tell(load, ended.problem)
-            leaves = ended.problem is not None and not load.whole_s and not progress.told
+                self._tell(load, problem)
             told = job.key not in self._loads
-        self._deadlines.remove(progress)
         if again:
-            logger.info(
-                "request %r: the early pull failed, trying again later: %s", job.request_id, ended.problem
-            )
+            logger.info("request %r: the early pull failed, trying again later: %s", job.request_id, problem)
         if told:
             self.on_finished()
-        if not leaves:  # after a failed early pull the save stays, unless records were dropped
-            self._pulls.release(job, described, ended.shares, failed=ended.problem is not None)
+        if not kept:
+            self._pulls.release(job, described, shares, failed=problem is not None)
 
-    def _pull(self, load: _Load, progress: Progress, described: Manifest, deadline: float) -> _Ended:
-        job, ended = load.job, _Ended()
+    def _pull(
+        self, load: _Load, progress: Progress, described: Manifest
+    ) -> tuple[Problem | None, Sequence[Share]]:
+        job, shares = load.job, ()
         try:
-            ended.shares = self._pulls.check(job, described)
-            self._pulls.pull(progress, described, ended.shares, load.after, deadline)
+            shares = self._pulls.check(job, described)
+            self._pulls.pull(progress, described, shares, load.after)
         except HandoffError as error:
             lost = next((each.error for each in progress.taken if each.error is not None), None)
-            ended.problem = Problem.of(_timed_out(job) if progress.late else lost or error)
+            return Problem.of(lost or error), shares
         except Exception as error:  # an unreported load would hold its request forever
             logger.exception(
                 "loading request %r failed unexpectedly", job.request_id, extra={"request_id": job.request_id}
             )
-            ended.problem = Problem.of(
-                TransportFailed(f"request {job.request_id!r}: {type(error).__name__}: {error}")
-            )
-        return ended
-
-    def _be_late(self, progress: Progress) -> None:
-        progress.late = True
-        progress.cancellation.set()
-
-
-def _timed_out(job: LoadJob) -> PullTimeout:
-    return PullTimeout(f"request {job.request_id!r}: its KV did not arrive before the pull's deadline")
+            failed = TransportFailed(f"request {job.request_id!r}: {type(error).__name__}: {error}")
+            return Problem.of(failed), shares
+        return None, shares

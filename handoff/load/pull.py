@@ -1,33 +1,59 @@
 """Pull a save's records from the shards that a rank needs, check them and write them into its cache.
 
 With different numbers of ranks (forms.py), a rank pulls its heads from several shards, one chunk of each in
-turn, so that they advance together.
+turn, so that they advance together. The records of a windowed save are acknowledged, so that the source can
+reuse their slots.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from baton.handoff import digests, manifest
+import grpc
+
+from baton.handoff import digests, manifest, windows
 from baton.handoff.channels import HandoffClient
-from baton.handoff.errors import MalformedManifest, TransportFailed
+from baton.handoff.errors import ERROR_KEY, HandoffError, MalformedManifest, TransportFailed, named
 from baton.handoff.forms import Share
 from baton.handoff.groups import Part, runs
-from baton.handoff.load.job import LoadJob
-from baton.handoff.load.taken import Taken
 from baton.handoff.manifest import Puller
 from baton.handoff.memory.cache import BlockCache, Landing
 from baton.handoff.memory.streams import Mark
 from baton.handoff.records import Records
-from baton.handoff.reports import Costs, Problem, ShardLoad
+from baton.handoff.reports import Costs, Key, Problem, ShardLoad
 from baton.handoff.transports import choose
 from baton.handoff.transports.base import Cancellation, Pull, Transport
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.handoff_pb2 import Manifest, TakenRequest
 
 _ENDED = object()
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """Load a save into these cache blocks, once its manifest is here."""
+
+    request_id: str
+    epoch: int
+    tokens: int  # must equal the manifest's
+    parts: tuple[Part, ...]
+    arrived_s: float  # arrival at the engine; CLOCK_MONOTONIC
+    saved_as: str = ""  # request id at the source, if different
+    manifest: Manifest | None = None  # set if it came before the blocks were allocated
+    complete: bool = False  # the prompt is complete: the request waits only for its KV
+
+    @property
+    def saved_id(self) -> str:
+        """The request id at the source."""
+        return self.saved_as or self.request_id
+
+    @property
+    def key(self) -> Key:
+        return self.request_id, self.epoch
 
 
 @dataclass(eq=False)
@@ -38,7 +64,6 @@ class Progress:
     cancellation: Cancellation = field(default_factory=Cancellation)
     heard_s: float = 0.0  # time.monotonic of the start, or of the last bytes
     whole_s: float = 0.0  # when the prompt was complete: the times below count from then on
-    late: bool = False  # cancelled at its deadline
     taken: list[Taken] = field(default_factory=list)  # one per shard
     transport: str = ""
     bytes: int = 0
@@ -68,6 +93,104 @@ class Progress:
             problem,
             self.early_bytes,
         )
+
+
+class Taken:
+    """The acknowledgements of one pull. Without a window there are none."""
+
+    def __init__(
+        self,
+        client: HandoffClient,
+        pull: Pull,
+        failed: Callable[[], object],
+        reader: tuple[int, int] = (0, 1),
+    ) -> None:
+        """failed: called, on any thread, when a call fails; reader: this rank, and how many ranks pull."""
+        self._reader = reader
+        self._client = client
+        self._pull = pull
+        self._failed = failed
+        windowed = pull.slots < pull.saved_blocks
+        self._step = windows.part(pull.slots) if windowed else pull.saved_blocks + 1
+        self._told = 0
+        self._wanted = 0
+        self._calling = False
+        self._ended = False
+        self._lock = threading.Lock()
+        self.error: HandoffError | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether the source may have dropped records."""
+        return bool(self._told or self._wanted)
+
+    def is_due(self, place: int) -> bool:
+        """Return whether to acknowledge the records before this place now."""
+        return place - max(self._told, self._wanted) >= self._step
+
+    def tell(self, place: int) -> None:
+        """Acknowledge, without waiting, all records before this place."""
+        self._told = place
+        self._soon()
+
+    def pass_over(self, place: int) -> None:
+        """Tell the source, without waiting, to skip the records before this place."""
+        self._wanted = place
+        self._soon()
+
+    def end(self) -> None:
+        """Ignore calls from now on, because everything is here. Raises the error of a failed one."""
+        with self._lock:
+            self._ended = True
+        if self.error is not None:
+            raise self.error
+
+    def _soon(self) -> None:
+        with self._lock:
+            if self._calling:
+                return
+            self._calling = True
+        self._call()
+
+    def _call(self) -> None:
+        pull, told = self._pull, (self._told, self._wanted)
+        request = TakenRequest(
+            request_id=pull.request_id,
+            epoch=pull.epoch,
+            ticket=pull.shard.ticket,
+            taken=told[0],
+            wanted=told[1],
+            reader=self._reader[0],
+            readers=self._reader[1],
+        )
+        call = self._client.taken(request, pull.shard.address)
+        call.add_done_callback(lambda done: self._on_done(done, told))
+
+    def _on_done(self, call: Any, told: tuple[int, int]) -> None:
+        try:
+            call.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            with self._lock:
+                if self._ended:
+                    return
+                self.error = self._translated(error)
+            self._failed()
+            return
+        with self._lock:
+            self._calling = (self._told, self._wanted) != told and not self._ended
+            if not self._calling:
+                return
+        self._call()
+
+    def _translated(self, error: Any) -> HandoffError:
+        what = f"{self._pull.what}: the acknowledgement failed"
+        if not isinstance(error, grpc.RpcError):
+            return TransportFailed(f"{what}: the connection was closed")
+        failed: Any = error
+        for key, value in failed.trailing_metadata() or ():
+            if key == ERROR_KEY:
+                return named(value)(failed.details())
+        return TransportFailed(f"{what}: {failed.code().name}: {failed.details()}")
 
 
 class Pulls:
@@ -104,18 +227,17 @@ class Pulls:
         described: Manifest,
         shares: Sequence[Share],
         after: Mark | None,
-        deadline: float,
     ) -> None:
         """Pull and load all shares. Raises HandoffError.
 
-        after: engine work that was queued when the blocks were allocated; deadline: CLOCK_MONOTONIC.
+        after: engine work that was queued when the blocks were allocated.
         """
         seed = digests.seed(progress.job.saved_id, progress.job.epoch)
         landings: list[Landing] = []
         coming: list[Generator[None]] = []
         try:
             for share in shares:
-                pulls = self._orders(progress, described, share, deadline)
+                pulls = self._orders(progress, described, share)
                 if not pulls:
                     continue
                 transport = choose(self._transports, pulls[0].shard)
@@ -157,7 +279,7 @@ class Pulls:
             shard, reader = described.shards[share.rank], (self._puller.rank, share.readers)
             self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
 
-    def _orders(self, progress: Progress, described: Manifest, share: Share, deadline: float) -> list[Pull]:
+    def _orders(self, progress: Progress, described: Manifest, share: Share) -> list[Pull]:
         """Return one order per run of records.
 
         Usually there is one run; with several groups, a cached prefix leaves a run per group.
@@ -178,7 +300,6 @@ class Pulls:
                     saved_blocks=described.num_blocks,
                     first_block=first,
                     num_blocks=stop - first,
-                    deadline=deadline,
                     chunk_bytes=self._chunk_bytes,
                     cancellation=progress.cancellation,
                 )

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from baton.handoff.errors import UnsupportedCache
-from baton.handoff.forms import UNDIVIDED, Division
-from baton.handoff.layers import CacheLayer
-from baton.handoff.memory.cache import BlockCache
+from baton.handoff.forms import UNDIVIDED, CacheLayer, Division
+from baton.handoff.memory.cache import BlockCache, HostBlockCache
 from baton.handoff.memory.device import DeviceBlockCache
-from baton.handoff.memory.host import HostBlockCache
 from baton.kernels.kv_pack import AS_IS, WORD, KVTable
 
 

@@ -10,24 +10,29 @@ ensures that both ends agree.
 from __future__ import annotations
 
 import functools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
-from baton.handoff.forms import UNDIVIDED, Division, Form, Share
+from baton.handoff import digests
+from baton.handoff.forms import UNDIVIDED, CacheLayer, Cut, Division, Form, Share, heads_of, part_bytes
 from baton.handoff.groups import Part
-from baton.handoff.layers import CacheLayer
-from baton.handoff.memory.cuts import cut_tables
-from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.streams import Device, Mark
+from baton.handoff.memory.views import Fill
 from baton.handoff.records import Bytes, Digests
-from baton.kernels.kv_pack import KVTable
+from baton.kernels import kv_pack
+from baton.kernels.kv_pack import AS_IS, SCALE_BYTES, KVTable, Place
 
 NULL_BLOCK = 0  # vLLM's placeholder for blocks that a sliding window has passed: never read or written
 _SHARES = 64  # shares whose tables are cached
 Tables = Mapping[int, KVTable]  # keyed by group
+_Piece = tuple[torch.Tensor, int, Place]  # a layer's blocks, [num_blocks, elements]; row width; place
+# Records are digested and then copied, in pieces that stay in the L2 cache.
+_CACHED_BYTES = 512 << 10
 
 
 class Landing(ABC):
@@ -103,7 +108,7 @@ class BlockCache(ABC):
         return self._tables_for(share)
 
     def _cut(self, share: Share) -> Tables:
-        return cut_tables(self._tables, self.layers, self.form, self.rank, share)
+        return _cut_tables(self._tables, self.layers, self.form, self.rank, share)
 
     def mark(self) -> Mark | None:
         """Mark the work that the engine has queued so far, for others to wait for."""
@@ -128,3 +133,132 @@ def pieces(total: int, most: int) -> Iterator[tuple[int, int]]:
     step = max(1, most)
     for start in range(0, total, step):
         yield start, min(start + step, total)
+
+
+class HostBlockCache(BlockCache):
+    """A cache in host memory. All work is done on the calling thread. Thread-safe."""
+
+    def __init__(
+        self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...], division: Division = UNDIVIDED
+    ) -> None:
+        super().__init__(layers, tables, division)
+        self.gather(0, (), np.empty((0, self.record_bytes), np.uint8))  # compile now, not in the first save
+
+    def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
+        del after  # a step has ended when it returns
+        try:
+            for part in parts:
+                for start, stop in fill.view.pieces(part.first, part.stop, len(part.block_ids)):
+                    block_ids = part.within(start, stop).block_ids
+                    fill.add(self.gather(part.group, block_ids, fill.view.records(start, stop)))
+        finally:
+            fill.close()
+
+    def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
+        own = np.empty(len(block_ids), np.uint64)
+        kv_pack.pack(self._tables[group], np.asarray(block_ids, np.int64), records, own)
+        return own
+
+    def scatter(
+        self, group: int, records: Bytes, block_ids: Sequence[int], table: KVTable | None = None
+    ) -> None:
+        """Write records to blocks of a group, except NULL_BLOCK. table: layout of the records."""
+        kv_pack.unpack(table or self._tables[group], records, wanted(block_ids), None)
+
+    def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
+        del after
+        return _HostLanding(self, what, seed, self._tables_of(share))
+
+
+class _HostLanding(Landing):
+    """Check first, then copy, so that a corrupt chunk never reaches the cache."""
+
+    def __init__(self, cache: HostBlockCache, what: str, seed: int, tables: Tables) -> None:
+        super().__init__(what, seed, tables)
+        self._cache = cache
+
+    def take(self, part: Part, records: Bytes, saved: Digests) -> None:
+        table = self._tables[part.group]
+        began = time.monotonic()
+        for start, stop in pieces(len(records), _CACHED_BYTES // table.record_bytes):
+            piece = records[start:stop]
+            came = digests.of_records(piece, self.seed, part.first + start)
+            digests.compare(self.what, part.first + start, came, saved[start:stop])
+            checked = time.monotonic()
+            self._cache.scatter(part.group, piece, part.block_ids[start:stop], table)
+            self.check_s += checked - began
+            began = time.monotonic()
+            self.load_s += began - checked
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _cut_tables(
+    tables: Sequence[KVTable], layers: Sequence[CacheLayer], here: Form, rank: int, share: Share
+) -> dict[int, KVTable]:
+    """Return tables that unpack a share's records into this rank's blocks, by group, where it has any."""
+    found = {}
+    for number, table in enumerate(tables):
+        members = [at for at, layer in enumerate(layers) if layer.group == number]
+        begins = _begins([part_bytes(layers[at], share.form, share.rank) for at in members])
+        pieces: list[_Piece] = []
+        for cut in share.cuts:
+            if cut.layer in members:
+                place = members.index(cut.layer)
+                ranks = (here.ranks, rank), (share.form.ranks, share.rank)
+                ours, theirs = (len(heads_of(layers[cut.layer], *one)) for one in ranks)
+                pieces += _pieces(
+                    layers[cut.layer],
+                    cut,
+                    table.blocks[place],
+                    (ours, theirs),
+                    begin=begins[place],
+                    wire=share.form.wire_dtype,
+                )
+        if pieces:
+            if not table.on_cpu:
+                pieces += _rest(pieces, share.form.wire_dtype, table, share.record_bytes)
+            blocks, widths, places = zip(*pieces, strict=True)
+            found[number] = KVTable(blocks, widths, share.form.wire_dtype, places, share.record_bytes)
+    return found
+
+
+def _begins(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[:at]) for at in range(len(sizes))]
+
+
+def _pieces(
+    layer: CacheLayer, cut: Cut, blocks: torch.Tensor, heads: tuple[int, int], *, begin: int, wire: str
+) -> Iterator[_Piece]:
+    """Yield the pieces of a cut. heads: here and there; begin: offset of the layer in a record."""
+    ours, theirs = heads
+    size = layer.head_bytes // layer.element_bytes // layer.stretches  # adjacent elements of a head
+    for stretch in range(layer.stretches):
+        own, other = (stretch * ours + cut.here) * size, (stretch * theirs + cut.there) * size
+        if wire == AS_IS or layer.element_bytes == 1:
+            place = Place(begin + other * layer.element_bytes)
+        else:
+            scales = begin + theirs * layer.stretches * size + other // layer.row_width * SCALE_BYTES
+            place = Place(begin + other, scales)
+        yield blocks[:, own : own + cut.count * size], layer.row_width, place
+
+
+def _rest(pieces: Sequence[_Piece], wire: str, table: KVTable, size: int) -> Iterator[_Piece]:
+    """Yield the rest of a record as pieces to discard, because a GPU digests only what it moves."""
+    taken = []
+    for blocks, width, place in pieces:
+        elements = blocks.shape[1]
+        if wire == AS_IS or blocks.element_size() == 1:
+            taken.append((place.offset, elements * blocks.element_size()))
+        else:
+            taken += [(place.offset, elements), (place.scales, elements // width * SCALE_BYTES)]
+    at = 0
+    for offset, length in [*sorted(taken), (size, 0)]:
+        if offset > at:
+            nowhere = torch.empty(offset - at, dtype=torch.uint8, device=table.device)
+            yield nowhere.expand(table.num_blocks, -1), 1, Place(at)
+        at = offset + length

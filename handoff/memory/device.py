@@ -33,13 +33,12 @@ import numpy as np
 import torch
 
 from baton.handoff import digests
-from baton.handoff.forms import UNDIVIDED, Division, Share
+from baton.handoff.forms import UNDIVIDED, CacheLayer, Division, Share
 from baton.handoff.groups import Part
-from baton.handoff.layers import CacheLayer
 from baton.handoff.memory import streams
 from baton.handoff.memory.cache import BlockCache, Landing, Tables, pieces, wanted
-from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.streams import Mark
+from baton.handoff.memory.views import Fill
 from baton.handoff.records import Bytes, Digests
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import KVTable

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from baton.handoff import digests
 from baton.handoff.errors import AlreadyTaken, SaveFailed
 from baton.handoff.memory.segments import PAGE
 from baton.handoff.records import Bytes, Digests
@@ -221,6 +222,36 @@ class SaveView(SavePlan):
         """Return the records of (part of) a piece: [stop - first, record_bytes] uint8."""
         start, size = self.records_of(first, stop)
         return self._memory[start : start + size].reshape(stop - first, self._record_bytes)
+
+
+class Fill:
+    """Write consecutive records of a save, which may already be pulled. Call `close` last, and once.
+
+    There is one Fill per prefill step, or per part of a window. The memory is not reused before `close`, even
+    if the lease ends.
+    """
+
+    def __init__(
+        self, view: SaveView, seed: int, closed: Callable[[bool], None], first: int, stop: int
+    ) -> None:
+        """Write records `first` to `stop`. closed: called by `close` with whether all were written."""
+        self.view = view
+        self._seed = seed
+        self._closed = closed
+        self._whole = first
+        self._stop = stop
+
+    def add(self, own: Digests) -> None:
+        """Publish the next records, which are written. own: their unseeded digests."""
+        self.view.arrived(self._whole, digests.seeded(own, self._seed, self._whole))
+        self._whole += len(own)
+
+    def close(self) -> None:
+        """End writing. Readers of missing records get an error."""
+        complete = self._whole == self._stop
+        if not complete:
+            self.view.fail()
+        self._closed(complete)
 
 
 def _states(first: int, stop: int, kind: int) -> Digests:

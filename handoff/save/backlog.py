@@ -18,8 +18,8 @@ from baton.handoff.errors import HandoffError
 from baton.handoff.groups import Part
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.streams import Mark
-from baton.handoff.save.entry import Entry, Key
-from baton.handoff.save.staging import Staging
+from baton.handoff.reports import Key
+from baton.handoff.save.staging import Entry, Staging
 from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)

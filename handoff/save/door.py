@@ -29,8 +29,7 @@ CONNECTIONS = 256  # beyond this, the longest idle one is closed
 STRANGERS = 32  # maximum connections without a greeting
 GREETING_S = 5.0
 IDLE_S = 900.0  # a connection without a pull for this long is closed
-CALLS = 64  # maximum concurrent requests
-REST_S = 30.0  # a thread idle for this long ends
+CALLS = 64  # maximum concurrent requests, each with a thread
 _SESSIONS = 1024  # maximum unused sessions
 _SESSION_S = 30.0  # time to use a session
 _CUT_S = 2.0  # time for a request to notice that its connection was cut
@@ -83,12 +82,9 @@ class Door:
         self._idle: OrderedDict[socket.socket, _Guest] = OrderedDict()
         self._sessions: OrderedDict[bytes, tuple[float, ConnectReply]] = OrderedDict()  # oldest first
         self._lock = threading.Lock()  # guards everything below
-        self._called = threading.Condition(self._lock)
         self._quiet = threading.Condition(self._lock)
-        self._calls: deque[_Guest] = deque()
         self._answered: deque[_Guest] = deque()
         self._running: dict[_Guest, None] = {}  # being answered
-        self._free = 0  # idle threads not promised a call
         self._closed = False
         self._thread = keep_thread(self._watch, "baton-kv-door")
         self._thread.start()
@@ -110,7 +106,6 @@ class Door:
         """Stop; running requests have `grace_s` to end. Idempotent."""
         with self._lock:
             self._closed = True
-            self._called.notify_all()
         self._rouse()
         self._thread.join(5)
         with self._lock:
@@ -248,12 +243,7 @@ class Door:
                 del self._idle[guest.socket]
                 self._selector.unregister(guest.socket)
                 self._running[guest] = None
-                self._calls.append(guest)
-                if self._free:
-                    self._free -= 1
-                    self._called.notify()
-                else:
-                    keep_thread(self._work, "baton-kv-pull").start()
+                threading.Thread(target=self._work, args=(guest,), name="baton-kv-pull", daemon=True).start()
         if full:
             self._refuse(guest, f"{CALLS} pulls are running already: try again")
 
@@ -289,33 +279,22 @@ class Door:
         with contextlib.suppress(OSError):  # full, so the thread is awake anyway; or closed
             self._wake.send(b"\0")
 
-    # ---- the threads of calls
+    # ---- the requests' threads
 
-    def _work(self) -> None:
-        while (guest := self._next_call()) is not None:
-            again = False
-            try:
-                again = self._answer(guest.line)
-            except Broken as error:
-                logger.debug("a pull ended: %s", error)
-            finally:
-                self._over(guest, again=again)
-
-    def _next_call(self) -> _Guest | None:
-        """Wait for a request; return None when the thread should end."""
-        with self._lock:
-            while not self._calls:
-                if self._closed or not self._called.wait(REST_S):
-                    if self._calls:
-                        break
-                    self._free -= 1
-                    return None
-            return self._calls.popleft()
+    def _work(self, guest: _Guest) -> None:
+        again = False
+        try:
+            again = self._answer(guest.line)
+        except Broken as error:
+            logger.debug("a pull ended: %s", error)
+        except Exception:
+            logger.exception("a pull failed unexpectedly")
+        finally:
+            self._over(guest, again=again)
 
     def _over(self, guest: _Guest, *, again: bool) -> None:
         with self._lock:
             del self._running[guest]
-            self._free += 1
             again = again and not self._closed
             if again:
                 self._answered.append(guest)

@@ -7,20 +7,22 @@ the backlog (backlog.py).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from baton.handoff import transports
 from baton.handoff.errors import HandoffError
 from baton.handoff.groups import Part, parts_from
 from baton.handoff.memory.cache import BlockCache
-from baton.handoff.reports import Problem, ShardSave
+from baton.handoff.reports import Key, Problem, ShardSave
 from baton.handoff.save.backlog import Backlog
-from baton.handoff.save.entry import Entry, Key
-from baton.handoff.save.offers import offers
-from baton.handoff.save.staging import Staging
-from baton.handoff.transports.base import Transport
+from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.transports.base import SavedShard, Transport
 from baton.protos.handoff_pb2 import Shard
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,16 @@ class Saver:
         self,
         cache: BlockCache,
         staging: Staging,
-        transports: Sequence[Transport],
+        offering: Sequence[Transport],
         *,
         rank: int,
         address: str,
         chunk_bytes: int,
     ) -> None:
-        """address: host:port of this rank's Handoff service; chunk_bytes: see `offers`."""
+        """address: host:port of this rank's Handoff service; chunk_bytes: see `shard_of`."""
         self._cache = cache
         self._staging = staging
-        self._transports = transports
+        self._transports = offering
         self._rank = rank
         self._address = address
         self._chunk_bytes = chunk_bytes
@@ -126,7 +128,7 @@ class Saver:
         except HandoffError as error:
             self._staging.release(*job.key)
             return _Growing(problem=Problem.of(error))
-        return _Growing(entry, before.shard or self._shard(entry).SerializeToString())
+        return _Growing(entry, before.shard or self._offered(entry))
 
     def _stage(self, job: SaveJob, entry: Entry | None) -> Entry:
         """Write the job's records, into a new entry if needed. Copies may still be under way on return."""
@@ -156,15 +158,54 @@ class Saver:
         else:
             self._cache.fill(parts, self._staging.filling(entry, parts[0].first, parts[-1].stop))
 
-    def _shard(self, entry: Entry) -> Shard:
-        return Shard(
-            rank=self._rank,
-            address=self._address,
-            record_bytes=entry.record_bytes,
-            offers=offers(self._staging, self._transports, entry, self._rank, self._chunk_bytes),
-            ticket=self._staging.tickets.of(*entry.key),
-            slots=entry.slots if entry.windowed else 0,
-        )
+    def _offered(self, entry: Entry) -> bytes:
+        shard = shard_of(self._staging, self._transports, entry, self._rank, self._chunk_bytes)
+        shard.address = self._address
+        return shard.SerializeToString()
 
     def close(self) -> None:
         self.backlog.close()
+
+
+def shard_of(
+    staging: Staging, offering: Sequence[Transport], entry: Entry, rank: int, chunk_bytes: int
+) -> Shard:
+    """Describe a published entry of this rank's staging, with the transports' offers.
+
+    chunk_bytes: size of the chunks that a transport reads.
+    """
+    saved = SavedShard(
+        request_id=entry.request_id,
+        epoch=entry.epoch,
+        rank=rank,
+        num_blocks=entry.num_blocks,
+        slots=entry.slots,
+        ticket=staging.tickets.of(*entry.key),
+        place=entry.place,
+        read=lambda: staging.read(*entry.key, None, chunk_bytes),
+    )
+    shard = Shard(
+        rank=rank,
+        record_bytes=entry.record_bytes,
+        ticket=saved.ticket,
+        slots=entry.slots if entry.windowed else 0,
+    )
+    for transport in offering:
+        if entry.windowed and not transport.windows:
+            continue
+        try:
+            offer = transport.offer(saved)
+        except Exception:  # a bug in another package must not affect the other transports
+            logger.exception(
+                "transport %r failed to offer request %r",
+                transport.name,
+                saved.request_id,
+                extra={"request_id": saved.request_id},
+            )
+            continue
+        if offer is not None:
+            shard.offers[transport.name] = offer
+    # the entry may have ended before all transports had made their offers
+    if staging.renew([entry.key]):
+        transports.withdraw(offering, *entry.key)
+    return shard

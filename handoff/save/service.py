@@ -1,23 +1,36 @@
 """A rank's Handoff service.
 
-Its calls are gRPC. Records go over TCP connections (door.py, pulls.py), for which a puller gets a session by
+Its calls are gRPC. Records go over TCP connections (door.py), for which a puller gets a session by
 a gRPC call, so certificates and the table of roles apply to both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from baton import addresses, rpc
 from baton.handoff import ports
-from baton.handoff.errors import ERROR_KEY, HandoffError, MalformedManifest, WrongTicket
+from baton.handoff.config import MAX_PULL_S
+from baton.handoff.errors import (
+    ERROR_KEY,
+    HandoffError,
+    MalformedManifest,
+    PullCancelled,
+    SourceBusy,
+    WrongTicket,
+)
+from baton.handoff.frames import FAIL, MOST_RECORDS, PULL, RECORDS, WAIT, WAIT_S, Broken, Frame, Line
+from baton.handoff.reports import Key
 from baton.handoff.save.door import Door
-from baton.handoff.save.entry import Key
-from baton.handoff.save.pulls import Answers
 from baton.handoff.save.staging import Staging
 from baton.handoff.save.trial import Trials
 from baton.protos import handoff_pb2 as pb
@@ -25,6 +38,8 @@ from baton.protos.handoff_pb2_grpc import HandoffServicer, add_HandoffServicer_t
 
 logger = logging.getLogger(__name__)
 
+GROWING = 16  # maximum early pulls; each holds a thread until the prompt is complete
+_REQUEST_S = 5.0  # time to receive a request
 _THREADS = 8
 _MAX_CALLS = 128  # running and queued; further calls are refused
 _CODES: dict[type[HandoffError], grpc.StatusCode] = {
@@ -143,6 +158,97 @@ class HandoffService(HandoffServicer):
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "this service makes no trials")
             raise AssertionError("abort raises")
         return self._trials
+
+
+class Answers:
+    """Answer pulls of one rank's saves. Thread-safe."""
+
+    def __init__(self, staging: Staging, rank: int, chunk_bytes: int) -> None:
+        self._staging = staging
+        self._rank = rank
+        self._chunk_bytes = chunk_bytes
+        self._growing = threading.BoundedSemaphore(GROWING)
+
+    def answer(self, line: Line) -> bool:
+        """Answer the next request. Returns whether the connection can be used again; raises Broken."""
+        late_s = time.monotonic() + _REQUEST_S
+
+        def in_time() -> None:
+            if time.monotonic() > late_s:
+                raise Broken(f"no complete request within {_REQUEST_S:g} s")
+
+        frame = line.receive(in_time, _REQUEST_S)
+        try:
+            if frame.kind != PULL:
+                raise MalformedManifest(f"expected a pull, received {frame.kind!r}")
+            try:
+                request = pb.PullRequest.FromString(frame.head)
+            except DecodeError as error:
+                raise MalformedManifest(f"the pull cannot be parsed: {error}") from None
+            self._send(line, request)
+        except PullCancelled:
+            return False  # the other end is gone
+        except HandoffError as error:
+            line.send(Frame(FAIL, f"{type(error).__name__}\n{error}".encode()))
+        return True
+
+    def _send(self, line: Line, request: pb.PullRequest) -> None:
+        if request.rank != self._rank:
+            raise MalformedManifest(f"this is rank {self._rank}; the pull is for rank {request.rank}")
+        key = request.request_id, request.epoch
+        self._staging.tickets.check(*key, request.ticket)
+        look = _Watch(line)
+        most = min(self._chunk_bytes, min(request.at_once, MOST_RECORDS) * self._staging.record_bytes)
+        blocks = request.first_block, request.num_blocks
+        chunks = self._staging.read(*key, blocks, most, look.waiting)
+        with self._room(request), contextlib.closing(chunks):
+            for records in chunks:
+                head = records.digests.astype("<u8", copy=False).tobytes()
+                frame = Frame(RECORDS, head, records.first_block, len(records.data))
+                line.send(frame, records.data, look.sending)
+                look.sent()
+
+    @contextlib.contextmanager
+    def _room(self, request: pb.PullRequest) -> Iterator[None]:
+        """Count an early pull. Raises SourceBusy."""
+        if not self._staging.is_growing(request.request_id, request.epoch):
+            yield
+            return
+        if not self._growing.acquire(blocking=False):
+            raise SourceBusy(
+                f"KV of request {request.request_id!r}: its prompt is not complete yet, and {GROWING} pulls"
+                " of incomplete prompts are running already"
+            )
+        try:
+            yield
+        finally:
+            self._growing.release()
+
+
+class _Watch:
+    """End a pull that takes too long or whose puller is gone; send keepalives to a waiting puller."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._ends_s = time.monotonic() + MAX_PULL_S
+        self._sent_s = time.monotonic()
+
+    def sent(self) -> None:
+        self._sent_s = time.monotonic()
+
+    def sending(self) -> None:
+        """Raise Broken after MAX_PULL_S: pullers give up before that."""
+        if time.monotonic() > self._ends_s:
+            raise Broken(f"a pull took longer than {MAX_PULL_S:g} s")
+
+    def waiting(self) -> None:
+        """Raise Broken after MAX_PULL_S, PullCancelled if the puller is gone."""
+        self.sending()
+        if self._line.peek() is not False:
+            raise PullCancelled("the pull was given up")
+        if time.monotonic() - self._sent_s > WAIT_S:
+            self._line.send(Frame(WAIT))
+            self.sent()
 
 
 def _fail(context: Context, error: HandoffError) -> NoReturn:

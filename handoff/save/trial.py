@@ -18,10 +18,10 @@ import numpy as np
 from baton.handoff import digests
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, NoCommonTransport, TransportFailed
-from baton.handoff.save.entry import Entry, Key
-from baton.handoff.save.offers import offers
-from baton.handoff.save.staging import Staging
-from baton.handoff.transports.base import Pull, Transport
+from baton.handoff.reports import Key
+from baton.handoff.save.saver import shard_of
+from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.transports.base import Cancellation, Pull, Transport
 from baton.kernels import kv_pack
 from baton.protos import handoff_pb2 as pb
 
@@ -72,12 +72,7 @@ class Trials:
             over = self._samples.popleft() if len(self._samples) > _SAMPLES else None
         if over is not None:
             staging.release(*over)
-        shard = pb.Shard(
-            rank=self._rank,
-            record_bytes=entry.record_bytes,
-            offers=offers(staging, self._transports, entry, self._rank, self._chunk_bytes),
-            ticket=staging.tickets.of(*entry.key),
-        )
+        shard = shard_of(staging, self._transports, entry, self._rank, self._chunk_bytes)
         return pb.SampleReply(request_id=entry.request_id, shard=shard, num_blocks=entry.num_blocks)
 
     def _fill(self, entry: Entry) -> None:
@@ -137,8 +132,8 @@ class Trials:
             saved_blocks=sample.num_blocks,
             first_block=0,
             num_blocks=blocks,
-            deadline=time.monotonic() + PULL_TIMEOUT_S,
             chunk_bytes=self._chunk_bytes,
+            cancellation=Cancellation(time.monotonic() + PULL_TIMEOUT_S),
         )
         seed, came = digests.seed(sample.request_id, EPOCH), 0
         for records in transport.pull(pull):

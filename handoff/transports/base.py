@@ -5,6 +5,7 @@ docs/extending.md is the guide for authors of transports.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -23,9 +24,10 @@ if TYPE_CHECKING:  # it imports torch
 
 
 class Cancellation:
-    """A signal, from any thread, that a pull should stop."""
+    """The end of a pull: a deadline, which may be moved while the pull runs, and a signal from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float = math.inf) -> None:
+        self.deadline = deadline  # CLOCK_MONOTONIC, seconds
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], object]] = []
         self._set = False
@@ -79,7 +81,6 @@ class Pull:
     saved_blocks: int  # total of the shard
     first_block: int
     num_blocks: int
-    deadline: float  # CLOCK_MONOTONIC, seconds
     chunk_bytes: int  # maximum moved at a time, but at least a record
     cancellation: Cancellation = field(default_factory=Cancellation)
 
@@ -106,7 +107,7 @@ class Pull:
         """Raise PullCancelled or PullTimeout if the pull must end."""
         if self.cancellation.is_set:
             raise PullCancelled(f"{self.what}: the request was aborted while it was pulled")
-        if time.monotonic() >= self.deadline:
+        if time.monotonic() >= self.cancellation.deadline:
             raise PullTimeout(f"{self.what}: it did not arrive before the pull's deadline")
 
 

@@ -30,8 +30,7 @@ from baton.handoff.memory.views import (
 from baton.handoff.records import Bytes, Digests, Records
 from baton.handoff.tickets import number
 from baton.handoff.transports.base import Pull, SavedShard, Transport
-from baton.handoff.transports.nixl_agent import Agent
-from baton.handoff.transports.nixl_buffers import Buffer, Read
+from baton.handoff.transports.nixl_agent import Agent, Buffer, Read
 from baton.protos.handoff_pb2 import NixlOffer, NixlRegion, Run, Shard
 
 _RDMA = Path("/sys/class/infiniband")

@@ -4,6 +4,9 @@ NIXL's own progress thread would always keep a core busy, so it is off. Instead,
 read polls it, and the agent's thread polls on behalf of peers: often while there are offers or abandoned
 reads, a few times a second otherwise.
 
+If a pull gives up, its reads are still running. NIXL forgets a released read, but the network may still
+deliver its bytes, so a buffer is reused only once nothing can write to it.
+
 Leans on nixl 1.5: nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
 remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
 get_new_notifs, backends). Its exceptions have no common base class but Exception.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import secrets
 import threading
@@ -20,12 +24,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
+
+import numpy as np
 
 from baton import rpc
 from baton.handoff.errors import HandoffError, TransportFailed
 from baton.handoff.records import Bytes
-from baton.handoff.transports.nixl_buffers import Buffer, Buffers, Read, State
 from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
@@ -49,6 +55,10 @@ _SHUNNED_S = 60.0  # time for which an unresponsive peer is not used
 _MAX_PEERS = 256  # beyond this, the least recently used idle peer is disconnected
 
 
+_LINGER_S = 1.0  # time for abandoned reads to end before their peer is disconnected
+_SETTLE_S = 5.0  # time after that until nothing can arrive any more
+
+
 @dataclass(frozen=True)
 class Region:
     """Memory that peers may read."""
@@ -66,6 +76,84 @@ class _Peer:
 
     regions: set[int] = field(default_factory=set)
     answered: bool = False
+
+
+class State(Enum):
+    """The state of a read, with NIXL's name for it."""
+
+    UNDER_WAY = "PROC"
+    THERE = "DONE"
+    FAILED = "ERR"
+
+
+@dataclass(eq=False)
+class Read:
+    """A read of a peer's memory into a buffer."""
+
+    peer: str
+    what: str  # for error texts
+    handle: Any  # NIXL's
+    state: State = State.UNDER_WAY
+    began_s: float = field(default_factory=time.monotonic)
+
+
+class Buffer:
+    """Memory for the reads of one pull."""
+
+    def __init__(self, size: int) -> None:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.data: Bytes = np.frombuffer(memory, np.uint8)
+        self.address = int(self.data.ctypes.data)
+        self.reads: list[Read] = []  # reads that may still write to it
+
+    def expect(self, read: Read) -> None:
+        self.reads = [one for one in self.reads if one.state is not State.THERE]
+        self.reads.append(read)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all its reads are complete."""
+        return all(read.state is State.THERE for read in self.reads)
+
+
+class Buffers:
+    """The buffers that no pull uses. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.free: list[Buffer] = []
+        self.left: dict[Buffer, float] = {}  # abandoned buffer -> since when, time.monotonic
+
+    def take(self, size: int) -> Buffer | None:
+        with self._lock:
+            found = next((one for one in self.free if one.data.size >= size), None)
+            if found is not None:
+                self.free.remove(found)
+            return found
+
+    def give(self, buffer: Buffer) -> None:
+        with self._lock:
+            if buffer.is_quiet:
+                self.free.append(buffer)
+            else:
+                self.left[buffer] = time.monotonic()
+
+    def tend(self, look: Callable[[Read], None], give_up: Callable[[Read], None]) -> None:
+        """Free abandoned buffers that nothing can write to any more.
+
+        look: updates a read's state; give_up: fails a read and disconnects its peer.
+        """
+        with self._lock:
+            left = list(self.left.items())
+        for buffer, since in left:
+            age_s = time.monotonic() - since
+            for read in buffer.reads:
+                if read.state is State.UNDER_WAY:
+                    (look if age_s < _LINGER_S else give_up)(read)
+            if buffer.is_quiet or age_s >= _LINGER_S + _SETTLE_S:
+                with self._lock:
+                    del self.left[buffer]
+                    self.free.append(buffer)
 
 
 class Agent:

@@ -12,10 +12,10 @@ from typing import Any
 
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import CacheGroup, loaded_parts, serve
-from baton.handoff.load.job import Key, LoadJob
+from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import is_of
 from baton.handoff.params import LoadWish
-from baton.handoff.reports import Costs, Loaded, ShardLoad
+from baton.handoff.reports import Costs, Key, Loaded, ShardLoad
 from baton.handoff.vllm.metadata import StepJobs
 from baton.protos.handoff_pb2 import Manifest
 

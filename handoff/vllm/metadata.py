@@ -15,8 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from baton.handoff.load.job import Key, LoadJob
-from baton.handoff.reports import ShardLoad, ShardSave
+from baton.handoff.load.pull import LoadJob
+from baton.handoff.reports import Key, ShardLoad, ShardSave
 from baton.handoff.save.saver import SaveJob
 from baton.protos.handoff_pb2 import Manifest
 

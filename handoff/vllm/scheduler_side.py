@@ -16,7 +16,6 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from baton.handoff import params
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import CompatibilityMismatch, NotCached, SaveFailed, StagingFull
@@ -30,12 +29,12 @@ from baton.handoff.groups import (
     parts_from,
     saved_parts,
 )
-from baton.handoff.load.job import Key
 from baton.handoff.manifest import seal
 from baton.handoff.memory.cache import NULL_BLOCK
-from baton.handoff.params import LoadWish, SaveWish
+from baton.handoff.params import SaveWish, wish_of
 from baton.handoff.reports import (
     Begun,
+    Key,
     Problem,
     Reports,
     Saved,
@@ -165,12 +164,12 @@ class SchedulerSide:
         self._room.hear({rank.rank: (rank.slots, rank.slots) for rank in self._ranks})
 
     def add(self, request: Any) -> None:
-        """Register a new request's wish. Raises InvalidWish."""
-        wish = params.parse(request.kv_transfer_params)
+        """Register a new request's wish."""
+        wish = wish_of(request.kv_transfer_params)
         if isinstance(wish, SaveWish):
             self._to_save[request.request_id] = _Prompt(request, wish)
             wish = wish.prefix
-        if isinstance(wish, LoadWish):
+        if wish is not None:
             self._loads.add(request.request_id, wish)
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int | None:

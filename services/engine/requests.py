@@ -27,7 +27,7 @@ from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.request import Request
 
 from baton.attempts import attempt_id
-from baton.handoff.params import LoadParams, load_params, save_params
+from baton.handoff.params import KEY, Params, load_params, save_params
 from baton.protos.worker_pb2 import (
     PHASE_DECODE,
     PHASE_PREFILL,
@@ -188,7 +188,7 @@ def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
     """
     request, tokens = prepared.request, list(complete.token_ids)
     before = request.num_output_tokens
-    has_come = request.num_tokens > request.kv_transfer_params["tokens"]
+    has_come = request.num_tokens > request.kv_transfer_params[KEY].tokens
     if not tokens or has_come or before + len(tokens) >= request.max_tokens:
         raise RequestRefused(
             Failed.CODE_HANDOFF,
@@ -310,7 +310,7 @@ def _cut(core: EngineCoreRequest, tokens: int) -> None:
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
-def _load(start: Start, internal_id: str, complete: Complete | None) -> LoadParams:
+def _load(start: Start, internal_id: str, complete: Complete | None) -> Params:
     """Return the load of what the source saves: this request's KV, or that of its prompt's beginning."""
     source, manifest = start.source, complete.manifest if complete is not None else None
     saved_as = attempt_id(source.request_id, start.epoch)

@@ -24,9 +24,9 @@ from baton.handoff.errors import (
     AlreadyTaken,
     HandoffError,
     MalformedManifest,
-    PullTimeout,
     SourceBusy,
     SourceError,
+    SourceTimeout,
     TransportFailed,
     UnknownHandoff,
     WrongTicket,
@@ -123,7 +123,7 @@ class Following:
                 await self._hear(incoming, source, epoch)
         except TimeoutError:
             failure = _FailureError(
-                Event.LATE, PullTimeout(f"{who} did not save its KV within {within_s:g} s")
+                Event.LATE, SourceTimeout(f"{who} did not save its KV within {within_s:g} s")
             )
         except _FailureError as error:
             failure = error

@@ -16,8 +16,7 @@ from baton.handoff.groups import CacheGroup, Part, described
 from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import STEP_BYTES, Arena
 from baton.handoff.memory.blocks import block_cache
-from baton.handoff.memory.cache import BlockCache
-from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.memory.cache import BlockCache, HostBlockCache
 from baton.handoff.records import Bytes
 from baton.handoff.reports import ShardSave
 from baton.handoff.save.saver import SaveJob, Saver

@@ -21,7 +21,7 @@ from baton.handoff import digests
 from baton.handoff.errors import MalformedManifest
 from baton.handoff.manifest import seal
 from baton.handoff.records import Bytes
-from baton.handoff.save.entry import Entry
+from baton.handoff.save.staging import Entry
 from baton.handoff.transports.nixl import offer_of as nixl_offer_of
 from baton.handoff.transports.shm import offer_of
 from baton.protos.handoff_pb2 import Manifest, NixlOffer, Run, SharedMemoryOffer

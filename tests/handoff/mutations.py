@@ -29,8 +29,8 @@ from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, InvalidWish, named
 from baton.handoff.groups import num_records
-from baton.handoff.load.job import LoadJob
 from baton.handoff.load.loader import Loader
+from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import read, seal
 from baton.handoff.params import load_params, parse
 from baton.handoff.reports import Problem, ShardLoad

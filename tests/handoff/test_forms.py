@@ -15,16 +15,14 @@ import torch
 
 from baton.handoff import digests, transports
 from baton.handoff.channels import HandoffClient
-from baton.handoff.forms import Division, Form, heads_of, shares, unfit
+from baton.handoff.forms import CacheLayer, Division, Form, heads_of, shares, unfit
 from baton.handoff.groups import CacheGroup, Part
-from baton.handoff.layers import CacheLayer
-from baton.handoff.load.job import LoadJob
 from baton.handoff.load.loader import Loader
+from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.memory.blocks import block_cache
-from baton.handoff.memory.cache import BlockCache
+from baton.handoff.memory.cache import BlockCache, HostBlockCache
 from baton.handoff.memory.device import DeviceBlockCache
-from baton.handoff.memory.host import HostBlockCache
 from baton.handoff.save.saver import SaveJob
 from baton.kernels.kv_pack import WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest

@@ -11,7 +11,7 @@ from cryptography import x509
 
 from baton import addresses
 from baton.handoff import transports
-from baton.handoff.layers import CacheLayer
+from baton.handoff.forms import CacheLayer
 from baton.handoff.reports import Loaded
 from baton.protos.handoff_pb2 import Manifest
 from baton.security import identity

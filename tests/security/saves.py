@@ -14,7 +14,7 @@ from baton.handoff.channels import HandoffClient
 from baton.handoff.memory.arena import Arena
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
-from baton.handoff.transports.base import Pull
+from baton.handoff.transports.base import Cancellation, Pull
 from baton.handoff.transports.tcp import Tcp
 from baton.protos.handoff_pb2 import Manifest, Shard
 
@@ -73,8 +73,8 @@ class Puller:
             saved_blocks=BLOCKS,
             first_block=0,
             num_blocks=BLOCKS,
-            deadline=time.monotonic() + 20,
             chunk_bytes=RECORD,
+            cancellation=Cancellation(time.monotonic() + 20),
         )
         return sum(int(records.data.sum()) for records in self._tcp.pull(pull))
 

@@ -14,9 +14,8 @@ import pytest
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import Part
-from baton.handoff.load.job import LoadJob
-from baton.handoff.load.loader import Loader, State
-from baton.handoff.load.turns import EARLY
+from baton.handoff.load.loader import EARLY, Loader, State
+from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.reports import ShardLoad
 from baton.handoff.save.saver import SaveJob

@@ -15,8 +15,8 @@ from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import ERROR_KEY
 from baton.handoff.groups import Part
-from baton.handoff.load.job import LoadJob
 from baton.handoff.load.loader import Loader, State
+from baton.handoff.load.pull import LoadJob
 from baton.handoff.reports import ShardLoad
 from baton.handoff.save.saver import SaveJob
 from baton.protos import handoff_pb2 as pb

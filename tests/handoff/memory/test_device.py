@@ -20,9 +20,8 @@ from baton.handoff.memory import device as device_cache
 from baton.handoff.memory import segments, streams
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
-from baton.handoff.memory.cache import BlockCache
+from baton.handoff.memory.cache import BlockCache, HostBlockCache
 from baton.handoff.memory.device import DeviceBlockCache
-from baton.handoff.memory.host import HostBlockCache
 from baton.handoff.records import Bytes
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.staging import Staging

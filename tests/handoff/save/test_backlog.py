@@ -11,11 +11,11 @@ import pytest
 from baton.handoff import windows
 from baton.handoff.errors import AlreadyTaken, HandoffError, MalformedManifest, UnknownHandoff
 from baton.handoff.groups import Part
-from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.memory.cache import HostBlockCache
 from baton.handoff.records import Bytes
 from baton.handoff.save import backlog
-from baton.handoff.save.entry import Entry
 from baton.handoff.save.saver import SaveJob
+from baton.handoff.save.staging import Entry
 from tests.handoff.caches import MIB, Source, make_cache, random_blocks, records, source
 
 BLOCKS, RECORDS, SLOTS = 41, 20, 8

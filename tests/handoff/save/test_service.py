@@ -17,8 +17,7 @@ from baton.handoff.errors import HandoffError
 from baton.handoff.frames import FAIL, PULL, RECORDS, Frame, Line
 from baton.handoff.memory.arena import Arena
 from baton.handoff.reports import Staged
-from baton.handoff.save.pulls import GROWING
-from baton.handoff.save.service import HandoffService
+from baton.handoff.save.service import GROWING, HandoffService
 from baton.handoff.save.staging import Staging
 from baton.protos import handoff_pb2 as pb
 from harness.support import eventually, free_ports

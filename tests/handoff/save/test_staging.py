@@ -12,8 +12,7 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.views import SaveView
 from baton.handoff.records import Bytes
-from baton.handoff.save.entry import Entry
-from baton.handoff.save.staging import Staging
+from baton.handoff.save.staging import Entry, Staging
 from harness.support import PATIENCE
 
 RECORD = 1000

@@ -122,7 +122,7 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
     assert np.array_equal(drain(nixl, pull_of(manifest)), expected)
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(PullTimeout):
-        drain(nixl, pull_of(manifest, deadline=time.monotonic() + 0.2))
+        drain(nixl, pull_of(manifest, within_s=0.2))
     buffers = nixl._agent.buffers
     (buffer,) = buffers.left  # something may still be written to it
     assert buffers.free == []
@@ -143,7 +143,7 @@ def test_a_source_that_never_answers_is_left_to_other_transports(
     assert transports.choose(made, manifest.shards[0]) is nixl
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(TransportFailed, match=r"no answer over NIXL within 0\.2 s: let UCX's ports through"):
-        drain(nixl, pull_of(manifest, deadline=time.monotonic() + 60 * PATIENCE))
+        drain(nixl, pull_of(manifest, within_s=60 * PATIENCE))
     os.kill(pid, signal.SIGCONT)
     assert transports.choose(made, manifest.shards[0]) is tcp
     assert np.array_equal(drain(tcp, pull_of(manifest)), doomed.records(range(1, 5)))
@@ -153,9 +153,9 @@ def test_a_source_that_never_answers_is_left_to_other_transports(
 
 def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) -> None:
     """One that waits for a prompt's next step, and one in its midst; and none can begin."""
-    manifest, late = doomed.save("killed", range(1, 31)), time.monotonic() + 60 * PATIENCE
-    whole = nixl.pull(pull_of(manifest, chunk_bytes=1, deadline=late))
-    early = nixl.pull(pull_of(doomed.begin("steps", range(1, 3), whole=9), deadline=late))
+    manifest, late = doomed.save("killed", range(1, 31)), 60 * PATIENCE
+    whole = nixl.pull(pull_of(manifest, chunk_bytes=1, within_s=late))
+    early = nixl.pull(pull_of(doomed.begin("steps", range(1, 3), whole=9), within_s=late))
     assert [len(next(chunks).data) for chunks in (whole, early)] == [1, 2]
     doomed.process.kill()
     for name, chunks in ("steps", early), ("killed", whole), ("killed", nixl.pull(pull_of(manifest))):

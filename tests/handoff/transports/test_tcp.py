@@ -22,13 +22,11 @@ from baton.handoff.frames import FAIL, PULL, RECORDS, SHUT, Frame, Line
 from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.records import Bytes
-from baton.handoff.save import door, pulls
-from baton.handoff.save.entry import Entry
+from baton.handoff.save import door, service
 from baton.handoff.save.service import HandoffService
-from baton.handoff.save.staging import Staging
-from baton.handoff.transports.base import Pull
-from baton.handoff.transports.lines import Lines
-from baton.handoff.transports.tcp import Tcp
+from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.transports.base import Cancellation, Pull
+from baton.handoff.transports.tcp import Lines, Tcp
 from baton.protos.handoff_pb2 import PullRequest, Shard
 from baton.security import identity
 from baton.security.authority import Authority
@@ -83,8 +81,8 @@ class Source:
         count = len(self.data)
         given: dict[str, object] = {
             **{"request_id": KEY[0], "epoch": KEY[1], "shard": shard, "saved_blocks": count},
-            **{"first_block": 0, "num_blocks": count, "deadline": time.monotonic() + 30 * PATIENCE},
-            "chunk_bytes": MIB,
+            **{"first_block": 0, "num_blocks": count, "chunk_bytes": MIB},
+            "cancellation": Cancellation(time.monotonic() + 30 * PATIENCE),
         }
         return Pull(**{**given, **changes})  # type: ignore[arg-type]
 
@@ -155,7 +153,7 @@ def test_records_come_as_they_are_saved_and_a_rank_without_any_is_heard(
 ) -> None:
     """A step of a prompt may take longer than a silent source is waited for."""
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
-    monkeypatch.setattr(pulls, "WAIT_S", 0.2)
+    monkeypatch.setattr(service, "WAIT_S", 0.2)
     source.save(9, there=2)
     chunks = tcp.pull(source.pull())
     assert len(next(chunks).data) == 2
@@ -182,7 +180,7 @@ def test_a_deadline_that_is_moved_while_a_pull_waits_counts(source: Source, tcp:
     pull = source.pull()
     chunks = tcp.pull(pull)
     next(chunks)
-    threading.Timer(0.2, object.__setattr__, (pull, "deadline", 0.0)).start()
+    threading.Timer(0.2, setattr, (pull.cancellation, "deadline", 0.0)).start()
     with pytest.raises(PullTimeout):
         ends_soon(lambda: next(chunks))
     eventually(source.is_quiet, 2, "the source's thread is free")
@@ -246,13 +244,14 @@ def test_a_puller_that_reads_nothing_holds_no_thread(source: Source, monkeypatch
 
 
 def test_a_pull_may_take_only_so_long(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulls, "MAX_PULL_S", 0.3)
+    monkeypatch.setattr(service, "MAX_PULL_S", 0.3)
     source.save(4, there=1)
     line, greeting = connect(source.service.address)
     with closing(line):
         source.asks(line, greeting)
         line.receive_records(line.receive(), np.empty(4096, np.uint8))
-        assert line.receive().head.startswith(b"PullTimeout\n")
+        with pytest.raises(frames.Broken, match="hung up"):
+            line.receive()
 
 
 # ---- connections
@@ -385,7 +384,7 @@ def test_strangers_that_say_nothing_or_too_slowly_are_hung_up_on(
 def test_a_request_that_comes_too_slowly_is_hung_up_on(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulls, "_REQUEST_S", 0.5)
+    monkeypatch.setattr(service, "_REQUEST_S", 0.5)
     line, greeting = connect(source.service.address)
     with closing(line):
         line._socket.sendall(greeting + b"PULL")
@@ -431,20 +430,6 @@ def test_only_so_many_pulls_run(source: Source, tcp: Tcp, monkeypatch: pytest.Mo
         drain(tcp, source.pull())
     for one in running:
         one.close()  # type: ignore[attr-defined]
-
-
-def test_threads_that_rest_end(source: Source, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
-    def working() -> int:
-        return sum(thread.name == "baton-kv-pull" for thread in threading.enumerate())
-
-    before = working()
-    monkeypatch.setattr(door, "REST_S", 0.2)
-    source.save(4)
-    for _ in range(3):
-        drain(tcp, source.pull())
-    assert working() == before + 1
-    eventually(lambda: working() == before, 3, "the thread has ended")
-    assert np.array_equal(drain(tcp, source.pull()), source.data)
 
 
 def test_a_false_frame_is_an_error(source: Source, tcp: Tcp) -> None:

@@ -26,7 +26,7 @@ from baton.handoff.errors import (
 )
 from baton.handoff.memory import segments
 from baton.handoff.records import Bytes
-from baton.handoff.transports.base import Pull, Transport
+from baton.handoff.transports.base import Cancellation, Pull, Transport
 from baton.handoff.transports.shm import Shm, offer_of
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff.caches import TRANSPORTS, random_blocks
@@ -49,7 +49,9 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     made.close()
 
 
-def pull_of(manifest: Manifest, first: int = 0, count: int | None = None, **changes: Any) -> Pull:
+def pull_of(
+    manifest: Manifest, first: int = 0, count: int | None = None, within_s: float = 10, **changes: Any
+) -> Pull:
     shard = manifest.shards[0]
     pull = Pull(
         request_id=manifest.request_id,
@@ -58,8 +60,8 @@ def pull_of(manifest: Manifest, first: int = 0, count: int | None = None, **chan
         first_block=first,
         saved_blocks=manifest.num_blocks,
         num_blocks=manifest.num_blocks - first if count is None else count,
-        deadline=time.monotonic() + 10,
         chunk_bytes=200_000,
+        cancellation=Cancellation(time.monotonic() + within_s),
     )
     return replace(pull, **changes)
 
@@ -152,7 +154,7 @@ def test_beyond_the_end_is_an_error(source: RemoteSource, transport: Transport) 
 def test_a_pull_ends_at_its_deadline(source: RemoteSource, transport: Transport) -> None:
     manifest = source.save(f"late-{transport.name}", range(1, 5))
     with pytest.raises(PullTimeout):
-        drain(transport, pull_of(manifest, deadline=time.monotonic()))
+        drain(transport, pull_of(manifest, within_s=0))
 
 
 def test_a_cancelled_pull_ends_at_once(source: RemoteSource, transport: Transport) -> None:
@@ -177,7 +179,7 @@ def test_a_dead_source(own_folder: Path, transport: Transport) -> None:
         transport.close()  # forgets the mapping
     assert offer_of(manifest.shards[0]).segment in segments.remove_stale()
     with pytest.raises(TransportFailed):
-        drain(transport, pull_of(manifest, deadline=time.monotonic() + 5))
+        drain(transport, pull_of(manifest, within_s=5))
     assert not HandoffClient().release(manifest, timeout_s=1)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.memory.cache import HostBlockCache
 from baton.handoff.records import Bytes
 from baton.kernels.kv_pack import KVTable
 

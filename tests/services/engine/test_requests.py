@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
-from baton.handoff.params import LoadWish, SaveWish, parse
+from baton.handoff.params import LoadWish, SaveWish, wish_of
 from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
 from baton.services.engine import requests, wire
@@ -59,7 +59,7 @@ def test_a_decode_waits_for_its_first_token_and_then_goes_on(written: list[int])
     saved = len(PROMPT) + len(written)
     assert not made.late
     assert list(made.request.output_token_ids) == written
-    assert parse(made.request.kv_transfer_params) == LoadWish(3, saved, None)
+    assert wish_of(made.request.kv_transfer_params) == LoadWish(3, saved, None)
     give = requests.resume(made, complete(saved, 42, drafts=[5, 6, VOCABULARY, 7]))
     assert list(made.request.output_token_ids) == written  # nothing but on the engine's thread
     give()
@@ -69,7 +69,7 @@ def test_a_decode_waits_for_its_first_token_and_then_goes_on(written: list[int])
     assert list(whole.request.output_token_ids) == [*written, 42]
     assert whole.request.sampling_params.extra_args == made.request.sampling_params.extra_args
     assert whole.request.first_drafts == (saved + 1, [5, 6])
-    assert parse(whole.request.kv_transfer_params) == LoadWish(3, saved, complete(saved).manifest)
+    assert wish_of(whole.request.kv_transfer_params) == LoadWish(3, saved, complete(saved).manifest)
     assert not whole.late
 
 
@@ -78,12 +78,12 @@ def test_what_it_is_saved_as_is_named_where_it_is_another_request() -> None:
     one.source.request_id = "r/prefix"
     made = prepare(one, complete(5))
     manifest = complete(5).manifest
-    assert parse(made.request.kv_transfer_params) == SaveWish(
+    assert wish_of(made.request.kv_transfer_params) == SaveWish(
         3, prefix=LoadWish(3, 5, manifest, "r/prefix#3")
     )
     assert list(made.request.output_token_ids) == []
     alone = prepare(one)  # its beginning did not come in time
-    assert parse(alone.request.kv_transfer_params) == SaveWish(3)
+    assert wish_of(alone.request.kv_transfer_params) == SaveWish(3)
     assert alone.request.priority >= made.request.priority
     assert not alone.late
 

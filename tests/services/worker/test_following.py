@@ -322,7 +322,7 @@ async def test_a_source_that_says_nothing_new_is_not_waited_for_for_ever(
     source.start(start("a", phase=PHASE_PREFILL))
     target.start(of(source, start("a")))
     failed = await target.fails()
-    assert (failed.code, failed.message.partition(":")[0]) == (Failed.CODE_HANDOFF, "PullTimeout")
+    assert (failed.code, failed.message.partition(":")[0]) == (Failed.CODE_HANDOFF, "SourceTimeout")
     await followed(source, 0)
 
 

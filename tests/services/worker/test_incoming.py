@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.handoff.errors import NoCommonTransport, PullTimeout, SaveFailed, TransportFailed
+from baton.handoff.errors import NoCommonTransport, SaveFailed, SourceTimeout, TransportFailed
 from baton.handoff.reports import Problem
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Complete, Failed, Start
@@ -151,5 +151,5 @@ def test_a_request_that_cannot_be_built_either_way_fails_once() -> None:
 def test_only_a_way_that_is_cut_keeps_two_workers_apart() -> None:
     for error in (TransportFailed("gone"), NoCommonTransport("none")):
         assert code_of(Problem.of(error)) == Failed.CODE_SOURCE
-    for other in (SaveFailed("no"), PullTimeout("slow")):
+    for other in (SaveFailed("no"), SourceTimeout("slow")):
         assert code_of(Problem.of(other)) == Failed.CODE_HANDOFF

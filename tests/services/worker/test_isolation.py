@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.handoff.params import asks_for_load
+from baton.handoff.params import LoadWish, wish_of
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.config import SchedulerSettings
 from baton.services.engine.host import EngineStep
@@ -41,7 +41,8 @@ class Engine(Host):
     def submit(self, request: Any) -> None:
         super().submit(request)
         self.inside.append(request.request_id)
-        if asks_for_load(params := request.kv_transfer_params) and not params["manifest"]:
+        wish = wish_of(request.kv_transfer_params)
+        if isinstance(wish, LoadWish) and wish.manifest is None:
             self.waits.add(request.request_id)
         self.check()
 
