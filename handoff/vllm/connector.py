@@ -81,7 +81,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> Staged:
         """Ask the ranks how much KV waits. Thread-safe. Raises TransportFailed."""
-        return self._scheduler_side.staged(timeout_s)
+        return self._scheduler_side.client.staged(self.kv_addresses, timeout_s)
 
     @property
     def kv_addresses(self) -> list[str]:
@@ -90,7 +90,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
         """Make the ranks pull test payloads from another worker's ranks."""
-        return self._scheduler_side.try_handoff(sources, transport, size, timeout_s)
+        return self._scheduler_side.client.try_handoff(self.kv_addresses, sources, transport, size, timeout_s)
 
     def wake_on_loads(self, wake: Callable[[], object]) -> bool:
         """Call `wake`, on any thread, when a load has ended or kept blocks can be freed.

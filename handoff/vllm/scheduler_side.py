@@ -40,13 +40,12 @@ from baton.handoff.reports import (
     Saved,
     ShardLoad,
     ShardSave,
-    Staged,
 )
 from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.vllm.loads import Loads
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
-from baton.protos.handoff_pb2 import Manifest, Shard, TrialReply
+from baton.protos.handoff_pb2 import Manifest, Shard
 from baton.rpc import host_id
 
 
@@ -81,8 +80,8 @@ class SchedulerSide:
         self._groups = groups
         self._states = any(group.state for group in groups)
         self._host = host_id()
-        self._client = HandoffClient()
-        self._loads = Loads(groups, self._client, self._host)
+        self.client = HandoffClient()
+        self._loads = Loads(groups, self.client, self._host)
         self._ranks: list[RankHandshake] = []
         self._to_save: dict[str, _Prompt] = {}  # by request id, until the last part is ordered
         self._saving: dict[Key, _Save] = {}
@@ -143,12 +142,6 @@ class SchedulerSide:
 
     def load_ended(self, part: ShardLoad) -> None:
         self._loads.update(part, len(self._ranks), self._jobs)
-
-    def staged(self, timeout_s: float) -> Staged:
-        return self._client.staged(self.addresses, timeout_s)
-
-    def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
-        return self._client.try_handoff(self.addresses, sources, transport, size, timeout_s)
 
     # ---- for vLLM's scheduler
 
@@ -261,7 +254,7 @@ class SchedulerSide:
         self._room.forget(key[0])
         self._jobs.drops.append(key)
         if save is not None and save.manifest is not None:  # now, because there may be no next step
-            self._client.release_soon(save.manifest)
+            self.client.release_soon(save.manifest)
 
     def _slots(self, request: Any, records: int) -> int:
         """Return how many slots the save of a request gets.
@@ -317,7 +310,7 @@ class SchedulerSide:
             self._drop(key)
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
     # ---- inside
 
@@ -350,7 +343,7 @@ class SchedulerSide:
         manifest.chunks = save.chunks
         seal(manifest)
         if problem is not None or not save.wanted:
-            self._client.release_soon(manifest)
+            self.client.release_soon(manifest)
         if save.wanted:
             self._saved.append(Saved(*key, None if problem else manifest, problem))
 

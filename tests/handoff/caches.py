@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +15,22 @@ import pytest
 import torch
 
 from baton.handoff import transports
+from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import CacheGroup, Part, described
+from baton.handoff.load.loader import Loader, State
 from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import STEP_BYTES, Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache, HostBlockCache
 from baton.handoff.records import Bytes
-from baton.handoff.reports import ShardSave
+from baton.handoff.reports import ShardLoad, ShardSave
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Transport
 from baton.handoff.transports.nixl import Nixl
 from baton.protos.handoff_pb2 import Manifest, Shard
+from harness.support import PATIENCE
 
 # Of which tests are made; where the package nixl is missing, its own are skipped.
 _without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
@@ -162,6 +168,64 @@ def source(
     service = HandoffService(staging, rank, "127.0.0.1:0", chunk_bytes)
     saver = Saver(cache, staging, offering, rank=rank, address=service.address, chunk_bytes=chunk_bytes)
     return Source(cache, staging, service, saver, offering, groups)
+
+
+@dataclass
+class Pair:
+    """A source and a loader in one process."""
+
+    source: Source
+    loader: Loader
+    client: HandoffClient
+
+    def finished(self) -> ShardLoad:
+        deadline = time.monotonic() + 10 * PATIENCE
+        while not (done := self.loader.take_finished()):
+            assert time.monotonic() < deadline, "the load was never reported"
+            time.sleep(0.001)
+        (one,) = done
+        return one
+
+    def succeeds(self) -> ShardLoad:
+        done = self.finished()
+        assert done.problem is None
+        return done
+
+    def fails(self, name: str, *texts: str) -> None:
+        problem = self.finished().problem
+        assert problem is not None
+        assert problem.name == name
+        for text in texts:
+            assert text in problem.text
+
+    def pulled(self, name: str = "r") -> int:
+        """Return how many blocks of a running pull are here."""
+        load = self.loader._loads.get((name, 1))
+        return load.progress.blocks if load is not None and load.state is State.PULLING else 0
+
+    def landed(self, blocks: Sequence[int]) -> Bytes:
+        """Return the records of these blocks of the loader's cache."""
+        return records(self.loader._cache, blocks)
+
+
+@contextlib.contextmanager
+def pair_of(
+    saving: Source, cache: BlockCache, pulling: Sequence[Transport], chunk_bytes: int = 0
+) -> Iterator[Pair]:
+    """A loader into `cache`, which pulls with these transports. Closes all, the transports too."""
+    with closing(saving), closing(HandoffClient()) as client:
+        loader = Loader(
+            cache,
+            puller(cache, saving.groups),
+            pulling,
+            client,
+            pull_timeout_s=5,
+            chunk_bytes=chunk_bytes or 3 * cache.record_bytes,
+        )
+        with closing(loader):
+            yield Pair(saving, loader, client)
+    for transport in pulling:
+        transport.close()
 
 
 def puller(cache: BlockCache, groups: tuple[CacheGroup, ...] = GROUPS) -> Puller:

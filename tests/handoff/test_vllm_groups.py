@@ -38,6 +38,7 @@ from harness.engines import (
     pulled,
 )
 from tests.handoff.caches import TRANSPORTS
+from tests.handoff.engines import failing, forget, free, manifest_of
 
 WRITTEN = 24
 LENGTHS = (16, 33, 200)
@@ -76,10 +77,6 @@ def engine(request: pytest.FixtureRequest) -> EngineProcess:
     return found
 
 
-def forget(engine: Engine) -> None:
-    assert engine.core.scheduler.reset_prefix_cache()
-
-
 def clear(engine: EngineProcess, length: int, start: Sequence[int] = ()) -> list[int]:
     """Return a prompt of so many tokens behind `start`, with an answer without near-ties."""
     texts = {
@@ -92,21 +89,15 @@ def clear(engine: EngineProcess, length: int, start: Sequence[int] = ()) -> list
     return texts[clearest]
 
 
+def read(engine: EngineProcess, name: str, prompt: list[int]) -> tuple[int, Manifest]:
+    answer: Answer = engine.call(prefill, name, prompt)
+    (first,) = answer.tokens
+    return first, manifest_of(answer)
+
+
 def groups(engine: Engine) -> tuple[CacheGroup, ...]:
     found: tuple[CacheGroup, ...] = engine.connector._scheduler._groups
     return found
-
-
-def free(engine: Engine) -> int:
-    return engine.free_blocks
-
-
-def read(engine: EngineProcess, name: str, prompt: list[int]) -> tuple[int, Manifest]:
-    answer: Answer = engine.call(prefill, name, prompt)
-    assert answer.saved is not None
-    assert answer.saved.manifest is not None, answer.saved.problem
-    (first,) = answer.tokens
-    return first, answer.saved.manifest
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -315,19 +306,11 @@ def test_a_state_is_loaded_at_its_boundary_or_not_at_all(states: EngineProcess) 
     assert (answer.loaded.problem, answer.loaded.blocks) == (None, 0)
 
 
-def failing(engine: Engine, prompt: list[int], manifest: Manifest) -> tuple[str, str, int]:
-    """A load that cannot work: how it ended, why, and how many blocks it cost."""
-    before = engine.free_blocks
-    answer = engine.add("spoilt", prompt, WRITTEN, load_params(2, manifest.num_tokens, manifest), written=[5])
-    engine.run()
-    return f"{answer.finish_reason} {answer.tokens}", str(answer.loaded.problem), before - engine.free_blocks
-
-
 def test_a_failed_load_ends_its_request_and_nothing_else(engine: EngineProcess) -> None:
     prompt = language.prompt(3, 100)
     _, manifest = read(engine, "spoilt", prompt)  # of epoch 1
     engine.call(forget)
-    ended, problem, lost = engine.call(failing, prompt, manifest)
+    ended, problem, lost = engine.call(failing, "spoilt", prompt, manifest, 2, [5])
     assert (ended, lost) == ("error []", 0)
     assert problem.startswith("StaleEpoch: ")
 

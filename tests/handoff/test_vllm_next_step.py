@@ -24,6 +24,7 @@ from harness.engines import (
     queue_batches,
 )
 from tests.handoff import checkpoints
+from tests.handoff.engines import manifest_of, rank, release
 
 WRITTEN = 8
 LENGTH = 300
@@ -55,14 +56,8 @@ def install(engine: Engine) -> None:
     early_loads.install(engine.core)
 
 
-def loader() -> Any:
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    return get_kv_transfer_group()._worker.loader
-
-
 def state(name: str) -> State | None:
-    load = loader()._loads.get((name, 1))
+    load = rank().loader._loads.get((name, 1))
     return load.state if load is not None else None
 
 
@@ -80,9 +75,7 @@ def reserve(engine: Engine, name: str, prompt: list[int]) -> None:
 
 def saved(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], Manifest]:
     kept = prefill(engine, f"{name}-read", prompt)
-    assert kept.saved is not None
-    assert kept.saved.manifest is not None
-    return kept.tokens, kept.saved.manifest
+    return kept.tokens, manifest_of(kept)
 
 
 def noted(engine: Engine) -> list[set[str]]:
@@ -177,7 +170,7 @@ def given_up(engine: Engine, name: str, prompt: list[int], at: str) -> tuple[int
         assert engine.free_blocks < before, "blocks were freed before the ranks said that nobody writes"
     engine.run()
     loaded = engine.answers[name].loaded
-    engine.connector._scheduler_side._client.release(manifest)
+    release(engine, manifest)
     assert not engine.core.scheduler.requests
     return before, engine.free_blocks, str(loaded.problem) if loaded is not None else ""
 

@@ -20,6 +20,7 @@ from baton.security.names import Name, Role
 from harness.architectures.experts import deepseek_v3
 from harness.engines import Engine, EngineProcess, Options, clear_prompt, decode, generate, prefer, prefill
 from tests.handoff import checkpoints
+from tests.handoff.engines import manifest_of, rank, read
 
 WRITTEN = 12
 ALONE = {"enable_prefix_caching": False}  # or there would be nothing left to pull
@@ -32,22 +33,17 @@ def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[Manifest, 
     draw = random.Random(length)
     prompt = clear_prompt(engine, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
-    read = engine.call(prefill, name, prompt)
-    assert read.saved is not None
-    assert read.saved.manifest is not None, read.saved.problem
-    assert read.saved_with_first_token
-    written = engine.call(decode, name, prompt, WRITTEN, read.saved.manifest)
+    manifest = read(engine, name, prompt)
+    written = engine.call(decode, name, prompt, WRITTEN, manifest)
     assert written.tokens == expected
     assert written.loaded is not None
     assert written.loaded.problem is None
-    return read.saved.manifest, written.loaded
+    return manifest, written.loaded
 
 
 def cache_layers(engine: Engine) -> tuple[CacheLayer, ...]:
     """Return the layers of the rank's cache (its side is in the same process)."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    layers: tuple[CacheLayer, ...] = get_kv_transfer_group()._worker._cache.layers
+    layers: tuple[CacheLayer, ...] = rank()._cache.layers
     return layers
 
 
@@ -120,15 +116,14 @@ def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
     with EngineProcess(options) as engine:
         prompt = random.Random(0).choices(range(2, 300), k=100)
         expected = engine.call(generate, "alone", prompt, WRITTEN)
-        read = engine.call(prefill, "r", prompt)
-        assert read.saved is not None
-        assert read.saved.manifest is not None, read.saved.problem
+        first = engine.call(prefill, "r", prompt)
+        manifest = manifest_of(first)
         layers = engine.call(cache_layers)
         assert {layer.block_bytes for layer in layers} == {16 * width * element}
         assert {layer.part_bytes(1, "int8") for layer in layers} == {16 * (width + 4)}
         assert any("layers.3" in layer.name for layer in layers)  # the drafter's
-        written = engine.call(decode, "r", prompt, WRITTEN, read.saved.manifest)
+        written = engine.call(decode, "r", prompt, WRITTEN, manifest)
         assert written.loaded is not None
         assert written.loaded.problem is None
-        assert written.loaded.bytes == 7 * read.saved.manifest.shards[0].record_bytes
+        assert written.loaded.bytes == 7 * manifest.shards[0].record_bytes
         assert written.tokens[0] == expected[0]

@@ -27,6 +27,7 @@ from harness.engines import (
     pulled,
 )
 from tests.handoff import checkpoints
+from tests.handoff.engines import held, manifest_of
 
 WRITTEN = 12
 STEP = 128  # tokens
@@ -61,12 +62,7 @@ def pair(options: Options) -> Iterator[Pair]:
 def read_all(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, Manifest]:
     answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
     engine.run()
-    found = {}
-    for name, answer in answers.items():
-        assert answer.saved is not None
-        assert answer.saved.manifest is not None, answer.saved.problem
-        found[name] = answer.saved.manifest
-    return found
+    return {name: manifest_of(answer) for name, answer in answers.items()}
 
 
 def write_all(
@@ -100,11 +96,6 @@ def hand_over(made: Pair, draw: Sequence[list[int]]) -> list[Answer]:
     return found
 
 
-def held(engine: Engine) -> tuple[int, int]:
-    staged = engine.connector.staged()
-    return staged.handoffs, staged.bytes
-
-
 def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path: Path) -> None:
     model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
     draw = random.Random(1)
@@ -120,10 +111,8 @@ def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path: Path) -> 
         there = made.one.call(begin_decode, name, prompt, WRITTEN, early)
         assert there == STEP // BLOCK_SIZE * sum(shard.record_bytes for shard in early.shards)
         first = made.two.call(end_prefill, name)
-        assert first.saved is not None
-        assert first.saved.manifest is not None, first.saved.problem
         made.one.call(pulled, name, 1)
-        last = made.one.call(end_decode, name, first.tokens, first.saved.manifest)
+        last = made.one.call(end_decode, name, first.tokens, manifest_of(first))
         assert first.tokens + last.tokens == expected.tokens
         assert made.two.call(held) == (0, 0)
 

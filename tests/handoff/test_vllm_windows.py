@@ -7,8 +7,7 @@ time is gone.
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,8 +29,8 @@ from harness.engines import (
     prefer,
     pulled,
 )
-from harness.support import PATIENCE
 from tests.handoff import checkpoints
+from tests.handoff.engines import abort, manifest_of, release, until
 
 WRITTEN = 8
 STEP = 128  # tokens
@@ -99,23 +98,12 @@ def left(engine: Engine) -> tuple[int, int, int]:
     return engine.free_blocks, staged.handoffs, staged.bytes
 
 
-def until(what: Callable[[], bool], why: str) -> None:
-    deadline = time.monotonic() + 20 * PATIENCE
-    while not what():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.01)
-
-
 def until_free(engine: EngineProcess) -> None:
     until(lambda: engine.call(left) == (CACHE_BLOCKS - 1, 0, 0), "a handoff stayed pinned")
 
 
-def manifest_of(answer: Answer, length: int) -> Manifest:
-    assert answer.saved is not None
-    assert answer.saved.problem is None
-    assert answer.saved_with_first_token
-    manifest = answer.saved.manifest
-    assert manifest is not None
+def windowed(answer: Answer, length: int) -> Manifest:
+    manifest = manifest_of(answer)
     assert manifest.num_blocks == -(-length // BLOCK_SIZE)
     assert manifest.shards[0].slots < manifest.num_blocks / 2
     return manifest
@@ -129,7 +117,7 @@ def test_a_whole_handoff_goes_through_a_window(
     prompt = clear(reader, name, length)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     first = reader.call(prefill, name, prompt)
-    manifest = manifest_of(first, length)
+    manifest = windowed(first, length)
     free, handoffs, held = reader.call(left)
     assert free == CACHE_BLOCKS - 1 - manifest.num_blocks  # kept until they are copied
     assert (handoffs, held) == (1, manifest.shards[0].slots * manifest.shards[0].record_bytes)
@@ -154,7 +142,7 @@ def test_an_early_pull_goes_through_a_window(
     record = early.shards[0].record_bytes
     there = writer.call(begin_decode, name, prompt, WRITTEN, early)
     first = reader.call(end, name)
-    manifest = manifest_of(first, length)
+    manifest = windowed(first, length)
     until(lambda: writer.call(pulled, name, 1) == 0, "the pull did not end")  # nothing is pulled any more
     answer = writer.call(end_decode, name, first.tokens, manifest)
     assert first.tokens + answer.tokens == expected
@@ -190,17 +178,11 @@ def test_a_preempted_prompt_hands_over_what_it_computes_in_the_end(
     others = [prompt_of(f"{name}-{number}", 20 * BLOCK_SIZE) for number in range(3)]
     assert reader.call(preempt, name, prompt, others) < 3 * 20
     first = reader.call(end, name)
-    answer = writer.call(decode, name, prompt, WRITTEN, manifest_of(first, 700), 1, first.tokens)
+    answer = writer.call(decode, name, prompt, WRITTEN, windowed(first, 700), 1, first.tokens)
     assert answer.loaded is not None
     assert answer.loaded.problem is None
     assert first.tokens + answer.tokens == expected
     until_free(reader)
-
-
-def abort(engine: Engine, name: str) -> Answer:
-    engine.core.abort_requests([name])
-    engine.run()
-    return engine.answers[name]
 
 
 def test_the_end_of_a_prefill_frees_what_waits_for_slots(
@@ -218,24 +200,6 @@ def test_the_end_of_a_prefill_frees_what_waits_for_slots(
     assert answer.finish_reason == "error"
     assert answer.loaded is not None
     assert str(answer.loaded.problem).startswith(("LeaseExpired: ", "UnknownHandoff: "))
-
-
-def test_the_end_of_a_pull_that_took_something_gives_the_save_up(
-    reader: EngineProcess, writer: EngineProcess, transport: str
-) -> None:
-    name = f"left-{transport}"
-    prompt = prompt_of(name, 1010)
-    early = reader.call(begin_prefill, name, prompt)
-    assert early is not None
-    writer.call(begin_decode, name, prompt, WRITTEN, early)
-    problem = writer.call(abort, name).loaded
-    assert problem is not None
-    assert str(problem.problem).startswith("PullCancelled: ")
-    until(lambda: reader.call(left)[1] == 0, "the save was not given up")
-    saved = reader.call(end, name).saved
-    assert saved is not None
-    assert str(saved.problem).startswith("UnknownHandoff: ")
-    until_free(reader)
 
 
 def steps(engine: Engine, name: str, prompt: list[int]) -> tuple[int, str, list[int]]:
@@ -268,41 +232,3 @@ def test_who_does_not_pull_slows_no_other_prompt(reader: EngineProcess, writer: 
         assert saved is not None
         reader.call(release, saved.manifest)
     until_free(reader)
-
-
-def release(engine: Engine, manifest: Manifest) -> None:
-    engine.connector._scheduler_side._client.release(manifest)
-
-
-def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProcess, transport: str) -> None:
-    name = f"lost-{transport}"
-    lease_s = 1.0 if transport == "shm" else 4.0  # over TCP, the source dies before that
-    options = Options(model, f"brief-{transport}", handoff={"staging_mib": 1, "lease_s": lease_s}, **SMALL)
-    with EngineProcess(options) as brief:
-        prompt = prompt_of(name, 1010)
-        saved = brief.call(prefill, f"{name}-late", prompt).saved
-        assert saved is not None
-        until_free(brief)
-        late = writer.call(decode, f"{name}-late", prompt, WRITTEN, saved.manifest)
-        assert late.loaded is not None
-        assert str(late.loaded.problem).startswith("LeaseExpired: ")
-        if transport == "shm":  # its reader learns of it from its router, or by its deadline
-            return
-        early = brief.call(begin_prefill, name, prompt)
-        assert early is not None
-        writer.call(begin_decode, name, prompt, WRITTEN, early)
-        brief.kill()
-        began = time.monotonic()
-        answer = writer.call(resumed, name, early)
-        assert answer.finish_reason == "error"
-        assert answer.loaded is not None
-        assert str(answer.loaded.problem).startswith("TransportFailed: ")
-        assert time.monotonic() - began < 10 * PATIENCE
-
-
-def resumed(engine: Engine, name: str, early: Manifest) -> Answer:
-    """Let an early load end, whose source may be gone."""
-    if engine.core.scheduler.requests:
-        engine.resume(name, [5], early)
-    engine.run()
-    return engine.answers[name]

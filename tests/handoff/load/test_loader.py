@@ -6,27 +6,25 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from baton.handoff import transports
-from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import Part
-from baton.handoff.load.loader import EARLY, Loader, State
+from baton.handoff.load.loader import EARLY, State
 from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.reports import ShardLoad
 from baton.handoff.save.saver import SaveJob
-from baton.handoff.transports.shm import Shm, offer_of
+from baton.handoff.transports.shm import offer_of
 from baton.protos.handoff_pb2 import Manifest
 from harness.support import PATIENCE
 from tests.handoff.caches import (
     TRANSPORTS,
-    Source,
+    Pair,
     make_cache,
-    puller,
+    pair_of,
     random_blocks,
     records,
     source,
@@ -40,36 +38,6 @@ WAITING = 14  # pulls, of which two go on at once
 Eventually = Callable[[Callable[[], bool]], None]
 
 
-@dataclass
-class Pair:
-    """A source and a loader in one process."""
-
-    source: Source
-    loader: Loader
-    mock: Mock
-    client: HandoffClient
-
-    def load(
-        self, manifest: Manifest, first: int, into: tuple[int, ...], *, request_id: str = "r", epoch: int = 1
-    ) -> None:
-        parts = (Part(0, first, into),)
-        self.loader.reserve(
-            LoadJob(
-                *(request_id, epoch, manifest.num_tokens, parts, time.monotonic()),
-                manifest=manifest,
-                complete=True,
-            )
-        )
-
-    def finished(self) -> ShardLoad:
-        deadline = time.monotonic() + 10 * PATIENCE
-        while not (done := self.loader.take_finished()):
-            assert time.monotonic() < deadline, "the load was never reported"
-            time.sleep(0.001)
-        (one,) = done
-        return one
-
-
 @pytest.fixture
 def wire_dtype() -> str:
     return "auto"
@@ -81,24 +49,25 @@ def offered() -> list[str]:
 
 
 @pytest.fixture
-def pair(wire_dtype: str, offered: list[str]) -> Iterator[Pair]:
-    made = source(make_cache(CACHE_BLOCKS, 1, wire_dtype), names=offered)
-    cache = make_cache(CACHE_BLOCKS, 2, wire_dtype)
-    client = HandoffClient()
-    Mock.sources[made.service.address] = made.staging
-    mock = Mock()
-    loader = Loader(
-        cache, puller(cache), [mock], client, pull_timeout_s=5, chunk_bytes=3 * cache.record_bytes
-    )
-    yield Pair(made, loader, mock, client)
-    loader.close()
+def mock() -> Mock:
+    return Mock()
+
+
+@pytest.fixture
+def pair(wire_dtype: str, offered: list[str], mock: Mock) -> Iterator[Pair]:
+    saving = source(make_cache(CACHE_BLOCKS, 1, wire_dtype), names=offered)
+    Mock.sources[saving.service.address] = saving.staging
+    with pair_of(saving, make_cache(CACHE_BLOCKS, 2, wire_dtype), [mock]) as made:
+        yield made
     Mock.sources.clear()
-    made.close()
-    client.close()
 
 
-def cache_of(pair: Pair, blocks: tuple[int, ...]) -> np.ndarray:
-    return records(pair.loader._cache, blocks)
+def load(
+    pair: Pair, manifest: Manifest, first: int, into: tuple[int, ...], request_id: str = "r", epoch: int = 1
+) -> None:
+    """Load a complete prompt."""
+    order = request_id, epoch, manifest.num_tokens, (Part(0, first, into),), time.monotonic()
+    pair.loader.reserve(LoadJob(*order, manifest=manifest, complete=True))
 
 
 @pytest.mark.parametrize("first", [0, 1, 9])
@@ -107,17 +76,16 @@ def test_a_load_brings_the_missing_blocks_and_releases_the_source(
 ) -> None:
     blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10 - first, 3)
     manifest = pair.source.save("r", 310, blocks)
-    before = cache_of(pair, tuple(set(range(CACHE_BLOCKS)) - set(into)))
-    pair.load(manifest, first, into)
-    done = pair.finished()
-    assert done.problem is None
+    before = pair.landed(tuple(set(range(CACHE_BLOCKS)) - set(into)))
+    load(pair, manifest, first, into)
+    done = pair.succeeds()
     assert (done.transport, done.blocks, done.bytes) == (
         "mock",
         10 - first,
         (10 - first) * manifest.shards[0].record_bytes,
     )
-    assert np.array_equal(cache_of(pair, into), records(pair.source.cache, blocks[first:]))
-    assert np.array_equal(cache_of(pair, tuple(set(range(CACHE_BLOCKS)) - set(into))), before)
+    assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks[first:]))
+    assert np.array_equal(pair.landed(tuple(set(range(CACHE_BLOCKS)) - set(into))), before)
     eventually(lambda: pair.source.staging.held() == (0, 0))
     assert min(done.costs.wait_ms, done.costs.move_ms, done.costs.check_ms, done.costs.load_ms) >= 0
 
@@ -128,9 +96,8 @@ def test_a_quantised_load_brings_about_what_was_saved(pair: Pair) -> None:
     manifest = pair.source.save("r", 310, blocks)
     kv_bytes = sum(layer.block_bytes for layer in pair.source.cache.layers)
     assert manifest.shards[0].record_bytes < 0.5 * kv_bytes  # the drafter's layer is of float32
-    pair.load(manifest, 0, into)
-    done = pair.finished()
-    assert done.problem is None
+    load(pair, manifest, 0, into)
+    done = pair.succeeds()
     assert done.bytes == 10 * manifest.shards[0].record_bytes
     given, got = tensors(CACHE_BLOCKS, 1), pair.loader._cache._tables[0].blocks
     for one, flat in zip(given.values(), got, strict=True):
@@ -150,118 +117,58 @@ FAULTS = [
 
 @pytest.mark.parametrize(("faults", "name", "text"), FAULTS)
 def test_a_faulty_transport_is_noticed_by_name(
-    pair: Pair, faults: dict[str, int], name: str, text: str, eventually: Eventually
+    pair: Pair, mock: Mock, faults: dict[str, int], name: str, text: str, eventually: Eventually
 ) -> None:
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     for key, value in faults.items():
-        setattr(pair.mock.faults, key, value)
-    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10, 3))
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == name
-    assert text in problem.text
-    assert "'r'" in problem.text
+        setattr(mock.faults, key, value)
+    load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10, 3))
+    pair.fails(name, text, "'r'")
     eventually(lambda: pair.source.staging.held() == (0, 0))  # this attempt wants it no more
 
 
-def test_a_corrupt_block_never_reaches_the_cache(pair: Pair) -> None:
-    into = random_blocks(CACHE_BLOCKS, 10, 3)
-    before = cache_of(pair, into)
-    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
-    pair.mock.faults.corrupt_block = 2  # in the first chunk
-    pair.load(manifest, 0, into)
-    assert pair.finished().problem is not None
-    assert np.array_equal(cache_of(pair, into), before)
-
-
-def test_anothers_manifest_is_refused_and_left_alone(pair: Pair) -> None:
+def test_anothers_manifest_is_refused_and_left_alone(pair: Pair, mock: Mock) -> None:
     manifest = pair.source.save("victim", 310, random_blocks(CACHE_BLOCKS, 10))
     for request_id, epoch, name in [("r", 1, "WrongRequest"), ("victim", 2, "StaleEpoch")]:
-        pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=request_id, epoch=epoch)
-        problem = pair.finished().problem
-        assert problem is not None
-        assert problem.name == name
-    assert pair.mock.pulls == []
+        load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=request_id, epoch=epoch)
+        pair.fails(name)
+    assert mock.pulls == []
     assert pair.source.staging.held()[0] == 1
 
 
-def test_a_manifest_that_points_to_another_requests_place_brings_nothing(pair: Pair) -> None:
-    pair.loader.transports.insert(0, Shm())
-    pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
-    other = pair.source.save("other", 310, random_blocks(CACHE_BLOCKS, 10, 3))
-    other.request_id = "r"
-    seal(other)
-    pair.load(other, 0, random_blocks(CACHE_BLOCKS, 10))
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "LeaseExpired"
-
-
-def test_another_requests_bytes_are_noticed_though_their_digests_came_along(pair: Pair) -> None:
-    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
-    pair.source.save("other", 310, random_blocks(CACHE_BLOCKS, 10, 3))
-    with (
-        pair.source.staging.opened("r", 1) as entry,
-        pair.source.staging.opened("other", 1) as other,
-    ):
-        entry.view.records(4, 10)[:] = other.view.records(4, 10)
-        entry.view.arrived(4, other.view.digests(4, 10))
-    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "DigestMismatch"
-    assert "block 4 came with digest" in problem.text
-
-
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_a_stuck_pull_ends_in_time_and_is_reported_once(pair: Pair, how: str, eventually: Eventually) -> None:
+def test_a_stuck_pull_ends_in_time_and_is_reported_once(
+    pair: Pair, mock: Mock, how: str, eventually: Eventually
+) -> None:
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
-    pair.mock.faults.delay_s = 60
+    mock.faults.delay_s = 60
     pair.loader._pull_timeout_s = 60 if how == "cancel" else 0.05
     start = time.monotonic()
-    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10))
     if how == "cancel":
-        eventually(lambda: bool(pair.mock.pulls))
+        eventually(lambda: bool(mock.pulls))
         pair.loader.cancel([("r", 1), ("r", 2), ("nobody", 1)])
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == ("PullCancelled" if how == "cancel" else "PullTimeout")
+    pair.fails("PullCancelled" if how == "cancel" else "PullTimeout")
     assert time.monotonic() - start < 2 * PATIENCE
     eventually(lambda: pair.source.staging.held() == (0, 0))
     pair.loader.cancel([("r", 1)])
     assert pair.loader.take_finished() == []
 
 
-def test_a_pulls_time_runs_from_its_begin(pair: Pair) -> None:
-    """Two go on at once: what waits behind others loses nothing of its own time."""
-    pair.loader._pull_timeout_s, pair.mock.faults.delay_s, count = LONG_S, DELAY_S, WAITING
-    for number in range(count):
-        manifest = pair.source.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
-        pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
-    done: list[ShardLoad] = []
-    deadline = time.monotonic() + 20 * PATIENCE
-    while len(done) < count and time.monotonic() < deadline:
-        done += pair.loader.take_finished()
-        time.sleep(0.01)
-    assert [str(one.problem) for one in done if one.problem is not None] == []
-    assert len(done) == count
-    assert max(one.costs.wait_ms for one in done) > 1e3 * LONG_S
-
-
-def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair) -> None:
+def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair, mock: Mock) -> None:
     """Its connection is found dead later; what comes from others goes past it, and its own wait for it."""
     with contextlib.closing(source(make_cache(CACHE_BLOCKS, 1))) as other:
         Mock.sources[other.service.address] = other.staging
-        pair.mock.faults.silent = pair.source.service.address
+        mock.faults.silent = pair.source.service.address
         for number in range(6):
             manifest = pair.source.save(f"silent {number}", 40, random_blocks(CACHE_BLOCKS, 2))
-            pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 2), request_id=f"silent {number}")
+            load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 2), request_id=f"silent {number}")
         began = time.monotonic()
         for number in range(4):
             manifest = other.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
             manifest.worker_id = "other"
             seal(manifest)
-            pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
+            load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
         done: list[ShardLoad] = []
         while len(done) < 4:
             done += pair.loader.take_finished()
@@ -269,40 +176,32 @@ def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair) -> None:
             time.sleep(0.01)
         assert [one.problem for one in done] == [None] * 4
         assert {one.request_id for one in done} == {f"r{number}" for number in range(4)}
-        assert len([pull for pull in pair.mock.pulls if pull.request_id.startswith("silent")]) == 2
+        assert len([pull for pull in mock.pulls if pull.request_id.startswith("silent")]) == 2
 
 
-def test_an_unexpected_failure_is_reported_too(pair: Pair) -> None:
+def test_an_unexpected_failure_is_reported_too(pair: Pair, mock: Mock) -> None:
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
-    pair.mock.faults.delay_s = "long"  # type: ignore[assignment]
-    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "TransportFailed"
-    assert "TypeError" in problem.text
+    mock.faults.delay_s = "long"  # type: ignore[assignment]
+    load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    pair.fails("TransportFailed", "TypeError")
 
 
-def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair) -> None:
+def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair, mock: Mock) -> None:
     """Its blocks may be as many: only the number says that it is of another prompt."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     parts = (Part(0, 0, random_blocks(CACHE_BLOCKS, 10)),)
     job = LoadJob("r", 1, 309, parts, time.monotonic(), manifest=manifest, complete=True)
     pair.loader.reserve(job)
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "MalformedManifest"
-    assert "of 310 tokens; 309 were announced" in problem.text
-    assert pair.mock.pulls == []
+    pair.fails("MalformedManifest", "of 310 tokens; 309 were announced")
+    assert mock.pulls == []
 
 
 def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
     """Not even what it still names: it may name another's."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     manifest.num_tokens = 311
-    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "MalformedManifest"
+    load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    pair.fails("MalformedManifest")
     pair.client.release(pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
     assert pair.source.staging.held()[0] == 1
 
@@ -322,33 +221,17 @@ def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(
     blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10 - first, 3)
     manifest = pair.source.save("r", 310, blocks)
     assert [run.count for run in offer_of(manifest.shards[0]).runs] == [4, 1, 1, 1, 1, 1, 1]
-    pair.load(manifest, first, into)
-    done = pair.finished()
-    assert done.problem is None
+    load(pair, manifest, first, into)
+    done = pair.succeeds()
     assert (done.transport, done.blocks) == (transport, 10 - first)
-    assert np.array_equal(cache_of(pair, into), records(pair.source.cache, blocks[first:]))
+    assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks[first:]))
     pair.loader.transports[0].close()
 
 
 def test_more_blocks_than_the_source_has(pair: Pair) -> None:
     manifest = pair.source.save("r", 60, [1, 2])
-    pair.load(manifest, 1, (1, 2))
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "MalformedManifest"
-
-
-def test_a_full_staging_is_a_problem_not_an_exception(pair: Pair) -> None:
-    blocks = random_blocks(CACHE_BLOCKS, 24)
-    for i in range(40):
-        saved = pair.source.saver.save(SaveJob(f"r{i}", 1, (Part(0, 0, blocks),)))
-        if saved.problem is not None:
-            break
-    assert saved.problem is not None
-    assert saved.problem.name == "StagingFull"
-    assert saved.shard == b""
-    pair.source.staging.release("r0", 1)
-    assert pair.source.saver.save(SaveJob("again", 1, (Part(0, 0, blocks),))).problem is None
+    load(pair, manifest, 1, (1, 2))
+    pair.fails("MalformedManifest")
 
 
 def begin(pair: Pair, name: str = "r") -> tuple[SaveJob, Manifest]:
@@ -384,17 +267,11 @@ def state(pair: Pair, name: str = "r") -> State | None:
     return load.state if load is not None else None
 
 
-def pulled(pair: Pair, name: str = "r") -> int:
-    """Return the blocks that are here."""
-    load = pair.loader._loads.get((name, 1))
-    return load.progress.blocks if load is not None and load.state is State.PULLING else 0
-
-
 def test_an_early_load_is_told_when_its_request_has_its_token(pair: Pair, eventually: Eventually) -> None:
     rest, manifest = begin(pair)
     into = random_blocks(CACHE_BLOCKS, 10, 3)
     early(pair, manifest, into)
-    eventually(lambda: pulled(pair) == 4)
+    eventually(lambda: pair.pulled() == 4)
     pair.source.saver.save(rest)
     eventually(lambda: pair.source.staging.held() == (0, 0))
     eventually(lambda: state(pair) is State.HELD)
@@ -404,9 +281,7 @@ def test_an_early_load_is_told_when_its_request_has_its_token(pair: Pair, eventu
     assert done.problem is None
     assert done.blocks == 10
     assert done.early_bytes == done.bytes == 10 * manifest.shards[0].record_bytes
-    assert np.array_equal(
-        cache_of(pair, into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
-    )
+    assert np.array_equal(pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1)))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -426,13 +301,11 @@ def test_a_manifest_may_come_before_the_blocks_or_after(
         key = job.key
     eventually(lambda: state(pair) is State.HELD)
     pair.loader.complete(key, manifest)
-    assert pair.finished().problem is None
-    assert np.array_equal(
-        cache_of(pair, into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
-    )
+    pair.succeeds()
+    assert np.array_equal(pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1)))
 
 
-def test_a_load_begins_on_any_thread_and_once(pair: Pair, eventually: Eventually) -> None:
+def test_a_load_begins_on_any_thread_and_once(pair: Pair, mock: Mock, eventually: Eventually) -> None:
     rest, manifest = begin(pair)
     key = reserve(pair)
     threads = [threading.Thread(target=pair.loader.begin, args=(key, manifest)) for _ in range(8)]
@@ -440,13 +313,13 @@ def test_a_load_begins_on_any_thread_and_once(pair: Pair, eventually: Eventually
         thread.start()
     for thread in threads:
         thread.join()
-    eventually(lambda: pulled(pair) == 4)
+    eventually(lambda: pair.pulled() == 4)
     pair.source.saver.save(rest)
     for _ in range(3):
         pair.loader.begin(key, whole(manifest))
         pair.loader.complete(key, whole(manifest))
-    assert pair.finished().problem is None
-    assert len(pair.mock.pulls) == 1
+    pair.succeeds()
+    assert len(mock.pulls) == 1
     pair.loader.begin(key, manifest)
     assert pair.loader.take_finished() == []
     assert state(pair) is None
@@ -455,29 +328,30 @@ def test_a_load_begins_on_any_thread_and_once(pair: Pair, eventually: Eventually
 def test_the_times_of_an_early_load_count_from_its_prompts_end(pair: Pair, eventually: Eventually) -> None:
     rest, manifest = begin(pair)
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pulled(pair) == 4)
+    eventually(lambda: pair.pulled() == 4)
     pair.loader.complete(("r", 1), whole(manifest))
     pair.source.saver.save(rest)
-    done = pair.finished()
-    assert done.problem is None
+    done = pair.succeeds()
     assert done.early_bytes == 4 * manifest.shards[0].record_bytes
     assert done.costs.wait_ms == 0
 
 
 @pytest.mark.parametrize("at", list(State))
-def test_a_load_can_be_given_up_in_each_state(pair: Pair, at: State, eventually: Eventually) -> None:
+def test_a_load_can_be_given_up_in_each_state(
+    pair: Pair, mock: Mock, at: State, eventually: Eventually
+) -> None:
     """Before its pull it is told at once, as nobody writes to its blocks."""
     rest, manifest = begin(pair)
     if at is State.QUEUED:
         for number in range(EARLY):
             _, other = begin(pair, f"long-{number}")
             early(pair, other, (number + 1,) * 10, f"long-{number}")
-        eventually(lambda: len(pair.mock.pulls) == EARLY)
+        eventually(lambda: len(mock.pulls) == EARLY)
     key = reserve(pair)
     if at is not State.RESERVED:
         pair.loader.begin(key, manifest)
     if at is State.PULLING:
-        eventually(lambda: pulled(pair) == 4)
+        eventually(lambda: pair.pulled() == 4)
     if at is State.HELD:
         pair.source.saver.save(rest)
     eventually(lambda: state(pair) is at)
@@ -497,12 +371,12 @@ def test_a_load_can_be_given_up_in_each_state(pair: Pair, at: State, eventually:
         assert ("r", 1) in pair.source.staging._entries
 
 
-def test_a_whole_load_that_is_given_up_is_released(pair: Pair, eventually: Eventually) -> None:
-    pair.mock.faults.delay_s = 60
+def test_a_whole_load_that_is_given_up_is_released(pair: Pair, mock: Mock, eventually: Eventually) -> None:
+    mock.faults.delay_s = 60
     manifests = {name: pair.source.save(name, 310, random_blocks(CACHE_BLOCKS, 10)) for name in "abr"}
     for name, manifest in manifests.items():  # two have their turns
         pair.loader.begin(reserve(pair, name=name), manifest)
-    eventually(lambda: len(pair.mock.pulls) == 2)
+    eventually(lambda: len(mock.pulls) == 2)
     assert state(pair) is State.QUEUED
     pair.loader.cancel([("r", 1)])
     (done,) = pair.loader.take_finished()
@@ -513,23 +387,23 @@ def test_a_whole_load_that_is_given_up_is_released(pair: Pair, eventually: Event
 def test_a_complete_load_has_its_deadline_though_nobody_asks(pair: Pair, eventually: Eventually) -> None:
     _, manifest = begin(pair)
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pulled(pair) == 4)
+    eventually(lambda: pair.pulled() == 4)
     told = threading.Event()
     pair.loader.on_finished = told.set
     pair.loader._pull_timeout_s = 0.05
     pair.loader.complete(("r", 1), whole(manifest))  # and the rest never comes
     assert told.wait(10 * PATIENCE)
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "PullTimeout"
+    pair.fails("PullTimeout")
 
 
-def test_one_that_waits_for_its_turn_gets_an_ordinary_one(pair: Pair, eventually: Eventually) -> None:
+def test_one_that_waits_for_its_turn_gets_an_ordinary_one(
+    pair: Pair, mock: Mock, eventually: Eventually
+) -> None:
     """Early pulls wait for other prompts' steps: one whose prompt is complete does not stand behind them."""
     for number in range(EARLY):
         _, manifest = begin(pair, f"long-{number}")
         early(pair, manifest, (number + 1,) * 10, f"long-{number}")
-    eventually(lambda: len(pair.mock.pulls) == EARLY)
+    eventually(lambda: len(mock.pulls) == EARLY)
     rest, manifest = begin(pair, "short")
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "short")
     pair.source.saver.save(rest)
@@ -547,12 +421,12 @@ FAULT = {"fail": ({"fail_at": 5}, "TransportFailed"), "corrupt": ({"corrupt_bloc
 @pytest.mark.parametrize("fault", FAULT)
 @pytest.mark.parametrize("again", [False, True])
 def test_an_early_pull_that_fails_is_tried_once_more_when_all_is_there(
-    pair: Pair, fault: str, again: bool, eventually: Eventually
+    pair: Pair, mock: Mock, fault: str, again: bool, eventually: Eventually
 ) -> None:
     faults, name = FAULT[fault]
     rest, manifest = begin(pair)
     for key, value in faults.items():
-        setattr(pair.mock.faults, key, value)
+        setattr(mock.faults, key, value)
     into = random_blocks(CACHE_BLOCKS, 10, 3)
     early(pair, manifest, into)
     eventually(lambda: state(pair) is State.RESERVED)
@@ -561,7 +435,7 @@ def test_an_early_pull_that_fails_is_tried_once_more_when_all_is_there(
     pair.loader.begin(("r", 1), manifest)  # the same manifest, once more
     assert state(pair) is State.RESERVED
     if not again:
-        pair.mock.faults = Faults()
+        mock.faults = Faults()
     pair.loader.complete(("r", 1), whole(manifest))
     done = pair.finished()
     if again:
@@ -571,9 +445,9 @@ def test_an_early_pull_that_fails_is_tried_once_more_when_all_is_there(
         assert done.problem is None
         assert (done.blocks, done.early_bytes) == (10, 0)
         assert np.array_equal(
-            cache_of(pair, into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
+            pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
         )
-    assert len(pair.mock.pulls) == 2
+    assert len(mock.pulls) == 2
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
@@ -582,7 +456,7 @@ def test_one_that_ends_while_it_is_cancelled_is_told_once(
 ) -> None:
     rest, manifest = begin(pair)
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pulled(pair) == 4)
+    eventually(lambda: pair.pulled() == 4)
     cancellation = pair.loader._loads["r", 1].progress.cancellation
 
     def ends_first() -> None:
@@ -591,17 +465,17 @@ def test_one_that_ends_while_it_is_cancelled_is_told_once(
 
     monkeypatch.setattr(cancellation, "set", ends_first)
     pair.loader.cancel([("r", 1)])
-    assert pair.finished().problem is None
+    pair.succeeds()
 
 
-def test_the_time_of_one_that_waited_for_its_turn_runs_from_its_begin(pair: Pair) -> None:
-    pair.loader._pull_timeout_s, pair.mock.faults.delay_s, before = LONG_S, DELAY_S, WAITING
+def test_the_time_of_one_that_waited_for_its_turn_runs_from_its_begin(pair: Pair, mock: Mock) -> None:
+    pair.loader._pull_timeout_s, mock.faults.delay_s, before = LONG_S, DELAY_S, WAITING
     for number in range(EARLY):
         _, manifest = begin(pair, f"long-{number}")
         early(pair, manifest, (number + 1,) * 10, f"long-{number}")
     for number in range(before):
         manifest = pair.source.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
-        pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
+        load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
     rest, manifest = begin(pair, "late")
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "late")
     pair.source.saver.save(rest)

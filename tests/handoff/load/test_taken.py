@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
 
 import grpc
 import numpy as np
 import pytest
 
 from baton.handoff import transports
-from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import ERROR_KEY
 from baton.handoff.groups import Part
-from baton.handoff.load.loader import Loader, State
 from baton.handoff.load.pull import LoadJob
-from baton.handoff.reports import ShardLoad
+from baton.handoff.reports import ShardSave
 from baton.handoff.save.saver import SaveJob
 from baton.protos import handoff_pb2 as pb
-from harness.support import PATIENCE
 from tests.handoff.caches import (
     MIB,
     MIXED,
-    Source,
+    Pair,
     make_cache,
     mixed_cache,
+    pair_of,
     parts,
-    puller,
     random_blocks,
     records,
     source,
@@ -39,61 +34,30 @@ TOKENS = RECORDS * 32
 Eventually = Callable[[Callable[[], bool]], None]
 
 
-@dataclass
-class Pair:
-    """A source and a loader in one process, with one transport between."""
-
-    source: Source
-    loader: Loader
-    client: HandoffClient
-
-    def begin(self, blocks: tuple[int, ...], stop: int = RECORDS) -> pb.Manifest:
-        """Save the first records of a prompt, and return its manifest so far."""
-        job = SaveJob("r", 1, (Part(0, 0, blocks[:stop]),), RECORDS, last=stop == RECORDS, slots=SLOTS)
-        saved = self.source.saver.save(job)
-        assert saved is not None
-        return self.source.manifest("r", TOKENS, RECORDS, saved)
-
-    def end(self, blocks: tuple[int, ...], first: int) -> None:
-        """Save the prompt's records from `first` on."""
-        self.source.saver.save(SaveJob("r", 1, (Part(0, first, blocks[first:]),), RECORDS, slots=SLOTS))
-
-    def load(self, manifest: pb.Manifest, *parts: Part, early: bool = False) -> None:
-        job = LoadJob(
-            *("r", 1, manifest.num_tokens, parts, time.monotonic()), manifest=manifest, complete=not early
-        )
-        self.loader.reserve(job)
-
-    def pulled(self) -> int:
-        """Return the blocks that are here."""
-        load = self.loader._loads.get(("r", 1))
-        return load.progress.blocks if load is not None and load.state is State.PULLING else 0
-
-    def finished(self) -> ShardLoad:
-        deadline = time.monotonic() + 10 * PATIENCE
-        while not (done := self.loader.take_finished()):
-            assert time.monotonic() < deadline, "the load was never reported"
-            time.sleep(0.001)
-        (one,) = done
-        return one
-
-    def landed(self, blocks: tuple[int, ...]) -> np.ndarray:
-        return records(self.loader._cache, blocks)
-
-
 @pytest.fixture(params=["shm", "tcp"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     cache = make_cache(BLOCKS, 2)
-    made = transports.create([request.param])
-    with (
-        closing(source(make_cache(BLOCKS, 1), chunk_bytes=3 * cache.record_bytes)) as saving,
-        closing(HandoffClient()) as client,
-        closing(
-            Loader(cache, puller(cache), made, client, pull_timeout_s=5, chunk_bytes=3 * cache.record_bytes)
-        ) as loader,
-    ):
-        yield Pair(saving, loader, client)
-    made[0].close()
+    saving = source(make_cache(BLOCKS, 1), chunk_bytes=3 * cache.record_bytes)
+    with pair_of(saving, cache, transports.create([request.param])) as made:
+        yield made
+
+
+def begin(pair: Pair, blocks: tuple[int, ...], stop: int = RECORDS) -> pb.Manifest:
+    """Save the first records of a prompt, and return its manifest so far."""
+    job = SaveJob("r", 1, (Part(0, 0, blocks[:stop]),), RECORDS, last=stop == RECORDS, slots=SLOTS)
+    saved = pair.source.saver.save(job)
+    assert saved is not None
+    return pair.source.manifest("r", TOKENS, RECORDS, saved)
+
+
+def end(pair: Pair, blocks: tuple[int, ...], first: int) -> ShardSave | None:
+    """Save the prompt's records from `first` on."""
+    return pair.source.saver.save(SaveJob("r", 1, (Part(0, first, blocks[first:]),), RECORDS, slots=SLOTS))
+
+
+def load(pair: Pair, manifest: pb.Manifest, *parts: Part, early: bool = False) -> None:
+    order = "r", 1, manifest.num_tokens, parts, time.monotonic()
+    pair.loader.reserve(LoadJob(*order, manifest=manifest, complete=not early))
 
 
 def calls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -114,9 +78,8 @@ def test_a_window_serves_more_records_than_it_has_slots(
 ) -> None:
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     heard = calls(pair, monkeypatch)
-    pair.load(pair.begin(blocks), Part(0, 0, into))
-    done = pair.finished()
-    assert done.problem is None
+    load(pair, begin(pair, blocks), Part(0, 0, into))
+    done = pair.succeeds()
     assert done.blocks == RECORDS
     assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks))
     assert heard == sorted(set(heard))
@@ -127,17 +90,16 @@ def test_a_window_serves_more_records_than_it_has_slots(
 def test_a_save_with_all_its_slots_hears_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = calls(pair, monkeypatch)
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    pair.load(pair.source.save("r", TOKENS, blocks), Part(0, 0, into))
-    assert pair.finished().problem is None
+    load(pair, pair.source.save("r", TOKENS, blocks), Part(0, 0, into))
+    pair.succeeds()
     assert heard == []
 
 
 def test_records_that_are_not_wanted_are_passed_over(pair: Pair, eventually: Eventually) -> None:
     """The prefix cache has some; they may even be more than there are slots."""
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    pair.load(pair.begin(blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
-    done = pair.finished()
-    assert done.problem is None
+    load(pair, begin(pair, blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
+    done = pair.succeeds()
     assert done.blocks == 13
     for part in (slice(3, 6), slice(19, 29)):
         assert np.array_equal(pair.landed(into[part]), records(pair.source.cache, blocks[part]))
@@ -146,14 +108,13 @@ def test_records_that_are_not_wanted_are_passed_over(pair: Pair, eventually: Eve
 
 def test_an_early_load_takes_what_steps_leave_and_all_in_the_end(pair: Pair, eventually: Eventually) -> None:
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    manifest = pair.begin(blocks, stop=21)
-    pair.load(manifest, Part(0, 0, into), early=True)
+    manifest = begin(pair, blocks, stop=21)
+    load(pair, manifest, Part(0, 0, into), early=True)
     eventually(lambda: pair.pulled() == 21)
-    pair.end(blocks, 21)
+    end(pair, blocks, 21)
     eventually(lambda: pair.source.staging.held() == (0, 0))
     pair.loader.complete(("r", 1), manifest)
-    done = pair.finished()
-    assert done.problem is None
+    done = pair.succeeds()
     assert done.early_bytes == done.bytes
     assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks))
 
@@ -161,13 +122,13 @@ def test_an_early_load_takes_what_steps_leave_and_all_in_the_end(pair: Pair, eve
 def test_an_early_load_that_took_something_gives_the_save_up(pair: Pair, eventually: Eventually) -> None:
     """Another pull would not find it all: so the prompt is prefilled elsewhere, as where a source is lost."""
     blocks = random_blocks(BLOCKS, RECORDS, 1)
-    manifest = pair.begin(blocks, stop=21)
-    pair.load(manifest, Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)), early=True)
+    manifest = begin(pair, blocks, stop=21)
+    load(pair, manifest, Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)), early=True)
     eventually(lambda: pair.pulled() == 21)
     pair.loader.cancel([("r", 1)])
     assert pair.finished().problem is not None
     eventually(lambda: pair.source.staging.held() == (0, 0))
-    late = pair.source.saver.save(SaveJob("r", 1, (Part(0, 21, blocks[21:]),), RECORDS, slots=SLOTS))
+    late = end(pair, blocks, 21)
     assert late is not None
     assert late.problem is not None
     assert late.problem.name == "UnknownHandoff"
@@ -175,16 +136,14 @@ def test_an_early_load_that_took_something_gives_the_save_up(pair: Pair, eventua
 
 def test_a_second_pull_of_what_was_taken_fails_by_name(pair: Pair, eventually: Eventually) -> None:
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    manifest = pair.begin(blocks)
+    manifest = begin(pair, blocks)
     entry = pair.source.staging._entries["r", 1]
     for taken in (SLOTS, 2 * SLOTS):
         eventually(lambda taken=taken: entry.view.is_whole(taken - 1))  # type: ignore[misc]
         pair.source.staging.take("r", 1, taken)
     eventually(lambda: entry.view.is_whole(3 * SLOTS - 1))
-    pair.load(manifest, Part(0, 0, into))
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "AlreadyTaken"
+    load(pair, manifest, Part(0, 0, into))
+    pair.fails("AlreadyTaken")
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
@@ -193,11 +152,8 @@ def test_a_source_that_does_not_hear_ends_the_load(pair: Pair, monkeypatch: pyte
         raise RuntimeError("broken on demand")
 
     monkeypatch.setattr(pair.source.staging, "take", deaf)
-    pair.load(pair.begin(random_blocks(BLOCKS, RECORDS, 1)), Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)))
-    problem = pair.finished().problem
-    assert problem is not None
-    assert problem.name == "TransportFailed"
-    assert "the acknowledgement failed: UNKNOWN" in problem.text
+    load(pair, begin(pair, random_blocks(BLOCKS, RECORDS, 1)), Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)))
+    pair.fails("TransportFailed", "the acknowledgement failed: UNKNOWN")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +173,7 @@ def test_wrong_calls_change_nothing(
     pair: Pair, change: dict[str, bytes | str | int], error: str, eventually: Eventually
 ) -> None:
     blocks = random_blocks(BLOCKS, RECORDS, 1)
-    manifest = pair.begin(blocks, stop=SLOTS)
+    manifest = begin(pair, blocks, stop=SLOTS)
     entry = pair.source.staging._entries["r", 1]
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     (shard,) = manifest.shards
@@ -230,7 +186,7 @@ def test_wrong_calls_change_nothing(
         pair.client.taken(wrong, shard.address).result()
     assert dict(refused.value.trailing_metadata())[ERROR_KEY] == error  # type: ignore[attr-defined]
     assert entry.taken == 3
-    pair.end(blocks, SLOTS)
+    end(pair, blocks, SLOTS)
     found = []
     for chunk in pair.source.staging.read("r", 1, (3, RECORDS - 3), 1):
         found.append(chunk.data.copy())
@@ -242,20 +198,12 @@ def test_all_groups_go_through_one_window() -> None:
     tokens = 640
     count = sum(len(group.live(tokens)) for group in MIXED)
     blocks, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
-    made, cache = transports.create(["shm"]), mixed_cache(BLOCKS, 2)
-    with (
-        closing(source(mixed_cache(BLOCKS, 1), groups=MIXED)) as saving,
-        closing(HandoffClient()) as client,
-        closing(
-            Loader(cache, puller(cache, MIXED), made, client, pull_timeout_s=5, chunk_bytes=MIB)
-        ) as loader,
-    ):
-        pair = Pair(saving, loader, client)
+    cache, saving = mixed_cache(BLOCKS, 2), source(mixed_cache(BLOCKS, 1), groups=MIXED)
+    with pair_of(saving, cache, transports.create(["shm"]), MIB) as pair:
         saved = saving.saver.save(SaveJob("r", 1, parts(MIXED, tokens, blocks), slots=SLOTS))
         assert saved is not None
-        pair.load(saving.manifest("r", tokens, count, saved), *parts(MIXED, tokens, into))
-        assert pair.finished().problem is None
+        load(pair, saving.manifest("r", tokens, count, saved), *parts(MIXED, tokens, into))
+        pair.succeeds()
         for there, here in zip(parts(MIXED, tokens, blocks), parts(MIXED, tokens, into), strict=True):
             wanted = records(saving.cache, there.block_ids, there.group)
             assert np.array_equal(records(cache, here.block_ids, here.group), wanted)
-    made[0].close()
