@@ -1,4 +1,4 @@
-"""Caches, stagings and manifests as an engine would have them, with random bytes and no engine."""
+"""Sources and pullers without engines, with random bytes as KV."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from baton.handoff.transports.nixl import Nixl
 from baton.protos.handoff_pb2 import Manifest, Shard
 from harness.support import PATIENCE
 
-# Of which tests are made; where the package nixl is missing, its own are skipped.
+# parameters of tests; those of nixl are skipped if the package is missing
 _without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
 TRANSPORTS = ["shm", pytest.param("nixl", marks=_without_nixl), "tcp"]
 MIB = 1 << 20
 BLOCK_SIZE = 32
 HASH = "abcdef0123456789"
 GROUPS = (CacheGroup(BLOCK_SIZE),)
-# Full attention, a window, and a state: each block is one group's, and their layers lie in the same memory.
+# full attention, a window, and a state, whose layers share memory
 MIXED = (CacheGroup(BLOCK_SIZE), CacheGroup(BLOCK_SIZE, window=64), CacheGroup(1024, state="of a test"))
 
 
@@ -52,7 +52,7 @@ ROW_WIDTHS = {
 
 
 def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Attention with heads first and tokens first, MLA, and a drafter's layer of another width and dtype."""
+    """Attention with heads first and with tokens first, MLA, and a drafter of another width and dtype."""
     generator = torch.Generator().manual_seed(seed)
 
     def fresh(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -67,7 +67,7 @@ def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def mixed_cache(num_blocks: int, seed: int = 0, wire_dtype: str = "auto") -> HostBlockCache:
-    """A cache of MIXED. The state has one layer, in memory where the others have their first."""
+    """A cache with the groups MIXED. The state's layer shares memory with the others' first layer."""
     generator = torch.Generator().manual_seed(seed)
     memory = torch.randn(2, num_blocks, 2, BLOCK_SIZE, 64, generator=generator).bfloat16()
     state = memory[0].view(torch.int8).reshape(num_blocks, -1)
@@ -89,7 +89,7 @@ def parts(groups: Sequence[CacheGroup], num_tokens: int, block_ids: Sequence[int
 
 
 def random_blocks(cache_blocks: int, count: int, seed: int = 0) -> tuple[int, ...]:
-    """Some neighbours, some not; never the null block."""
+    """Return block ids, in order for an even seed, else shuffled; never the null block."""
     ids = list(range(1, cache_blocks))
     if seed % 2:
         random.Random(seed).shuffle(ids)
@@ -114,7 +114,7 @@ class Source:
         return self.manifest(request_id, num_tokens, len(block_ids), saved, epoch)
 
     def begin(self, request_id: str, block_ids: Sequence[int], whole: int) -> Manifest:
-        """Save the first blocks of a prompt of `whole` blocks that is still computed."""
+        """Save the first blocks of an incomplete prompt of `whole` blocks."""
         saved = self.saver.save(
             SaveJob(request_id, 1, (Part(0, 0, tuple(block_ids)),), whole=whole, last=False)
         )
@@ -160,7 +160,7 @@ def source(
     names: Sequence[str] | None = ("shm", "tcp"),
     step_bytes: int = STEP_BYTES,
 ) -> Source:
-    """names: of the transports; by default those that take no time to make."""
+    """names: of the transports; by default those that are made quickly."""
     offering = transports.create(names)
     pin = functools.partial(transports.register, offering)
     withdraw = functools.partial(transports.withdraw, offering)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, written without transformers: their models load in a second."""
+"""Tiny checkpoints with random weights, which load in a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HIDDEN, LAYERS, HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 128, 2, 2, 64, 256, 512
 
 def _layer(prefix: str, bias: bool, generator: torch.Generator) -> dict[str, torch.Tensor]:
     def weight(*shape: int) -> torch.Tensor:
-        # Large enough for attention to matter: with small weights every prompt gives the same answer.
+        # with smaller weights, attention would not matter, and all prompts would have the same answer
         return torch.randn(*shape, generator=generator) * 0.15
 
     projections = {"q_proj": HEADS * HEAD_DIM, "k_proj": HEADS * HEAD_DIM, "v_proj": HEADS * HEAD_DIM}

@@ -1,4 +1,4 @@
-"""Nothing of a test may stay in shared memory."""
+"""Fixtures, and a check that no test leaves shared memory behind."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def own_segments() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _no_segments_left() -> Iterator[None]:
-    before = own_segments()  # of a test that failed half-way, and has been told
+    before = own_segments()  # left by an earlier test that failed
     yield
     assert [name for name in own_segments() if name not in before] == []
 
 
 @pytest.fixture
 def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give the test a folder of its own for segments: any engine that starts clears the usual one."""
+    """A separate folder for segments, because any engine that starts clears the usual one."""
     with tempfile.TemporaryDirectory(prefix="baton-test-", dir=DIRECTORY) as folder:
         monkeypatch.setattr(segments, "DIRECTORY", Path(folder))
         yield Path(folder)
@@ -36,7 +36,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Poll until a condition holds; fail after ten seconds of a free machine."""
+    """A function that polls until a condition holds, for ten seconds of a free machine."""
 
     def wait(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 10 * PATIENCE

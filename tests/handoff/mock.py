@@ -1,4 +1,4 @@
-"""A transport for tests, in memory: a source in the same process, with faults on demand."""
+"""A transport within a process, with faults."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from baton.protos.handoff_pb2 import Shard
 
 @dataclass
 class Faults:
-    """The faults that the next pulls meet."""
+    """The faults of the next pulls."""
 
     corrupt_block: int | None = None  # one byte of this block's record is flipped
     truncate_at: int | None = None  # the stream ends before this block, without an error
     fail_at: int | None = None  # the connection breaks before this block
-    delay_s: float = 0.0  # before each chunk; ended early by cancellation or deadline
-    silent: str = ""  # the address of a source from which nothing comes
+    delay_s: float = 0.0  # before each chunk, unless the pull is cancelled or late
+    silent: str = ""  # address of a source that sends nothing
 
 
 class Mock(Transport):
-    """Reads a Staging of this process that was put in `sources` under the shard's address."""
+    """Reads the Staging that is in `sources` under the shard's address."""
 
     name: ClassVar[str] = "mock"
     sources: ClassVar[dict[str, Staging]] = {}
@@ -36,7 +36,7 @@ class Mock(Transport):
         self.pulls: list[Pull] = []
 
     def offer(self, saved: SavedShard) -> None:
-        """Offer nothing: the test says what it reaches."""
+        """Offer nothing: `sources` determines what is reached."""
 
     def reaches(self, shard: Shard) -> bool:
         return shard.address in self.sources

@@ -1,4 +1,4 @@
-"""Makers of wrong handoffs: each takes a right one and returns a wrong one.
+"""Makers of mutants: each takes a correct handoff and returns a wrong one.
 
 A maker spoils the manifest's bytes, its fields (sealed again, as a writer that is wrong would), whose
 manifest it is, the bytes in shared memory, or the chunks on their way.
@@ -29,12 +29,12 @@ from tests.handoff.caches import Source
 from tests.handoff.server import Chunk, FalseSource
 
 PULL_S = 2.0
-SHORT_S = 0.05  # for a pull that is to wait in vain
+SHORT_S = 0.05  # for a pull that waits in vain
 
 
 @dataclass
 class Stage:
-    """The inputs of makers. `right` is saved and waiting; another request's may not be touched."""
+    """The inputs of makers. `right` may be changed, other saves may not."""
 
     source: Source
     others: Manifest  # another request's, at the same source
@@ -48,8 +48,8 @@ class Stage:
 class Mutant:
     kind: str
     manifest: bytes
-    counts: bool = True  # it would load something else than the right one
-    untouched: bool = True  # refused before anything is loaded: the cache stays bit by bit as it was
+    counts: bool = True  # it would load something else than the correct handoff
+    untouched: bool = True  # refused before anything is loaded: the cache must not change
     during: Callable[[], AbstractContextManager[object]] = nullcontext
     timeout_s: float = PULL_S
 
@@ -58,13 +58,13 @@ Maker = Callable[[random.Random, Stage], Mutant]
 
 
 def makers(transport: str) -> list[Maker]:
-    """All that there are for a transport, the richer ones more than once."""
+    """Return all makers for a transport, those with more variants several times."""
     common: list[Maker] = [manifest_bytes, manifest_fields, manifest_fields, swapped, memory, memory]
     return [*common, stream, stream, stream] if transport == "tcp" else common
 
 
 def spoil_bytes(rng: random.Random, good: bytes, other: bytes) -> bytes:
-    """Flipped, cut, grown, doubled or spliced; never the same."""
+    """Flip, cut, insert, double or splice bytes; never return the same."""
     while True:
         at, until = sorted((rng.randrange(len(good)), rng.randrange(1, len(good) + 1)))
         way = rng.randrange(6)
@@ -105,7 +105,7 @@ def manifest_bytes(rng: random.Random, stage: Stage) -> Mutant:
         counts = meaning(Manifest.FromString(made), stage.transport) != meaning(stage.right, stage.transport)
     except DecodeError:
         counts = True
-    return Mutant("manifest's bytes", made, counts, untouched=counts)  # a field said twice changes nothing
+    return Mutant("manifest's bytes", made, counts, untouched=counts)  # a repeated field changes nothing
 
 
 _HUGE = (2**31, 2**32 - 1)
@@ -151,7 +151,7 @@ _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
 }
 
 
-# Of both transports that read where the source keeps its records.
+# for both transports that read the source's memory
 _SLOTS: list[Callable[[random.Random, Manifest, Stage], object]] = [
     lambda r, m, s: _place(m, s, offset=r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
     lambda r, m, s: _place(m, s, offset=_offer(m, s).offset + r.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))),
@@ -168,7 +168,7 @@ _PLACES["nixl"] += _SLOTS
 
 
 def _offer(manifest: Manifest, stage: Stage) -> SharedMemoryOffer | NixlOffer:
-    """Return the transport's offer; an empty one where it was spoiled before."""
+    """Return the transport's offer, or an empty one if it cannot be parsed."""
     parse, empty = (nixl_offer_of, NixlOffer) if stage.transport == "nixl" else (offer_of, SharedMemoryOffer)
     try:
         return parse(manifest.shards[0])
@@ -188,7 +188,7 @@ def _metadata(manifest: Manifest) -> bytes:
 
 
 def _put_metadata(manifest: Manifest, stage: Stage, metadata: bytes) -> None:
-    """Offer metadata as of an agent that nobody knows: a known one is not loaded again."""
+    """Offer metadata of an unknown agent, because that of a known one is not loaded again."""
     offer = NixlOffer.FromString(stage.right.shards[0].offers["nixl"])
     offer.agent, offer.regions[0].metadata = "nobody", metadata
     manifest.shards[0].offers["nixl"] = offer.SerializeToString()
@@ -206,7 +206,7 @@ def _put_runs(manifest: Manifest, stage: Stage, runs: list[tuple[int, int]]) -> 
 
 
 def _shuffled(rng: random.Random, manifest: Manifest, stage: Stage) -> list[int]:
-    """The slots in another order."""
+    """Return the slots in another order."""
     slots = [slot for first, count in _runs(manifest, stage) for slot in range(first, first + count)]
     while (mixed := rng.sample(slots, len(slots))) == slots:
         pass
@@ -214,14 +214,14 @@ def _shuffled(rng: random.Random, manifest: Manifest, stage: Stage) -> list[int]
 
 
 def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
-    """By somebody who seals it, or on its way."""
+    """Change fields before or after the manifest is sealed."""
     manifest = Manifest()
     manifest.CopyFrom(stage.right)
     while meaning(manifest, stage.transport) == meaning(stage.right, stage.transport):
-        # The first shard of two is another's; which rank it says it is, is the same.
+        # of two shards, the first is another worker's, with the same rank
         rng.choice([*_FIELDS, *_PLACES[stage.transport] * 2])(rng, manifest, stage)
     if rng.random() < 0.8:
-        # With the places mixed up, its first blocks may be the right ones.
+        # with shuffled slots, the first blocks may be right
         untouched = not manifest.shards or _runs(manifest, stage) == _runs(stage.right, stage)
         return Mutant(
             "manifest's fields, sealed again", seal(manifest).SerializeToString(), untouched=untouched
@@ -230,7 +230,7 @@ def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
 
 
 def swapped(rng: random.Random, stage: Stage) -> Mutant:
-    """A right manifest of something else, as it is or with this request's name on it."""
+    """Use a correct manifest of another save, as it is or under this request's name."""
     whose = rng.randrange(6)
     manifest, kind = Manifest(), "swapped: "
     manifest.CopyFrom(stage.right)
@@ -254,13 +254,13 @@ def swapped(rng: random.Random, stage: Stage) -> Mutant:
     else:
         stage.source.staging.release(stage.right.request_id, stage.right.epoch)
         kind += "replayed after its release"
-    # Over TCP the name decides: another's place at the same source is not looked at.
+    # over TCP, the place in the offer does not matter
     same_place = whose == 3 and stage.transport == "tcp" and manifest.shards == stage.others.shards
     return Mutant(kind, manifest.SerializeToString(), counts=not same_place, untouched=not same_place)
 
 
 def memory(rng: random.Random, stage: Stage) -> Mutant:
-    """Bytes in shared memory, which all transports read."""
+    """Change bytes in shared memory, which all transports read."""
     ways: list[tuple[str, Callable[[random.Random, Entry, Stage], object]]] = [
         ("memory: a record's bit", _flip_record),
         ("memory: a digest", _flip_digest),
@@ -285,7 +285,7 @@ def memory(rng: random.Random, stage: Stage) -> Mutant:
 
 
 def _records(entry: Entry) -> Bytes:
-    """All of them: a staging with room puts a save into one piece."""
+    """Return all records, which are in one piece, because staging has room."""
     return entry.view.records(0, entry.num_blocks)
 
 
@@ -333,7 +333,7 @@ def _ticket(rng: random.Random, entry: Entry, stage: Stage) -> None:
 
 
 def stream(rng: random.Random, stage: Stage) -> Mutant:
-    """A source that sends something else than what was asked for."""
+    """Send something else than was requested."""
     with stage.source.staging.opened(stage.right.request_id, stage.right.epoch) as entry:
         chunks = _chunks(entry)
     good = [chunk.encode() for chunk in chunks]
@@ -356,7 +356,7 @@ def _chunks(entry: Entry) -> list[Chunk]:
 
 
 def _same(messages: list[bytes], good: list[bytes]) -> bool:
-    """Whether the right chunks come first: then nothing that follows is read."""
+    """Return whether the right chunks come first, because nothing after them is read."""
     return b"".join(messages).startswith(b"".join(good))
 
 
@@ -368,7 +368,7 @@ def _spoiled(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[byte
 
 
 def _order(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
-    """Left out, doubled, swapped, one more."""
+    """Omit, double, swap or append a chunk."""
     at = rng.randrange(len(chunks))
     way = rng.randrange(4)
     if way == 0:
@@ -383,7 +383,7 @@ def _order(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]
 
 
 def _places(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
-    """Right records and digests of this very handoff, said to be of another place."""
+    """Swap the places of two correct chunks."""
     one, two = rng.sample(range(len(chunks)), 2)
     swap = {one: chunks[two], two: chunks[one]}
     made = [swap.get(at, chunk) for at, chunk in enumerate(chunks)]
@@ -416,7 +416,7 @@ def _sizes(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]
 
 
 def _others(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
-    """Another request's chunk in the place of one of ours."""
+    """Replace a chunk by another request's."""
     at = rng.randrange(len(chunks))
     with stage.source.staging.opened(stage.others.request_id, stage.others.epoch) as entry:
         chunks[at] = _chunks(entry)[at]
@@ -424,7 +424,7 @@ def _others(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes
 
 
 def _older(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
-    """The same bytes, as an older attempt at the request sent them."""
+    """Send a chunk with the digests of an older attempt."""
     right = stage.right
     change = digests.seed(right.request_id, right.epoch - 1) - digests.seed(right.request_id, right.epoch)
     moved = np.uint64(change % 2**64)
@@ -438,7 +438,7 @@ def _garbage(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[byte
 
 
 def _lengths(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
-    """Lengths that are not there, up to more than any memory."""
+    """Announce wrong lengths, up to more than any memory."""
     huge = rng.choice((1, 100, 2**16, *_HUGE))
     kind = rng.choice((b"RECS", b"FAIL", b"WAIT", b"SHUT"))
     numbers = rng.choice(((huge, 0, 2), (16, 0, huge), (8, 0, huge), (huge, huge, huge)))

@@ -1,4 +1,4 @@
-"""Handoffs that are wrong in every way that a seed can think of, against the real loader and transports.
+"""Seeded random mutations of handoffs, against the real loader and transports.
 
     python -m tests.handoff.mutations --number 20000 --seed 7
 
@@ -43,21 +43,19 @@ CACHE_BLOCKS = 17
 BLOCKS = 6
 TOKENS = BLOCKS * caches.BLOCK_SIZE - 5
 CHUNK_RECORDS = 2
-TIMEOUT_S = 10.0  # for a load to be reported; no mutation may take as long
+TIMEOUT_S = 10.0  # for a load to be reported
 TRANSPORTS = transports.possible()
-RIGHT_EVERY = 20  # mutations, then a right handoff must load
-MOST_GROWTH_MIB = 400  # what is imported, NIXL, gRPC's servers; that alone is about 270, for any number
+RIGHT_EVERY = 20  # check a correct handoff after this many mutations
+MOST_GROWTH_MIB = 400  # imports, NIXL and gRPC's servers alone take about 270
 
 
 @dataclass
 class Tally:
-    """The outcomes of mutations."""
-
-    tried: Counter[str] = field(default_factory=Counter)  # by kind; those that would change what is loaded
+    tried: Counter[str] = field(default_factory=Counter)  # by kind, without harmless ones
     refused: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)  # by name
-    harmless: int = 0  # would load the same
-    right: int = 0  # right handoffs that loaded in between
+    harmless: int = 0  # mutations that do not change what is loaded
+    right: int = 0  # correct handoffs in between
     wrong: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
@@ -93,7 +91,7 @@ class Tally:
 
 
 class Range:
-    """One transport, wire format and kind of cache: sources, a loader, and the cache that must stay clean."""
+    """The mutations of one transport, wire format and kind of cache."""
 
     def __init__(self, transport: str, wire_dtype: str, seed: int, *, mixed: bool) -> None:
         kind = "of several groups" if mixed else "of one group"
@@ -172,9 +170,9 @@ class Range:
         self._source.staging.release(request_id, 2)
 
     def _check_cache(self, mutant: Mutant, loaded: bool) -> None:
-        """Blocks of others are as they were; the load's own hold what was there, or what belongs there."""
+        """Check that other blocks are unchanged, and the load's own unchanged or correct."""
         if loaded and mutant.counts:
-            return  # a failure already
+            return  # already counted as wrong
         for layer, before, right in zip(self._memory, self._before, self._right, strict=True):
             own = list(self._into)
             may = np.ones(CACHE_BLOCKS, bool) if mutant.untouched else ~np.isin(range(CACHE_BLOCKS), own)
@@ -184,7 +182,7 @@ class Range:
                 return
 
     def _learn(self) -> list[Any]:
-        """The cache after a right load."""
+        """Return the cache after a correct load."""
         request_id, manifest = self._save(epoch=1)
         done = self._load(request_id, manifest.SerializeToString(), epoch=1)
         right = [layer.copy() for layer in self._memory]
@@ -214,7 +212,7 @@ class Range:
         self._restore()
 
     def _load_others(self) -> None:
-        """Check that saves which mutations named all the time were neither released nor changed."""
+        """Check that mutations did not release or change the other saves that they named."""
         if self._load("other", self._others.SerializeToString(), epoch=1).problem is not None:
             self.tally.wrong.append(f"{self.where}: another's handoff was lost")
         if self._neighbour.staging.held()[0] != 1:
@@ -226,10 +224,10 @@ class Range:
         return request_id, self._source.save(request_id, TOKENS, self._blocks, epoch)
 
     def _load(self, request_id: str, manifest: bytes, epoch: int) -> ShardLoad:
-        """Load early or whole, in one go or in the order in which the words of it come."""
+        """Load, with the manifest in the job or after it."""
         try:
             described = read(manifest)
-        except HandoffError as error:  # as where a message is parsed
+        except HandoffError as error:
             return ShardLoad(request_id, epoch, 0, problem=Problem.of(error))
         job = LoadJob(request_id, epoch, TOKENS, self._parts, time.monotonic())
         if self.random.random() < 0.5:
@@ -251,7 +249,7 @@ class Range:
 
 
 class _Unexpected(logging.Handler):
-    """Errors that the loader did not think of: reported by name all the same, but to be thought of."""
+    """Collects unexpected errors, which the loader also reports by name."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -263,7 +261,7 @@ class _Unexpected(logging.Handler):
 
 @contextlib.contextmanager
 def watched(tally: Tally) -> Iterator[None]:
-    """Count unexpected log lines, and memory that was taken, as wrong."""
+    """Count unexpected log lines and memory growth as wrong."""
     handler, logger = _Unexpected(), logging.getLogger("baton.handoff")
     logger.addHandler(handler)
     logger.propagate, before = False, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -279,7 +277,7 @@ def watched(tally: Tally) -> Iterator[None]:
 
 
 def run(number: int, seed: int) -> Tally:
-    """About `number` mutations: all transports, all wire formats, caches of one group and of several."""
+    """Try about `number` mutations of all transports and wire formats, with one group and several."""
     whole = Tally()
     with watched(whole):
         places = list(itertools.product(TRANSPORTS, WIRE_DTYPES, (False, True)))
@@ -290,7 +288,7 @@ def run(number: int, seed: int) -> Tally:
             finally:
                 made.close()
             del made
-            gc.collect()  # sources and caches refer to one another: 35 MiB of each range would stay
+            gc.collect()  # sources and caches form cycles, of 35 MiB per range
         for kind, error in garble_service(number // 10, seed):
             whole.note(kind, error)
     return whole

@@ -1,4 +1,4 @@
-"""A source in a process of its own: the other end of a real transport."""
+"""A source in a separate process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _serve(connection: Connection, lease_s: float, chunk_bytes: int, folder: Pat
 
 
 class RemoteSource:
-    """Its cache is `caches.make_cache(CACHE_BLOCKS, SEED)`, so that the test knows every byte."""
+    """Its cache is `caches.make_cache(CACHE_BLOCKS, SEED)`, as in the test's process."""
 
     def __init__(self, lease_s: float = 30.0, chunk_bytes: int = CHUNK_BYTES) -> None:
         context = multiprocessing.get_context("spawn")
@@ -60,7 +60,7 @@ class RemoteSource:
         return Manifest.FromString(self._ask("save", request_id, tokens, tuple(block_ids), epoch))
 
     def begin(self, request_id: str, block_ids: Sequence[int], whole: int) -> Manifest:
-        """Save the first blocks of a prompt that is still computed."""
+        """Save the first blocks of an incomplete prompt."""
         return Manifest.FromString(self._ask("begin", request_id, tuple(block_ids), whole))
 
     def held(self) -> tuple[int, int]:
@@ -68,7 +68,6 @@ class RemoteSource:
         return answer
 
     def records(self, block_ids: Sequence[int]) -> Bytes:
-        """Return the records that a save of those blocks has."""
         return caches.records(self.cache, block_ids)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The two ends of a pull over TCP, made to lie: a source that sends what it likes, a caller that asks it."""
+"""Misbehaving ends of a pull over TCP."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SERVICE = "baton.handoff.v1.Handoff"
 
 @dataclass(frozen=True)
 class Chunk:
-    """What goes into one frame."""
+    """A frame of records."""
 
     first_block: int
     records: Bytes
     digests: Digests
-    count: int = -1  # of records, as the frame says; as many as digests by default
+    count: int = -1  # the frame's number of records; by default that of the digests
 
     def encode(self) -> bytes:
         """Return the frame in plain text."""
@@ -47,7 +47,7 @@ class Chunk:
 
 
 class FalseSource(HandoffServicer):
-    """A Handoff service that answers each pull with `messages`, whatever was asked, and hangs up."""
+    """A Handoff service that answers each pull with `messages` and hangs up."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -77,19 +77,19 @@ class FalseSource(HandoffServicer):
 
 
 def connect(address: str) -> tuple[Line, bytes]:
-    """Return a connection to a rank, in plain text, and its greeting, which was not sent yet."""
+    """Return a connection to a rank, in plain text, and the greeting to send first."""
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         reply = HandoffStub(channel).Connect(pb.ConnectRequest(), timeout=20)  # type: ignore[no-untyped-call]
     return Line(knock(address, reply.port)), GREETING + reply.session
 
 
 def knock(address: str, port: int) -> socket.socket:
-    """Return a connection that has said nothing."""
+    """Return a connection without a greeting."""
     return socket.create_connection((addresses.split(address)[0], port), timeout=20)
 
 
 def ended(line: Line, record_bytes: int) -> str:
-    """Read frames until all of the victim's records came, or an error, whose name is returned."""
+    """Read frames until all records, or an error, whose name is returned."""
     came = 0
     try:
         while came < BLOCKS:
@@ -105,9 +105,9 @@ def ended(line: Line, record_bytes: int) -> str:
 
 
 def garble_service(number: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Send nonsense to a real service; yields its kind and the name of its error, empty if it was served.
+    """Send nonsense to a real service; yields its kind and the error's name, empty if it was served.
 
-    Raises AssertionError when what is saved there is not whole afterwards.
+    Raises AssertionError if the save there was affected.
     """
     rng = random.Random(seed)
     source = caches.source(caches.make_cache(9, 1))
@@ -124,7 +124,7 @@ def garble_service(number: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 class _Caller:
-    """Asks a service that has a save."""
+    """Calls a service that has a save."""
 
     def __init__(self, source: caches.Source, channel: grpc.Channel) -> None:
         self.source = source
@@ -147,7 +147,7 @@ class _Caller:
             return ended(line, self.source.cache.record_bytes)
 
     def shout(self, words: bytes) -> str:
-        """Send bytes to the port for records that are no greeting, or more than one."""
+        """Send bytes to the port for records."""
         address = self.source.service.address
         with closing(Line(knock(address, self.source.service.door_port))) as line:
             line._socket.sendall(words)
@@ -165,7 +165,7 @@ class _Caller:
 
 
 def _garbage(rng: random.Random, caller: _Caller) -> tuple[str, str]:
-    message = b"\x0a\xff" + rng.randbytes(rng.choice((0, 5, 4096)))  # a string that is longer than all of it
+    message = b"\x0a\xff" + rng.randbytes(rng.choice((0, 5, 4096)))  # a string longer than the message
     kind = rng.choice((PULL, b"Release", b"Taken"))
     outcome = caller.say(Frame(PULL, message)) if kind == PULL else caller.call(kind.decode(), message)
     return "service: garbage", outcome
@@ -212,7 +212,7 @@ def _wrong_release(rng: random.Random, caller: _Caller) -> tuple[str, str]:
 
 
 def _wrong_taken(rng: random.Random, caller: _Caller) -> tuple[str, str]:
-    """Expect refusals: a save without a window is taken whole, and nobody takes anything without a ticket."""
+    """Acknowledge a save without a window, or without the ticket."""
     ticket = caller.ticket
     request = pb.TakenRequest(request_id="victim", epoch=3, ticket=ticket)
     if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Channels to other ranks: many, and none is closed under a call."""
+"""The cache of channels closes none that has a call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def channels() -> Iterator[Channels]:
 
 
 def meet(channels: Channels, count: int) -> None:
-    """Use this many other peers; nobody listens there, as channels connect only with a call."""
+    """Get channels to this many other addresses, without connecting."""
     for port in range(1, count + 1):
         channels.stub(f"127.0.0.1:{port}")
 
@@ -41,7 +41,6 @@ def meet(channels: Channels, count: int) -> None:
 def test_channels_that_no_call_can_use_are_closed(
     staging: Staging, channels: Channels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their connections close, too."""
     me = psutil.Process()
     with closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service:
         port = int(service.address.rpartition(":")[2])

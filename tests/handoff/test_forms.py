@@ -1,4 +1,4 @@
-"""Heads of one worker's ranks, joined and cut for another's: by the rule, in memory, and through a loader."""
+"""Heads of one worker's ranks, for the ranks of another: the rule, in memory, and through a loader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Eventually = Callable[[Callable[[], bool]], None]
 
 @functools.cache
 def whole(seed: int) -> dict[str, torch.Tensor]:
-    """The KV of all heads: heads first, tokens first, MLA, and a window's group."""
+    """The KV of all heads: with heads first, with tokens first, of MLA, and of a window's group."""
     generator = torch.Generator().manual_seed(seed)
 
     def fresh(heads: int, channels: int) -> torch.Tensor:
@@ -57,7 +57,7 @@ WIDTHS = {"heads.0": 32, "heads.1": 32, "tokens.0": 64, "mla.0": 576, "window.0"
 
 
 def caches(seed: int, ranks: int, wire: str = "auto", *, device: bool = False) -> list[BlockCache]:
-    """The caches of a worker's ranks, with the heads that each has; layer `tokens.0` has tokens first."""
+    """The caches of a worker's ranks; layer `tokens.0` has tokens first."""
     made: list[BlockCache] = []
     for rank in range(ranks):
         own = {}
@@ -80,11 +80,11 @@ def layer(name: str, heads: int) -> CacheLayer:
 
 
 def content(cache: BlockCache, group: int, blocks: tuple[int, ...]) -> np.ndarray:
-    """The bytes of a rank's blocks, whatever the form in which they travel."""
+    """The bytes of a rank's blocks, in the cache's own dtype."""
     ids, layers = (
         list(blocks),
         cache._tables[group].blocks[: len(NAMES[group])],
-    )  # without what fills records up
+    )  # without padding
     return torch.cat([one[ids].flatten().view(torch.uint8) for one in layers]).numpy()
 
 
@@ -92,7 +92,7 @@ def content(cache: BlockCache, group: int, blocks: tuple[int, ...]) -> np.ndarra
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize(("there", "here"), [(1, 2), (2, 1), (4, 2), (2, 2)])
 def test_a_rank_finds_its_heads_in_any_form(there: int, here: int, wire: str, device: bool) -> None:
-    """As is, bit by bit; quantised, as if this rank's own records had been."""
+    """As is: bit by bit; quantised: as if the rank had pulled its own records."""
     sources = caches(1, there, wire)
     blocks, into = random_blocks(BLOCKS, 5, 1), random_blocks(BLOCKS, 5, 3)
     own_wire = "auto" if device else "int8"
@@ -117,7 +117,7 @@ def test_a_rank_finds_its_heads_in_any_form(there: int, here: int, wire: str, de
 
 
 def test_the_whole_cache_is_described_alike_by_every_rank() -> None:
-    """The compatibility hash is over these."""
+    """The compatibility hash covers this description."""
     one, two, four = (caches(1, ranks) for ranks in (1, 2, 4))
     assert {cache.layers for cache in (*one, *two, *four)} == {one[0].layers}
     assert [each.heads for each in one[0].layers] == [4, 4, 2, 1, 8]
@@ -125,7 +125,7 @@ def test_the_whole_cache_is_described_alike_by_every_rank() -> None:
 
 
 def test_a_layer_whose_heads_do_not_fit_together_is_not_divided() -> None:
-    """Its ranks' description differs, and with it the hash."""
+    """Its description, and so the hash, depends on the number of ranks."""
     found = []
     for ranks in (1, 2):
         tensor = torch.zeros(BLOCKS, 3 // ranks, TOKENS, 64)
@@ -175,13 +175,13 @@ def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
 
 @dataclass
 class Workers:
-    """The ranks of a source and those of a puller, with services and loaders of their own."""
+    """The ranks of a source and of a puller."""
 
     sources: list[Source]
     loaders: list[Loader]
 
     def begin(self, blocks: tuple[int, ...], tokens: int, *, first: int) -> tuple[Manifest, list[SaveJob]]:
-        """Save the first records on all ranks; return the manifest, and what is left to save."""
+        """Save the first records on all ranks; return the manifest, and the other jobs."""
         parts = [Part(0, 0, blocks), Part(1, len(blocks), blocks)]
         manifest = self.save(
             SaveJob("r", 1, (parts[0].within(0, first),), 2 * len(blocks), last=False), tokens
@@ -246,7 +246,7 @@ def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
         for loader in made.loaders:
             loader.reserve(job if loader is made.loaders[0] else replace(job, manifest=None))
         running = made.loaders[0]._loads["r", 1].progress
-        # Not one shard after the other: what is there of each comes while the prompt is computed.
+        # shards are pulled concurrently: the available records of each arrive while the prompt is computed
         wanted = 4 * sum(
             share.record_bytes
             for share in made.loaders[0]._puller.shares(running_form(manifest), 0)
@@ -275,7 +275,7 @@ def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
 
 @pytest.mark.parametrize(("there", "here", "transport"), [(1, 2, "shm"), (1, 2, "tcp"), (2, 1, "shm")])
 def test_a_window_serves_every_rank(there: int, here: int, transport: str, eventually: Eventually) -> None:
-    """Fewer slots than records: they are filled again when the last rank has taken what they hold."""
+    """Slots are reused when the last rank has taken their records."""
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
     parts = (Part(0, 0, blocks), Part(1, 6, blocks))
     with workers(there, here, transport, "auto") as made:

@@ -1,4 +1,4 @@
-"""The blocks that each group keeps, and their places in a save."""
+"""The live blocks of each group, and their places in a save."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
         (WINDOW, 94, range(3)),  # the next token attends to 31 .. 94
         (WINDOW, 95, range(1, 3)),
         (WINDOW, 300, range(7, 10)),
-        (CacheGroup(32, window=1), 64, range(2, 2)),  # to itself alone
+        (CacheGroup(32, window=1), 64, range(2, 2)),  # only to itself
         (STATE, 1, range(1)),
         (STATE, 512, range(1)),
         (CacheGroup(32, state="x"), 300, range(9, 10)),
@@ -54,7 +54,7 @@ def test_a_state_serves_its_boundary_alone_and_a_window_what_lies_in_its_blocks(
     assert FULL.serves(100, 1)
     assert not FULL.serves(100, 101)
     assert WINDOW.serves(100, 96)
-    assert not WINDOW.serves(95, 94)  # whose first block was left behind
+    assert not WINDOW.serves(95, 94)  # which has passed its first block
     assert serve(ALL, 100, 100)
     assert not serve(ALL, 100, 99)
 

@@ -53,7 +53,7 @@ WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
 def test_a_manifest_that_was_changed_on_its_way_is_refused(manifest: Manifest) -> None:
     assert manifests.is_of(manifest, "r", 1)
     assert not manifests.is_of(manifest, "r", 2)
-    manifest.num_tokens += 1  # the blocks are the same; one token's KV in them was never written
+    manifest.num_tokens += 1  # the number of blocks is the same
     with pytest.raises(MalformedManifest, match=r"wanted for request 'r', has digest .* sealed with"):
         manifests.check(manifest, "r", 1, puller(CACHE))
     assert not manifests.is_of(manifest, "r", 1)

@@ -1,4 +1,4 @@
-"""At least a thousand wrong handoffs, none accepted. More of them: python -m tests.handoff.mutations."""
+"""A thousand mutations, none accepted. For more: python -m tests.handoff.mutations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the connector makes of vLLM's groups, and of steps that do not leave what is to be saved."""
+"""The connector's view of vLLM's groups, and of steps that cannot be saved."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_kind_has_its_rule() -> None:
 
 
 def config(ranks: int, *totals: int) -> Any:
-    """A configuration of a model with so many KV heads, and of its drafter."""
+    """The configuration of a model, and perhaps a drafter, with these total KV heads."""
     models = [SimpleNamespace(get_total_num_kv_heads=lambda total=total: total) for total in totals]
     drafter = SimpleNamespace(draft_model_config=models[1]) if len(models) > 1 else None
     sizes = dict.fromkeys((*facts._PARALLEL_SIZES, "tensor_parallel_size"), 1) | {
@@ -76,7 +76,7 @@ def config(ranks: int, *totals: int) -> Any:
         (4, (2,), 1, 2),
         (4, (4,), 1, 4),
         (4, (2, 8), 1, 2),
-        (4, (2, 4), 1, None),  # the model's, twice, or the drafter's: which is not told
+        (4, (2, 4), 1, None),  # ambiguous: the model's or the drafter's
     ],
 )
 def test_all_ranks_heads_are_counted(
@@ -98,12 +98,12 @@ def test_all_ranks_heads_are_counted(
     ],
 )
 def test_shards_that_vllm_tells_count(spec: Any, ranks: int, found: int) -> None:
-    """The heads of the model and its drafter do not tell: they do not explain one head per rank."""
+    """The total heads of the model and its drafter do not matter then."""
     assert facts.total_heads(config(ranks, 2, 4), cache(spec)) == {"layer.0": found}
 
 
 def test_ranks_must_be_as_many_where_a_layer_has_no_heads() -> None:
-    """Its name is in the words of a refusal."""
+    """The fact names the layer."""
     (name,) = set(facts.parallel_sizes(config(1, 2), mixed_cache(3))) - set(facts._PARALLEL_SIZES)
     assert name == "tensor_parallel_size (equal on both: full.0 has no heads to divide)"
     assert set(facts.parallel_sizes(config(2, 2), caches(1, 2)[0])) == set(facts._PARALLEL_SIZES)
@@ -202,7 +202,7 @@ def test_a_window_is_for_a_request_that_ends_with_its_prompt() -> None:
         side.add(request)
         (job,) = side.build_step(step).saves
         assert job.slots == slots
-        # The next step may take its blocks before it is known to have ended, as steps may overlap.
+        # steps may overlap: the next one may take its blocks before its end is known
         assert side.build_step(PREEMPTED).preempted == ([("r", 1)] if slots == 2 else [])
         assert side.finished(request) == (slots == 2)
         assert side.build_step(Step(0, [])).ended == ([("r", 1)] if slots == 2 else [])

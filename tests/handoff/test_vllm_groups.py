@@ -1,4 +1,4 @@
-"""Models whose layers keep different things: windows, states. Each engine hands over to itself.
+"""Models with several groups: sliding windows and states. Each engine hands over to itself.
 
 The decode side goes on behind the prefill side's token, as in a deployment: nothing is computed twice, so
 that a state fits.
@@ -58,14 +58,14 @@ def options(model: Architecture, name: str = "both", **engine: Any) -> Options:
 
 @pytest.fixture(scope="module")
 def windows() -> Iterator[EngineProcess]:
-    """Sliding windows beside full attention, with a prefix cache."""
+    """Sliding windows and full attention, with a prefix cache."""
     with EngineProcess(options(ARCHITECTURES[WINDOWS], enable_prefix_caching=True)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def states() -> Iterator[EngineProcess]:
-    """Gated DeltaNet beside full attention, and the MTP layer's."""
+    """Gated DeltaNet, full attention, and an MTP layer."""
     with EngineProcess(options(ARCHITECTURES[STATES])) as engine:
         yield engine
 
@@ -78,7 +78,7 @@ def engine(request: pytest.FixtureRequest) -> EngineProcess:
 
 
 def clear(engine: EngineProcess, length: int, start: Sequence[int] = ()) -> list[int]:
-    """Return a prompt of so many tokens behind `start`, with an answer without near-ties."""
+    """Return `start` and `length` more tokens, whose answer has no near-ties."""
     texts = {
         f"text-{length}-{number}": [*start, *language.prompt(number, 2 * length)[-length:]]
         for number in range(6)
@@ -123,7 +123,7 @@ def test_what_two_write_is_what_one_writes(engine: EngineProcess, transport: str
 def go_on(
     engine: Engine, prompt: list[int], expected: list[int], manifests: dict[int, Manifest]
 ) -> list[int]:
-    """Go on from each of these many tokens, all at once; return those whose answers are as expected."""
+    """Continue after each of these numbers of tokens, all at once; return those with the expected answer."""
     answers = {}
     for count, manifest in manifests.items():
         params = load_params(1, manifest.num_tokens, manifest)
@@ -137,7 +137,7 @@ def go_on(
 
 
 def save_all(engine: Engine, prompt: list[int], expected: list[int]) -> dict[int, Manifest]:
-    """Prefill the prompt and each number of its answer's tokens, as after the loss of a decode worker."""
+    """Prefill the prompt with each number of its answer's tokens, as after the loss of a decode worker."""
     answers = {}
     for count in range(1, len(expected)):
         params = save_params(1)
@@ -148,7 +148,7 @@ def save_all(engine: Engine, prompt: list[int], expected: list[int]) -> dict[int
 
 
 def test_an_answer_goes_on_from_every_position(engine: EngineProcess) -> None:
-    """The positions: where a window leaves blocks behind, and where a block of full attention begins."""
+    """Including positions where a window passes a block, and where a block of full attention begins."""
     prompt = clear(engine, 50)
     expected = engine.call(generate, "whole", prompt, WRITTEN)
     manifests = engine.call(save_all, prompt, expected)
@@ -158,7 +158,7 @@ def test_an_answer_goes_on_from_every_position(engine: EngineProcess) -> None:
 
 
 def save_beginning(engine: Engine, name: str, prompt: list[int]) -> Answer:
-    """Have what is cached of a prompt saved, as a worker does for another one's prefill."""
+    """Save a prompt from the prefix cache, as a worker does for another worker's prefill."""
     answer = engine.add(name, prompt, 1, save_params(1, cached=True))
     engine.run(lambda: answer.saved is not None)
     engine.core.abort_requests([name])
@@ -183,7 +183,7 @@ def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
     asked, name = clear(windows, 150), f"chat-{transport}"
     written = windows.call(generate, f"{name}-first", asked, WRITTEN)
     chat = clear(windows, 100, [*asked, *written])
-    held = (len(asked) + len(written) - 1) // BLOCK_SIZE * BLOCK_SIZE  # the last token was never read
+    held = (len(asked) + len(written) - 1) // BLOCK_SIZE * BLOCK_SIZE  # the last token has no KV
     beginning = windows.call(save_beginning, f"{name}-prefix", chat[: held + 1])
     assert beginning.saved is not None
     assert beginning.saved.manifest is not None, beginning.saved.problem
@@ -213,7 +213,7 @@ def test_a_state_has_no_beginning_that_could_be_saved(states: EngineProcess) -> 
 
 
 def cut_drafts(engine: Engine, seed: int) -> None:
-    """Draw from now on how many of each request's drafts are verified."""
+    """From now on, verify a random number of each request's drafts."""
     draw, update = random.Random(seed), engine.core.scheduler.update_draft_token_ids
 
     def some(drafts: Any) -> None:
@@ -242,7 +242,7 @@ def test_drafts_of_any_length_change_no_answer(engine: EngineProcess) -> None:
 
 
 def skipping(engine: Engine, texts: dict[str, list[int]]) -> list[list[int]]:
-    """Generate beside each other, while each step leaves out some of those that decode."""
+    """Generate concurrently, while each step leaves out some decoding requests."""
     draw, scheduler, missed = random.Random(3), engine.core.scheduler, 0
     answers = [engine.add(name, prompt, WRITTEN) for name, prompt in texts.items()]
     deadline = time.monotonic() + CALL_S / 2
@@ -266,14 +266,14 @@ def skipping(engine: Engine, texts: dict[str, list[int]]) -> list[list[int]]:
 
 
 def test_who_misses_steps_goes_on_from_its_own_state(states: EngineProcess) -> None:
-    """As those do which give way to another class."""
+    """Requests that give way to another class skip steps."""
     texts = {f"skips-{length}": clear(states, length) for length in LENGTHS}
     expected = [states.call(generate, f"{name}-alone", prompt, WRITTEN) for name, prompt in texts.items()]
     assert states.call(skipping, texts) == expected
 
 
 def test_what_the_prefix_cache_has_is_not_pulled(windows: EngineProcess) -> None:
-    """The missing blocks of each group lie apart, so they come in several pulls."""
+    """The missing blocks of each group are not adjacent, so there are several pulls."""
     windows.call(forget)
     start = language.prompt(99, 200)[: 3 * BLOCK_SIZE]
     prompt = clear(windows, 70, start)
@@ -296,7 +296,7 @@ def test_what_the_prefix_cache_has_is_not_pulled(windows: EngineProcess) -> None
 
 
 def test_a_state_is_loaded_at_its_boundary_or_not_at_all(states: EngineProcess) -> None:
-    """Asked as vLLM alone asks, one position before the end, nothing is loaded, and the answer is right."""
+    """If vLLM asks for one position before the end, nothing is loaded, and the answer is right."""
     prompt = clear(states, 60)
     expected = states.call(generate, "boundary-alone", prompt, WRITTEN)
     _, manifest = read(states, "boundary", prompt)
@@ -317,7 +317,7 @@ def test_a_failed_load_ends_its_request_and_nothing_else(engine: EngineProcess) 
 
 @pytest.fixture(params=[WINDOWS, STATES])
 def decoding(request: pytest.FixtureRequest) -> Iterator[tuple[EngineProcess, EngineProcess]]:
-    """An engine that prefills, and another that decodes."""
+    """A prefill engine and a decode engine."""
     prefilling = request.getfixturevalue("windows" if request.param == WINDOWS else "states")
     cached = {"enable_prefix_caching": True} if request.param == WINDOWS else {}
     with EngineProcess(options(ARCHITECTURES[request.param], "decode", **cached)) as engine:

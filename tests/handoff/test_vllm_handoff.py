@@ -1,4 +1,4 @@
-"""The connector inside real vLLM engines: one reads, the other writes, each in a process of its own.
+"""Handoffs between two real engines, each in its own process.
 
 The decode side is asked the stock way here (the prompt alone): it computes the prompt's last position again
 and must find the prefill side's token.
@@ -86,7 +86,7 @@ def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
 
 @pytest.fixture(autouse=True)
 def _own_prompts(request: pytest.FixtureRequest) -> None:
-    """Give each test prompts of its own, the same whichever others run."""
+    """Give each test its own prompts, independent of other tests."""
     _drawn.seed(request.node.name)
 
 
@@ -95,7 +95,7 @@ def prompt_of(length: int) -> list[int]:
 
 
 def clear_prompt_of(reader: EngineProcess, length: int, start: Sequence[int] = ()) -> list[int]:
-    """For what two engines answer: they need not do the same sums in the same steps."""
+    """Return a prompt without near-ties, as two engines may not add in the same order."""
     return clear_prompt(reader, lambda: [*start, *prompt_of(length)], WRITTEN)
 
 
@@ -163,7 +163,7 @@ def read_many(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, Manife
 def write_many(
     engine: Engine, prompts: dict[str, list[int]], manifests: dict[str, Manifest]
 ) -> dict[str, list[int]]:
-    """All at once, beside a request that runs already."""
+    """Decode all at once, while another request runs."""
     engine.add("running", [5] * 40, 60)
     engine.run(until=lambda: len(engine.answers["running"].tokens) > 3)
     answers = {
@@ -211,7 +211,7 @@ def test_a_manifest_that_does_not_fit_ends_the_request_by_name(
     assert lost == 0
     assert re.search(error, problem), problem
     client = HandoffClient()
-    if spoil.keys() & {"request_id", "epoch"}:  # not the failed attempt's to give up
+    if spoil.keys() & {"request_id", "epoch"}:  # not released by the failed attempt
         assert reader.call(held)[0] == 1
         client.release(original)
     until_nothing_is_held(reader)
@@ -219,7 +219,7 @@ def test_a_manifest_that_does_not_fit_ends_the_request_by_name(
 
 
 def flip(engine: Engine) -> None:
-    """One bit of the last prompt saved, as a broken memory would."""
+    """Flip a bit of the last save, as broken memory would."""
     staging = rank().staging
     list(staging._entries.values())[-1].view.records(1, 2)[0, 100] ^= 4
 
@@ -237,10 +237,10 @@ def test_broken_bytes_and_a_gone_source_end_the_request_by_name(
     until_nothing_is_held(reader)
     ended, problem, lost = writer.call(failing, f"{name}-again", prompt, manifest, 1)
     assert problem.startswith("WrongRequest")
-    ended, problem, lost = writer.call(failing, name, prompt, manifest, 1)  # released meanwhile
+    ended, problem, lost = writer.call(failing, name, prompt, manifest, 1)  # now released
     assert (ended, lost) == ("error []", 0)
     assert problem.split(":")[0] in ("UnknownHandoff", "LeaseExpired")
-    # The engine is none the worse for it.
+    # the engine still works
     fine = clear_prompt_of(reader, 70)
     expected = reader.call(generate, f"{name}-alone", fine, WRITTEN)
     assert (
@@ -252,7 +252,7 @@ def test_broken_bytes_and_a_gone_source_end_the_request_by_name(
 def abort_while_pulling(
     engine: Engine, name: str, prompt: list[int], manifest: Manifest
 ) -> tuple[int, int, int, str]:
-    """Free blocks before, during and after a pull that a mock holds up; and the load's problem."""
+    """Return the free blocks before, during and after a pull that a mock delays, and the load's problem."""
     from tests.handoff.mock import Mock
 
     loader = rank().loader
@@ -264,7 +264,7 @@ def abort_while_pulling(
     engine.add(name, prompt, WRITTEN, load_params(1, manifest.num_tokens, manifest))
     engine.run(until=lambda: bool(mock.pulls))
     during = engine.free_blocks
-    # The mock's source is this engine's own staging, which lacks the KV: it must not get that far.
+    # abort before the mock reads its source, this engine's own staging, which lacks the KV
     engine.core.abort_requests([name])
     still = engine.free_blocks
     assert still == during, "blocks were freed while they could still be written"
@@ -275,7 +275,7 @@ def abort_while_pulling(
 
 
 def own_save(engine: Engine, name: str, manifest: Manifest) -> None:
-    """Put an entry of that name and size into this engine's own staging, for the mock to hold up."""
+    """Put an entry of that name and size into this engine's own staging, for the mock to open."""
     staging = rank().staging
     staging.publish(staging.reserve(name, 1, manifest.num_blocks))
 
@@ -303,7 +303,7 @@ def test_an_abort_before_the_pull_releases_the_source(reader: EngineProcess, wri
 
 
 def take_over(engine: Engine, name: str, prompt: list[int], manifest: Manifest) -> list[int]:
-    """An attempt ends and the next one of the same name begins between two steps."""
+    """Between two steps, end an attempt and begin the next one of the same request."""
     first = engine.add(name, prompt, 50)
     engine.run(until=lambda: bool(first.tokens))
     engine.core.abort_requests([name])
@@ -316,9 +316,7 @@ def take_over(engine: Engine, name: str, prompt: list[int], manifest: Manifest) 
 def test_the_end_of_an_attempt_does_not_stop_the_next_ones_load(
     reader: EngineProcess, writer: EngineProcess
 ) -> None:
-    prompt = clear_prompt_of(
-        reader, 20
-    )  # no whole block: the first attempt leaves nothing to the prefix cache
+    prompt = clear_prompt_of(reader, 20)  # less than a block, so that the prefix cache keeps nothing
     expected = reader.call(generate, "again-alone", prompt, WRITTEN)
     manifest = reader.call(prefill, "again", prompt, 2).saved.manifest
     assert writer.call(take_over, "again", prompt, manifest) == expected
@@ -326,7 +324,7 @@ def test_the_end_of_an_attempt_does_not_stop_the_next_ones_load(
 
 
 def read_all(engine: Engine, prompts: dict[str, list[int]]) -> list[Saved]:
-    """At once; every prompt gets its token, saved or not."""
+    """Prefill all at once; every prompt gets its token, saved or not."""
     answers = [engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()]
     engine.run()
     assert all(len(answer.tokens) == 1 for answer in answers)
@@ -351,7 +349,7 @@ def test_a_full_staging_is_told_and_the_answer_comes_all_the_same(model: Path) -
 def test_a_quantised_handoff_writes_about_the_same_and_loads_what_came_as_it_is(
     model: Path, reader: EngineProcess
 ) -> None:
-    """Both ends are one engine here; `reader`, which sends KV as it is, is the other."""
+    """One engine is both ends; `reader` sends KV as it is."""
     wire = {"kv_wire_dtype": "int8"}
     options = Options(model, "quantised", cores="1", handoff=wire, engine={"enable_prefix_caching": False})
     with EngineProcess(options) as quantised:
@@ -370,15 +368,14 @@ def test_a_quantised_handoff_writes_about_the_same_and_loads_what_came_as_it_is(
             assert (answer.loaded.transport, answer.loaded.blocks) == (transport, 10)
             assert answer.loaded.bytes == 10 * manifest.shards[0].record_bytes
             assert answer.finish_reason == "length"
-            # Random weights give flat distributions: some tokens may differ, the first is computed beside KV
-            # that is off by less than a hundredth.
+            # With random weights some tokens may differ; the first one has KV with an error below 1 %.
             expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
             assert answer.tokens[0] == expected[0]
         prompt = clear_prompt_of(reader, 70)
         expected = reader.call(generate, "as-it-is-alone", prompt, WRITTEN)
         answer = quantised.call(decode, "as-it-is", prompt, WRITTEN, read(reader, "as-it-is", prompt))
         assert answer.tokens == expected
-        until_nothing_is_held(reader)  # while `quantised` is there: its releases go out beside its answers
+        until_nothing_is_held(reader)  # before `quantised` ends, which sends the releases
 
 
 STEP = 128  # tokens
@@ -402,7 +399,7 @@ def test_a_prompt_is_pulled_while_it_is_prefilled(
     early = begin(reader, name, prompt)
     record = early.shards[0].record_bytes
     there = writer.call(begin_decode, name, prompt, WRITTEN, early)
-    assert there == STEP // BLOCK_SIZE * record  # of the first step, and nothing was waited for
+    assert there == STEP // BLOCK_SIZE * record  # the first step's
     first = reader.call(end_prefill, name)
     assert first.tokens == expected[:1]
     manifest = first.saved.manifest
@@ -426,7 +423,7 @@ def test_what_comes_early_does_not_go_on_without_its_token(
     writer.call(begin_decode, "waits", prompt, WRITTEN, early)
     first = reader.call(end_prefill, "waits")
     writer.call(pulled, "waits", 1)
-    until_nothing_is_held(reader)  # all is pulled, and the source has let go of it
+    until_nothing_is_held(reader)  # everything is pulled and released
     for _ in range(20):
         assert writer.call(Engine.step)
     assert writer.call(answer_of, "waits").tokens == []
@@ -450,7 +447,7 @@ def test_a_prefill_that_is_given_up_ends_the_early_pull(
     writer.call(pulled, name, 1)
     assert writer.call(states) == {
         name: State.RESERVED
-    }  # it waits for the word of its source, which is its worker's
+    }  # the worker's host would now hear of it from the source
     assert str(writer.call(abort, name).loaded.problem).startswith("PullCancelled: ")
     assert (reader.call(free), writer.call(free)) == before
 
@@ -468,7 +465,7 @@ def test_an_early_pull_that_is_given_up_leaves_the_prefill_alone(
     first = reader.call(end_prefill, name)
     assert first.tokens == expected[:1]
     rest = writer.call(decode, name, prompt, WRITTEN, first.saved.manifest, 1, first.tokens)
-    assert rest.loaded.problem is None  # the whole of it came after the prefill
+    assert rest.loaded.problem is None  # everything came after the prefill
     assert rest.loaded.blocks == first.saved.manifest.num_blocks
     assert first.tokens + rest.tokens == expected
     until_nothing_is_held(reader)

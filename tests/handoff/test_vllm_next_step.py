@@ -1,4 +1,4 @@
-"""When a request runs that waits for another worker's KV: in the step that begins next, once it has all."""
+"""A request that waits for KV runs in the next step once everything is here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(240)  # an engine starts within the first test
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """One that hands over to itself: what differs between two workers is not what is tested here."""
+    """An engine that hands over to itself."""
     model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     settings = {"dtype": "float32", "enable_prefix_caching": False}
     with EngineProcess(Options(model, "both", engine=settings)) as started:
@@ -50,7 +50,7 @@ def prompt_of(name: str) -> list[int]:
 
 
 def install(engine: Engine) -> None:
-    """Hold reservations back as the worker's host does."""
+    """Apply the worker's patch that delays reservations."""
     from baton.services.engine.patches import early_loads
 
     early_loads.install(engine.core)
@@ -62,7 +62,7 @@ def state(name: str) -> State | None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait while no step runs."""
+    """Wait without a step."""
     deadline = time.monotonic() + CALL_S / 2
     while not condition():
         assert time.monotonic() < deadline
@@ -79,7 +79,7 @@ def saved(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], Mani
 
 
 def noted(engine: Engine) -> list[set[str]]:
-    """Note the requests of each step from now on."""
+    """Record the requests of each step from now on."""
     scheduler, seen = engine.core.scheduler, list[set[str]]()
     schedule = scheduler.schedule
 
@@ -95,7 +95,7 @@ def noted(engine: Engine) -> list[set[str]]:
 def go_on(
     engine: Engine, name: str, prompt: list[int], depth: int, last: str
 ) -> tuple[list[int], list[bool]]:
-    """Let a request go on beside another one. last: what comes last of its KV and its token.
+    """Resume a request while another one runs. last: whether its KV or its token comes last.
 
     Returns its tokens, and whether it took part in each of the next steps.
     """
@@ -121,7 +121,7 @@ def go_on(
 
 
 def in_order(engine: Engine, name: str, prompt: list[int], order: str) -> list[int]:
-    """Let the words of a handoff come in this order."""
+    """Let the messages of a handoff arrive in this order."""
     tokens, manifest = saved(engine, name, prompt)
     reserve(engine, name, prompt)
     for word in order.split(", "):
@@ -153,7 +153,7 @@ def preempted(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], 
 
 
 def given_up(engine: Engine, name: str, prompt: list[int], at: str) -> tuple[int, int, str]:
-    """Abort a request; return the free blocks before it and after it, and the end of its load."""
+    """Abort a request; return the free blocks before and after it, and its load's problem."""
     tokens, manifest = saved(engine, name, prompt)
     before = engine.free_blocks
     reserve(engine, name, prompt)
@@ -180,9 +180,9 @@ class Growth:
     tokens: list[int]
     beside: list[int]
     preempted: int
-    reserved: bool  # before the source said anything
-    behind: int = 0  # tokens of one that waited behind it, before the source said anything
-    lookups: int = 0  # of it in the prefix cache, by then
+    reserved: bool  # before the source's first message
+    behind: int = 0  # tokens of the next request in the queue, by then
+    lookups: int = 0  # in the prefix cache, by then
 
 
 def is_waiting(engine: Engine, name: str) -> bool:
@@ -191,9 +191,9 @@ def is_waiting(engine: Engine, name: str) -> bool:
 
 
 def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
-    """Let an answer grow, with few blocks beside those that a request would reserve, until its source speaks.
+    """Let an answer grow while few blocks are free, until the source of a waiting request sends something.
 
-    word: what it says first
+    word: its first message
     """
     tokens, manifest = saved(engine, name, prompt)
     manager = engine.core.scheduler.kv_cache_manager
@@ -213,7 +213,7 @@ def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
     try:
         engine.run(lambda: len(running.tokens) > 100)
         told = Growth([], [], 0, not is_waiting(engine, name), len(behind.tokens), lookups.count(name))
-        manager.block_pool.free_blocks(taken[:2])  # the answer's, meanwhile
+        manager.block_pool.free_blocks(taken[:2])  # as many as the answer took
         if word == "begun":
             engine.connector.begin_load(name, 1, manifest)
             engine.run(lambda: not is_waiting(engine, name))
@@ -228,13 +228,13 @@ def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
     return told
 
 
-# In the test's own.
+# In the test's process.
 
 
 @pytest.mark.parametrize("last", ["token", "KV"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_it_decodes_in_the_very_next_step(engine: EngineProcess, depth: int, last: str) -> None:
-    """With several steps in flight: in the next one that is scheduled."""
+    """With several steps in flight, in the next one that is scheduled."""
     name = f"next-{depth}-{last}"
     prompt = prompt_of(name)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
@@ -287,5 +287,5 @@ def test_answers_grow_while_another_prompt_is_computed_elsewhere(engine: EngineP
     assert told.beside == beside
     assert told.preempted == 0
     assert not told.reserved
-    assert told.lookups == 0  # one of a long prompt costs milliseconds
-    assert told.behind == 4  # others go on behind it
+    assert told.lookups == 0  # a lookup of a long prompt takes milliseconds
+    assert told.behind == 4  # others overtake it

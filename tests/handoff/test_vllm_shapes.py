@@ -1,4 +1,4 @@
-"""Engines with a drafter, and with ranks in processes of their own. Each hands over to itself."""
+"""Engines with a drafter, and with ranks in separate processes. Each hands over to itself."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.handoff import checkpoints
 from tests.handoff.engines import manifest_of, rank, read
 
 WRITTEN = 12
-ALONE = {"enable_prefix_caching": False}  # or there would be nothing left to pull
+ALONE = {"enable_prefix_caching": False}  # otherwise there would be nothing to pull
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[Manifest, Loaded]:
-    """Read, pull and write; what was handed over, and how."""
+    """Prefill, pull and decode; return the manifest and the load."""
     draw = random.Random(length)
     prompt = clear_prompt(engine, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
@@ -42,7 +42,6 @@ def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[Manifest, 
 
 
 def cache_layers(engine: Engine) -> tuple[CacheLayer, ...]:
-    """Return the layers of the rank's cache (its side is in the same process)."""
     layers: tuple[CacheLayer, ...] = rank()._cache.layers
     return layers
 
@@ -52,7 +51,7 @@ def fact(engine: Engine, name: str) -> str:
 
 
 def test_the_drafters_layers_come_along(tmp_path: Path) -> None:
-    """With a drafter vLLM saves at the end of its step, behind the results it has taken already."""
+    """With a drafter, vLLM saves at the end of the step, after it has taken the results."""
     model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
     with EngineProcess(Options(model, "both", drafter=drafter, engine=ALONE)) as engine:
         for transport in transports.possible():
@@ -68,7 +67,7 @@ RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
 def test_each_rank_pulls_its_own_shard(tmp_path: Path) -> None:
-    """The scheduler's side shares no memory with the ranks'."""
+    """The ranks are separate processes."""
     model = checkpoints.qwen2(tmp_path / "qwen2")
     with EngineProcess(Options(model, "both", cores="0|1", engine=ALONE | RANKS)) as engine:
         manifest, loaded = hand_over(engine, "both-ranks", 300)
@@ -98,12 +97,12 @@ def test_each_rank_serves_and_pulls_with_its_workers_certificate(tmp_path: Path)
 
 
 def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
-    """MLA, whose drafter keeps a latent too."""
+    """With MLA; its drafter also has a latent."""
     model = tmp_path / "deepseek"
     deepseek_v3(model)
     width, element = 512 + 64, 2
     own = ALONE | {
-        "attention_backend": "CPU_MLA",  # as in a worker, also where the CPU has AMX
+        "attention_backend": "CPU_MLA",  # as in a worker, even on a CPU with AMX
         "block_size": 16,
         "compilation_config": {"custom_ops": ["-rotary_embedding"]},  # the CPU's is wrong for this model
         "speculative_config": {

@@ -1,4 +1,4 @@
-"""Real engines with one rank and with two: what both write together is what one writes."""
+"""Handoffs between engines with one rank and with two give the same answers as one engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.handoff.engines import held, manifest_of
 WRITTEN = 12
 STEP = 128  # tokens
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-# Float32: two ranks do their sums in another order, and no answer may depend on the last bit.
+# float32, because two ranks add in another order, and no answer may depend on the last bit
 OWN: dict[str, Any] = {"dtype": "float32", "enable_prefix_caching": False}
 MLA = {
     "attention_backend": "CPU_MLA",
@@ -78,7 +78,7 @@ def write_all(
 
 
 def hand_over(made: Pair, draw: Sequence[list[int]]) -> list[Answer]:
-    """Read on each and write on the other; check every answer. Returns the answers of handoffs."""
+    """Prefill on each and decode on the other; check and return the answers."""
     expected = made.one.call(write_all, {f"alone-{n}": prompt for n, prompt in enumerate(draw)}, None)
     found = []
     for source, puller, name in ((made.two, made.one, "2-1"), (made.one, made.two, "1-2")):
@@ -103,7 +103,7 @@ def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path: Path) -> 
     with pair(Options(model, "one", drafter=drafter, engine=OWN)) as made:
         answers = hand_over(made, prompts)
         assert {one.loaded.transport for one in answers if one.loaded} == {"shm"}
-        # And early: of both shards what the first step left, before the second begins.
+        # early: the first step's records of both shards, before the second step
         prompt, name = prompts[-1], "early"
         (expected,) = made.one.call(write_all, {"alone": prompt}, None).values()
         early = made.two.call(begin_prefill, name, prompt)

@@ -1,4 +1,4 @@
-"""Prompts that are larger than their window of staging, or than all of it, between real engines.
+"""Windowed saves between real engines: prompts larger than their window, or than all of staging.
 
 The prefill side's staging has 31 slots and its cache 63 blocks. It has no prefix cache: what is not copied in
 time is gone.
@@ -70,7 +70,7 @@ def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
 
 
 def prompt_of(name: str, length: int) -> list[int]:
-    """The same for the same name, whichever other tests run."""
+    """A prompt that depends only on its name and length."""
     return random.Random(f"{name}-{length}").choices(range(2, checkpoints.VOCAB), k=length)
 
 
@@ -80,7 +80,7 @@ def clear(reader: EngineProcess, name: str, length: int) -> list[int]:
 
 
 def end(engine: Engine, name: str) -> Answer:
-    """Run to the end of a prompt whose blocks may be kept beyond it."""
+    """Run until a request ends, although its blocks may still be kept."""
     answer = engine.answers[name]
     engine.run(lambda: answer.finish_reason is not None)
     return answer
@@ -92,7 +92,7 @@ def prefill(engine: Engine, name: str, prompt: list[int]) -> Answer:
 
 
 def left(engine: Engine) -> tuple[int, int, int]:
-    """Step; return the free blocks, and what waits to be pulled."""
+    """Step; return the free blocks, and the staged handoffs and bytes."""
     engine.step()
     staged = engine.connector.staged()
     return engine.free_blocks, staged.handoffs, staged.bytes
@@ -143,7 +143,7 @@ def test_an_early_pull_goes_through_a_window(
     there = writer.call(begin_decode, name, prompt, WRITTEN, early)
     first = reader.call(end, name)
     manifest = windowed(first, length)
-    until(lambda: writer.call(pulled, name, 1) == 0, "the pull did not end")  # nothing is pulled any more
+    until(lambda: writer.call(pulled, name, 1) == 0, "the pull did not end")
     answer = writer.call(end_decode, name, first.tokens, manifest)
     assert first.tokens + answer.tokens == expected
     assert answer.loaded is not None
@@ -154,7 +154,7 @@ def test_an_early_pull_goes_through_a_window(
 
 
 def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[int]]) -> int:
-    """Prefill with a preemption in between, then let others write the free blocks; return how many."""
+    """Prefill with a preemption, then let other requests use the free blocks; return their number."""
     answer = engine.add(name, prompt, 1, save_params(1))
     for _ in range(4):
         engine.step()
@@ -171,7 +171,7 @@ def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[
 def test_a_preempted_prompt_hands_over_what_it_computes_in_the_end(
     reader: EngineProcess, writer: EngineProcess, transport: str
 ) -> None:
-    """Some of its blocks wait for slots when they become others'."""
+    """Other requests get blocks that waited for slots."""
     name = f"preempted-{transport}"
     prompt = clear(reader, name, 700)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
@@ -203,7 +203,7 @@ def test_the_end_of_a_prefill_frees_what_waits_for_slots(
 
 
 def steps(engine: Engine, name: str, prompt: list[int]) -> tuple[int, str, list[int]]:
-    """Prefill; return the steps that it took, what became of its save, and its token."""
+    """Prefill; return the number of steps, the save's problem, and the token."""
     answer = engine.add(name, prompt, 1, save_params(1))
     count = 0
     while answer.finish_reason is None:

@@ -1,4 +1,4 @@
-"""A rank's load from beginning to end, over the mock with its faults, and over shared memory."""
+"""A rank's loads, over a mock transport with faults and over real ones."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tests.handoff.caches import (
 from tests.handoff.mock import Faults, Mock
 
 CACHE_BLOCKS = 25
-LONG_S, DELAY_S = 2.5, 0.15  # a pull's time, of which four delays are enough on a free machine
-WAITING = 14  # pulls, of which two go on at once
+LONG_S, DELAY_S = 2.5, 0.15  # a pull's timeout; a pull has four delays
+WAITING = 14  # pulls, two at a time
 Eventually = Callable[[Callable[[], bool]], None]
 
 
@@ -103,7 +103,7 @@ def test_a_quantised_load_brings_about_what_was_saved(pair: Pair) -> None:
     for one, flat in zip(given.values(), got, strict=True):
         was = one.as_strided((CACHE_BLOCKS, one.stride(0)), (one.stride(0), 1))[list(blocks)].float()
         error = (flat[list(into)].float() - was).abs().max()
-        assert 0 < error < 0.3  # of a normal distribution: 4.5 at most, with a sixteenth of it
+        assert 0 < error < 0.3  # values of a normal distribution, up to 4.5, have an error of up to 1/16
 
 
 FAULTS = [
@@ -124,7 +124,7 @@ def test_a_faulty_transport_is_noticed_by_name(
         setattr(mock.faults, key, value)
     load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10, 3))
     pair.fails(name, text, "'r'")
-    eventually(lambda: pair.source.staging.held() == (0, 0))  # this attempt wants it no more
+    eventually(lambda: pair.source.staging.held() == (0, 0))  # released
 
 
 def test_anothers_manifest_is_refused_and_left_alone(pair: Pair, mock: Mock) -> None:
@@ -156,7 +156,7 @@ def test_a_stuck_pull_ends_in_time_and_is_reported_once(
 
 
 def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair, mock: Mock) -> None:
-    """Its connection is found dead later; what comes from others goes past it, and its own wait for it."""
+    """Pulls from other sources overtake; those from the same source wait."""
     with contextlib.closing(source(make_cache(CACHE_BLOCKS, 1))) as other:
         Mock.sources[other.service.address] = other.staging
         mock.faults.silent = pair.source.service.address
@@ -172,7 +172,7 @@ def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair, mock: Mock) ->
         done: list[ShardLoad] = []
         while len(done) < 4:
             done += pair.loader.take_finished()
-            assert time.monotonic() < began + 4  # a silent one's deadline is 5 s
+            assert time.monotonic() < began + 4  # silent pulls have a deadline of 5 s
             time.sleep(0.01)
         assert [one.problem for one in done] == [None] * 4
         assert {one.request_id for one in done} == {f"r{number}" for number in range(4)}
@@ -187,7 +187,7 @@ def test_an_unexpected_failure_is_reported_too(pair: Pair, mock: Mock) -> None:
 
 
 def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair, mock: Mock) -> None:
-    """Its blocks may be as many: only the number says that it is of another prompt."""
+    """Even if the number of blocks is equal."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     parts = (Part(0, 0, random_blocks(CACHE_BLOCKS, 10)),)
     job = LoadJob("r", 1, 309, parts, time.monotonic(), manifest=manifest, complete=True)
@@ -197,7 +197,7 @@ def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair, mock: Moc
 
 
 def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
-    """Not even what it still names: it may name another's."""
+    """It may name another request's save."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     manifest.num_tokens = 311
     load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10))
@@ -235,7 +235,7 @@ def test_more_blocks_than_the_source_has(pair: Pair) -> None:
 
 
 def begin(pair: Pair, name: str = "r") -> tuple[SaveJob, Manifest]:
-    """Save the first four of ten blocks; return what is left to save, and the manifest so far."""
+    """Save the first four of ten blocks; return the job for the rest, and the manifest."""
     blocks = random_blocks(CACHE_BLOCKS, 10, 1)
     saved = pair.source.saver.save(SaveJob(name, 1, (Part(0, 0, blocks[:4]),), 10, last=False))
     assert saved is not None
@@ -244,7 +244,7 @@ def begin(pair: Pair, name: str = "r") -> tuple[SaveJob, Manifest]:
 
 
 def reserve(pair: Pair, into: tuple[int, ...] = (), name: str = "r") -> tuple[str, int]:
-    """Reserve room for a prompt that may not have begun."""
+    """Reserve a load without a manifest."""
     blocks = into or random_blocks(CACHE_BLOCKS, 10, 3)
     pair.loader.reserve(LoadJob(name, 1, 310, (Part(0, 0, blocks),), time.monotonic()))
     return name, 1
@@ -255,7 +255,7 @@ def early(pair: Pair, manifest: Manifest, into: tuple[int, ...], name: str = "r"
 
 
 def whole(manifest: Manifest) -> Manifest:
-    """Return the manifest of the same save at its end."""
+    """Return the manifest of the complete prompt."""
     made = Manifest()
     made.CopyFrom(manifest)
     made.saved_at_s = time.monotonic()
@@ -294,7 +294,7 @@ def test_a_manifest_may_come_before_the_blocks_or_after(
         assert state(pair) is State.RESERVED
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
     pair.loader.begin(("r", 1), manifest)
-    if when == "before":  # there is nobody to hear of it yet: the job brings it along
+    if when == "before":  # ignored: the job will contain it
         assert state(pair) is None
         job = LoadJob("r", 1, 310, (Part(0, 0, into),), time.monotonic(), manifest=manifest)
         pair.loader.reserve(job)
@@ -340,7 +340,7 @@ def test_the_times_of_an_early_load_count_from_its_prompts_end(pair: Pair, event
 def test_a_load_can_be_given_up_in_each_state(
     pair: Pair, mock: Mock, at: State, eventually: Eventually
 ) -> None:
-    """Before its pull it is told at once, as nobody writes to its blocks."""
+    """Unless it is being pulled, it is reported at once."""
     rest, manifest = begin(pair)
     if at is State.QUEUED:
         for number in range(EARLY):
@@ -365,7 +365,7 @@ def test_a_load_can_be_given_up_in_each_state(
     pair.loader.complete(key, whole(manifest))
     pair.loader.begin(key, manifest)
     assert pair.loader.take_finished() == []
-    if at is not State.HELD:  # what it leaves at its source is not its own to release: the prompt goes on
+    if at is not State.HELD:  # the save stays, because the prompt is not complete
         _, other = begin(pair, "behind it")
         pair.client.release(other)
         assert ("r", 1) in pair.source.staging._entries
@@ -374,7 +374,7 @@ def test_a_load_can_be_given_up_in_each_state(
 def test_a_whole_load_that_is_given_up_is_released(pair: Pair, mock: Mock, eventually: Eventually) -> None:
     mock.faults.delay_s = 60
     manifests = {name: pair.source.save(name, 310, random_blocks(CACHE_BLOCKS, 10)) for name in "abr"}
-    for name, manifest in manifests.items():  # two have their turns
+    for name, manifest in manifests.items():  # two begin
         pair.loader.begin(reserve(pair, name=name), manifest)
     eventually(lambda: len(mock.pulls) == 2)
     assert state(pair) is State.QUEUED
@@ -391,7 +391,7 @@ def test_a_complete_load_has_its_deadline_though_nobody_asks(pair: Pair, eventua
     told = threading.Event()
     pair.loader.on_finished = told.set
     pair.loader._pull_timeout_s = 0.05
-    pair.loader.complete(("r", 1), whole(manifest))  # and the rest never comes
+    pair.loader.complete(("r", 1), whole(manifest))  # the rest never arrives
     assert told.wait(10 * PATIENCE)
     pair.fails("PullTimeout")
 
@@ -399,7 +399,7 @@ def test_a_complete_load_has_its_deadline_though_nobody_asks(pair: Pair, eventua
 def test_one_that_waits_for_its_turn_gets_an_ordinary_one(
     pair: Pair, mock: Mock, eventually: Eventually
 ) -> None:
-    """Early pulls wait for other prompts' steps: one whose prompt is complete does not stand behind them."""
+    """A complete prompt must not queue after early pulls, which wait for other prompts' steps."""
     for number in range(EARLY):
         _, manifest = begin(pair, f"long-{number}")
         early(pair, manifest, (number + 1,) * 10, f"long-{number}")

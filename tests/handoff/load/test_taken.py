@@ -1,4 +1,4 @@
-"""Loads of saves with fewer slots than records, over the real transports: what was taken, and what failed."""
+"""Loads of windowed saves over the real transports, and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def begin(pair: Pair, blocks: tuple[int, ...], stop: int = RECORDS) -> pb.Manifest:
-    """Save the first records of a prompt, and return its manifest so far."""
+    """Save the first records of a prompt; return its manifest."""
     job = SaveJob("r", 1, (Part(0, 0, blocks[:stop]),), RECORDS, last=stop == RECORDS, slots=SLOTS)
     saved = pair.source.saver.save(job)
     assert saved is not None
@@ -61,7 +61,7 @@ def load(pair: Pair, manifest: pb.Manifest, *parts: Part, early: bool = False) -
 
 
 def calls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record what the source hears."""
+    """Record the acknowledgements that reach the source."""
     heard: list[int] = []
     take = pair.source.staging.take
 
@@ -96,7 +96,7 @@ def test_a_save_with_all_its_slots_hears_nothing(pair: Pair, monkeypatch: pytest
 
 
 def test_records_that_are_not_wanted_are_passed_over(pair: Pair, eventually: Eventually) -> None:
-    """The prefix cache has some; they may even be more than there are slots."""
+    """Cached records, perhaps more than there are slots."""
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     load(pair, begin(pair, blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
     done = pair.succeeds()
@@ -120,7 +120,7 @@ def test_an_early_load_takes_what_steps_leave_and_all_in_the_end(pair: Pair, eve
 
 
 def test_an_early_load_that_took_something_gives_the_save_up(pair: Pair, eventually: Eventually) -> None:
-    """Another pull would not find it all: so the prompt is prefilled elsewhere, as where a source is lost."""
+    """Another pull would not find all records."""
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     manifest = begin(pair, blocks, stop=21)
     load(pair, manifest, Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)), early=True)

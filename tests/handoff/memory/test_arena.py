@@ -17,7 +17,7 @@ from baton.handoff.memory.segments import PAGE
 from baton.handoff.memory.views import HEADER_BYTES
 
 KIB = 1024
-RECORD = 1000  # bytes: 512 of them end with a page
+RECORD = 1000  # bytes; 512 records end with a page
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def slots_of(place: StagingSlots) -> list[int]:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9)), max_size=40), st.sampled_from([1000, 4096]))
 def test_what_is_free_can_be_used_whatever_came_before(steps: list[tuple[int, int]], record: int) -> None:
-    """In any order; each step also gives back one place, by index, where there are that many."""
+    """Each step allocates a number of slots, and frees the allocation with an index, if it exists."""
     with arena(200, record_bytes=record) as made:
         held: list[StagingSlots] = []
         free = 200
@@ -57,7 +57,7 @@ def test_what_is_free_can_be_used_whatever_came_before(steps: list[tuple[int, in
             assert len(set(taken)) == len(taken) == 200 - free
             assert all(0 <= slot < 200 for slot in taken)
         if free:
-            held.append(made.allocate(free))  # all of it in one save
+            held.append(made.allocate(free))  # in one save
         assert made.free_slots == 0
         for place in held:
             made.free(place)
@@ -90,7 +90,7 @@ def test_many_holes_make_one_place_and_the_longest_are_taken_first() -> None:
         places = [made.allocate(count) for count in (4, 1, 2, 1, 6, 1, 3, 22)]
         for place in places[::2]:
             made.free(place)
-        assert made.allocate(3).runs == ((0, 3),)  # one run where one is long enough
+        assert made.allocate(3).runs == ((0, 3),)  # the first run that is long enough
         assert made.allocate(7).runs == ((8, 6), (15, 1))
         assert made.free_slots == 1 + 2 + 2
 
@@ -99,7 +99,7 @@ MANY = 1 << 20
 
 
 def test_no_run_goes_beyond_a_step() -> None:
-    """An accelerator knows memory step by step, and copies within one of them."""
+    """Memory is pinned in steps, and no copy may span two of them."""
     with arena(40, record_bytes=4096, step_bytes=16 * 4096) as made:
         assert made.allocate(40).runs == ((0, 16), (16, 16), (32, 8))
 

@@ -50,7 +50,7 @@ def test_a_record_is_each_layers_bytes_of_the_block_in_order() -> None:
         128,
         256,
         1,
-    )  # tokens first in memory: the hash must tell it apart
+    )  # tokens first: the hash must differ
     assert cache.layers[3].dtype == "float32"
 
 
@@ -81,7 +81,7 @@ def test_other_layouts_are_refused_by_name(tensor: torch.Tensor, text: str) -> N
 
 
 def test_rows_are_heads_wherever_tokens_and_heads_stand() -> None:
-    """Quantised records of heads-first and tokens-first caches hold the same rows, in the order of memory."""
+    """Quantised records of heads-first and tokens-first caches have the same rows, in memory order."""
     heads_first = torch.randn(BLOCKS, 4, 32, 2 * 64)
     tokens_first = heads_first.transpose(1, 2).contiguous().transpose(1, 2)
     made = [
@@ -112,7 +112,7 @@ def test_heads_that_do_not_lie_side_by_side_are_refused() -> None:
 
 
 def test_groups_lie_in_the_same_memory_and_are_told_apart() -> None:
-    """Records of all groups have one size: zeros fill the smaller ones, and are read back to nowhere."""
+    """All records have one size: smaller ones are padded with zeros, which are discarded."""
     left, right = mixed_cache(BLOCKS, 1), mixed_cache(BLOCKS, 2)
     assert [(layer.name, layer.group) for layer in left.layers] == [
         ("full.0", 0),

@@ -1,4 +1,4 @@
-"""The accelerator's way: its order of work, its chunks, and what is told when. Where a GPU is, it does it."""
+"""The cache for accelerators, on a GPU if there is one: the order of work, and chunks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Eventually = Callable[[Callable[[], bool]], None]
 def on_device(
     seed: int, wire: str = "auto", device: streams.Device | None = None, chunk: int = 3
 ) -> DeviceBlockCache:
-    """The same cache as `make_cache` makes, on the GPU or as if."""
+    """Like `make_cache`, but on the GPU, or a stand-in for it."""
     where = "cuda" if GPU and device is None else "cpu"
     host = make_cache(BLOCKS, seed, wire)
     flat = [
@@ -108,12 +108,12 @@ def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad: int) -> No
         one.close()
 
 
-# ---- order of work: what a device without queues cannot get wrong
+# ---- order of work, which a device without queues cannot get wrong
 
 
 @dataclass(eq=False)
 class Done:
-    """A mark: what of each queue is done when it is reached."""
+    """A mark: for each queue, how much of its work is done when the mark is reached."""
 
     reached: dict[Recorder, int] = field(repr=False)
 
@@ -123,7 +123,7 @@ class Done:
 
 @dataclass(eq=False)
 class Recorder:
-    """A queue that knows what its work comes after."""
+    """A queue that records what its work waits for."""
 
     log: list[tuple[Recorder, dict[Recorder, int]]] = field(repr=False)
     in_use: list[Recorder] = field(default_factory=list, repr=False)  # the device's
@@ -175,7 +175,7 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
     out = np.empty((count, cache.record_bytes), np.uint8)
     with device.engine.use():
         pass  # the step that wrote the blocks
-    for _ in range(2):  # the second finds the slots used
+    for _ in range(2):  # the second time, slots are reused
         device.log.clear()
         before = copying.position
         step = device.engine.position
@@ -186,12 +186,12 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
         for number, (pack, copy) in enumerate(zip(packs, copies, strict=True)):
             assert pack[device.engine] == step
             if before + number >= slots:
-                assert pack[copying] == before + number - slots + 1  # the last copy out of its slot, no later
+                assert pack[copying] == before + number - slots + 1  # its slot's last copy, and no later one
             assert copy[packing] >= packing.position - count + number + 1
         assert device.engine.waited[packing] == packing.position
         if before:
             continue
-        # The engine goes on when the last block is packed: not after the last copies, which need the bus.
+        # the engine waits for the last pack, not for the last copies, which need the bus
         assert device.engine.waited.get(copying, 0) <= count - slots
     cache.close()
 
@@ -267,7 +267,7 @@ def test_pinned_records_are_copied_from_where_they_lie() -> None:
         assert np.array_equal(records(cache, ids), sent)
         return lanes[0].host is not None
 
-    # Two pieces, whose border is in the second record: no copy may span it.
+    # two pieces, whose border is in the second record
     device.pin(other[: size + 100])
     device.pin(other[size + 100 :])
     assert not copied_by_a_thread((5, 6, 7, 8))
@@ -289,7 +289,7 @@ def test_parts_of_pinned_memory() -> None:
     assert pins.parts(150, 200) == [(0, 50)]
 
 
-# ---- chunks are read while others are on their way
+# ---- chunks can be read while others are being copied
 
 
 class Gate(streams.Inline):
@@ -325,7 +325,7 @@ class _Gated:
 
 @dataclass
 class Under:
-    """A save whose chunks a test lets arrive one by one."""
+    """A save whose chunks arrive one by one, when the test lets them."""
 
     gate: Gate
     cache: DeviceBlockCache
@@ -411,7 +411,7 @@ def test_a_save_goes_where_there_is_room_in_pieces() -> None:
     with staging.opened("r", 1) as entry:
         assert entry.place.runs == ((1, 3), (6, 1), (8, 1), (10, 1), (12, 1), (17, 1))
         at = 0
-        while at < 8:  # a wait ends at the first chunk that is whole
+        while at < 8:  # a wait may end with the first chunk
             at = entry.view.wait(at, 8, "KV", lambda: None)
         got = [entry.view.records(*part) for part in entry.view.pieces(0, 8, 8)]
         assert np.array_equal(np.concatenate(got), expected)

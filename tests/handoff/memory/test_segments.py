@@ -87,7 +87,7 @@ def test_only_dead_owners_segments_are_stale(own_folder: Path) -> None:
 
 @pytest.mark.parametrize("what", ["a pipe", "a folder", "a link", "a socket"])
 def test_what_is_no_segment_is_left_alone(what: str, tmp_path: Path) -> None:
-    """All users may write to the folder, so nothing in it may fail or delay a start."""
+    """All users can write to the folder, so nothing in it may fail or delay a start."""
     name = f"baton-kv-{os.getpid()}-{secrets.token_hex(6)}"
     path = segments.DIRECTORY / name
     with contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ def test_what_is_no_segment_is_left_alone(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_stale_segment_is_left_alone(own_folder: Path) -> None:
-    """It can be opened but not removed, because of the folder's sticky bit, which /dev/shm has, too."""
+    """It can be opened but not removed, because the folder, like /dev/shm, has the sticky bit."""
     program = (
         "import os, pathlib, sys; from baton.handoff.memory import segments\n"
         "segments.DIRECTORY = pathlib.Path(sys.argv[1])\n"
@@ -139,7 +139,7 @@ def test_a_reader_pins_what_the_owner_has_grown_a_step_at_a_time(monkeypatch: py
     other.pin(device, 2 << 20)  # nothing to do
     other.pin(device, 3 << 20)
     assert pinned(3 << 20)
-    assert not pinned((3 << 20) + 1)  # the owner has not grown it
+    assert not pinned((3 << 20) + 1)  # not grown
     segment.grow(3 << 20, 8 << 20)
     other.pin(device, 8 << 20)
     assert device.pinned_parts(other.data[: 5 << 20]) == [
@@ -149,7 +149,7 @@ def test_a_reader_pins_what_the_owner_has_grown_a_step_at_a_time(monkeypatch: py
     ]
     view = other.data[: 1 << 20]
     del other
-    assert device.pinned_parts(view)  # somebody still reads it
+    assert device.pinned_parts(view)  # still in use
     del view
     assert not device._pins.parts(start, start + 1)
     segment.close()

@@ -1,4 +1,4 @@
-"""A reader waits for the records of a save."""
+"""Readers that wait for a save's records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOTS, RECORD_BYTES = 4, 64
 
 @pytest.fixture
 def view() -> SaveView:
-    """Make a save of four slots whose records are still to come."""
+    """A save of four slots whose records have not arrived."""
     memory = np.zeros(bytes_for(SLOTS, RECORD_BYTES), np.uint8)
     made = SaveView(memory, records_at(SLOTS), RECORD_BYTES, [(0, SLOTS)])
     made.expect()
@@ -41,7 +41,7 @@ def test_a_second_wait_looks_as_seldom_as_the_first_one_was_long(view: SaveView)
 
         def look() -> None:
             if not looks:
-                late.start()  # no earlier: on a busy machine the wait may begin late
+                late.start()  # not earlier, because on a busy machine the wait may begin late
             looks.append(time.monotonic())
 
         began = time.monotonic()

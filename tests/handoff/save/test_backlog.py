@@ -1,4 +1,4 @@
-"""Saves with fewer slots than records: what waits in the engine's blocks, and when these are free."""
+"""Windowed saves: records that wait in the engine's blocks, and when these are freed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def go_on(saving: Source, blocks: tuple[int, ...], first: int) -> None:
 
 
 def pull(saving: Source, name: str = "r", first: int = 0) -> Bytes:
-    """Read all records as a puller does, which says what it has taken; return those from `first` on."""
+    """Read and acknowledge records as a puller does; return those from `first` on."""
     found = []
     for chunk in saving.staging.read(name, 1, (first, RECORDS - first), MIB):
         found.append(chunk.data.copy())
@@ -92,7 +92,7 @@ def test_wrong_words_of_what_was_taken_are_refused(saving: Source, eventually: E
         with pytest.raises(MalformedManifest, match=f"{taken} records cannot be acknowledged.*; 0 were"):
             take(*KEY, taken)
     take(*KEY, 3)
-    take(*KEY, 3)  # said again
+    take(*KEY, 3)  # repeated
     eventually(lambda: entry.view.is_whole(SLOTS + 2))
     with pytest.raises(MalformedManifest, match=r"2 records cannot be acknowledged.*; 3 were"):
         take(*KEY, 2)
@@ -107,13 +107,13 @@ def test_of_several_readers_the_last_one_counts(saving: Source, eventually: Even
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     take = saving.staging.take
     take(*KEY, 3, reader=(0, 2))
-    assert (entry.taken, entry.room) == (0, 0)  # the other one has not begun
+    assert (entry.taken, entry.room) == (0, 0)  # the other rank has not begun
     take(*KEY, 2, reader=(1, 2))
     assert entry.taken == 2
     eventually(lambda: entry.view.is_whole(SLOTS + 1))
     with pytest.raises(MalformedManifest, match=r"2 records cannot be acknowledged.*; 3 were"):
         take(*KEY, 2, reader=(0, 2))
-    take(*KEY, 3, RECORDS - 1, reader=(0, 2))  # one that wants no more but the last
+    take(*KEY, 3, RECORDS - 1, reader=(0, 2))  # wants only the last one
     assert (entry.taken, entry.wanted) == (2, 2)
     take(*KEY, 4, reader=(1, 2))
     assert (entry.taken, entry.wanted) == (3, 4)
@@ -150,7 +150,7 @@ def test_a_preempted_prompt_is_read_no_more_and_saved_from_where_it_is_computed_
 
 
 def test_a_preemption_behind_the_prompts_end_ends_its_save(saving: Source, eventually: Eventually) -> None:
-    """Its last token may be on its way from the step before: nothing computes its blocks again."""
+    """Its last token may come from the previous step: nothing recomputes its blocks."""
     begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     saving.saver.withhold([KEY])
     assert saving.staging.held() == (0, 0)
@@ -164,7 +164,7 @@ def test_a_preemption_waits_for_the_copy_under_way(
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     stream = saving.saver.backlog._streams[KEY]
-    eventually(lambda: not stream.copying)  # the turn that has just filled the slots ends
+    eventually(lambda: not stream.copying)  # the current turn ends
     stream.copying = True
     saving.saver.backlog.leave([KEY])
     monkeypatch.setattr(backlog, "_WITHHOLD_S", 0.01)

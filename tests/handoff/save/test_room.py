@@ -1,4 +1,4 @@
-"""The order in which prompts begin while staging is nearly full."""
+"""The admission of prompts while staging is nearly full."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from baton.handoff.save.room import SaveRoom
 
 
 class Room(SaveRoom):
-    """Admits by the number of blocks alone, as where each has a slot."""
+    """Gives each block a slot by default."""
 
     def admits(self, request_id: str, blocks: int, slots: int | None = None) -> bool:
         return super().admits(request_id, blocks, blocks if slots is None else slots)
@@ -22,7 +22,7 @@ def test_what_is_promised_counts_until_it_is_saved() -> None:
     made = room(free=10)
     assert made.admits("a", 6)
     assert not made.admits("b", 6)
-    made.hear({0: (4, 10)})  # a is there
+    made.hear({0: (4, 10)})  # a is saved
     made.forget("a")
     assert not made.admits("b", 6)
     made.hear({0: (10, 10)})  # and pulled
@@ -33,7 +33,7 @@ def test_what_is_promised_counts_until_it_is_saved() -> None:
 def test_who_came_first_goes_first() -> None:
     made = room(free=5)
     assert not made.admits("large", 8)
-    assert not made.admits("small", 2)  # it would fit, again and again
+    assert not made.admits("small", 2)  # although it would fit
     made.hear({0: (10, 10)})
     assert made.admits("large", 8)
     assert made.admits("small", 2)
@@ -72,7 +72,7 @@ def test_what_has_its_room_before_it_is_complete_counts_once() -> None:
     made = room(free=10)
     assert made.admits("a", 6)
     assert made.promised("a")
-    made.hear({0: (4, 10)})  # its first part is there, in room for all of it
+    made.hear({0: (4, 10)})  # it has allocated room for all its parts
     made.kept("a")
     assert not made.promised("a")
     assert made.admits("b", 4)
@@ -83,7 +83,7 @@ def test_what_would_take_most_of_staging_gets_a_window() -> None:
     made = room(free=40, capacity=40)
     assert [made.slots(blocks) for blocks in (1, 20, 21, 40, 1000)] == [1, 20, 10, 10, 10]
     assert [room(free=2, capacity=2).slots(blocks) for blocks in (1, 2, 9)] == [1, 2, 2]
-    assert SaveRoom(100).slots(1000) == 1000  # no rank has told
+    assert SaveRoom(100).slots(1000) == 1000  # no rank has reported
     made.windows = False
     assert made.slots(1000) == 1000
 
@@ -102,7 +102,7 @@ def test_windows_leave_half_of_the_cache_to_others() -> None:
     assert made.admits("a", 70, 10)
     assert not made.admits("b", 70, 10)
     assert made.admits("short", 5, 5)
-    made.forget("a")  # it is saved; its blocks are kept all the same
+    made.forget("a")  # it is saved, but its blocks are kept
     assert not made.admits("b", 70, 10)
     made.freed("a")
     assert made.admits("b", 70, 10)

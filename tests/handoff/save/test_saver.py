@@ -1,4 +1,4 @@
-"""The saver: prompts of one step and of several; its offers end with the lease, whenever that ends."""
+"""The saver: prompts of one and several steps, and offers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.handoff.caches import MIB, make_cache
 
 
 class Slow(Transport):
-    """Keeps something for each offer, and takes its time over it."""
+    """A transport that keeps something per offer, and may be slow to make one."""
 
     name = "slow"
 

@@ -1,4 +1,4 @@
-"""A rank's Handoff service: where it listens and how it is found, and the pulls that it lets wait."""
+"""A rank's Handoff service: addresses, ports, and the limit of early pulls."""
 
 from __future__ import annotations
 
@@ -83,11 +83,10 @@ def test_a_taken_port_for_records_is_an_error_that_names_both(staging: Staging) 
     with socket.create_server(("127.0.0.1", port)), pytest.raises(HandoffError, match=wanted):
         HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)
     with closing(HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)) as service:
-        assert service.door_port == port  # and what the failed one held is free
+        assert service.door_port == port  # the failed service has released it
 
 
 def test_only_so_many_pulls_wait_for_prompts_that_are_computed(staging: Staging) -> None:
-    """Each holds a thread and its save."""
     entry = staging.reserve("r", 1, 4)
     fill = staging.filling(entry, 0, 1)
     fill.add(np.zeros(1, np.uint64))

@@ -1,4 +1,4 @@
-"""Staging that nobody sized holds half a cache, and any one prompt."""
+"""The default size of staging: half a cache, but at least the longest prompt."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_lease_runs_out_without_anybody_calling(
     eventually(lambda: staging.held() == (0, 0))
     with pytest.raises(LeaseExpired, match=r"lease of 0\.05 s"), staging.opened("a", 1):
         pass
-    put(staging, "b", blocks=60)  # the room is there again
+    put(staging, "b", blocks=60)  # there is room again
 
 
 def test_a_shorter_lease_behind_a_longer_one_ends_in_time(
@@ -107,8 +107,8 @@ def test_memory_that_is_read_is_not_used_again_before_the_reader_ends(
 
 
 def test_what_outlives_its_lease_is_overdue(make: Callable[..., Staging], eventually: Eventually) -> None:
-    """By renewals, or by a reader that does not end."""
-    staging = make(1.0)  # a busy machine stands still for less
+    """Because of renewals, or a reader that does not end."""
+    staging = make(1.0)  # longer than the pauses of a busy machine
     put(staging, "renewed")
     assert staging.overdue_s() == 0.0
 
@@ -119,7 +119,7 @@ def test_what_outlives_its_lease_is_overdue(make: Callable[..., Staging], eventu
     eventually(overdue)
     with staging.opened("renewed", 1):
         staging.release("renewed", 1)
-        assert staging.overdue_s() > 0.1  # its memory is not free
+        assert staging.overdue_s() > 0.1  # the memory is still in use
     assert staging.overdue_s() == 0.0
 
 
@@ -141,7 +141,7 @@ def test_a_second_entry_of_a_key_ends_the_first(make: Callable[..., Staging], ev
     put(staging, "a", epoch=1)
     put(staging, "a", epoch=1, fill=9)
     eventually(lambda: staging.free_blocks == free)
-    put(staging, "b")  # leases go on running out
+    put(staging, "b")  # leases still expire
     eventually(lambda: staging.held() == (0, 0))
 
 
@@ -193,7 +193,7 @@ def test_a_ticket_that_is_missing_on_one_block_is_missed(make: Callable[..., Sta
     assert view.holds(ticket, 0, 3)
     put(staging, "b", blocks=57)
     staging.release("a", 1)
-    other = put(staging, "c", blocks=1).view  # where the first of them was
+    other = put(staging, "c", blocks=1).view  # in the first one's slot
     other.sign(ticket)
     assert [view.holds(ticket, at, at + 1) for at in range(3)] == [True, False, False]
     assert not view.holds(ticket, 0, 3)
@@ -202,7 +202,7 @@ def test_a_ticket_that_is_missing_on_one_block_is_missed(make: Callable[..., Sta
 def test_a_lease_that_is_renewed_does_not_run_out(
     make: Callable[..., Staging], eventually: Eventually
 ) -> None:
-    staging = make(lease_s=1.0)  # a busy machine stands still for less
+    staging = make(lease_s=1.0)  # longer than the pauses of a busy machine
     put(staging, "a")
     put(staging, "b")
     until = time.monotonic() + 2.5

@@ -1,4 +1,4 @@
-"""Trials: a test payload goes from one rank to another as real KV does, and leaves nothing behind."""
+"""Trials: test payloads between ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def puller(names: list[str]) -> Iterator[Rank]:
 
 
 def trial(puller: Rank, source: str, transport: str, size: int = MIB // 2) -> pb.TrialReply:
-    """Ask as a worker asks its own rank: over gRPC."""
+    """Start a trial as a worker does: over gRPC."""
     return puller.client.try_handoff([puller.service.local_address], [source], transport, size, 10)
 
 
@@ -114,7 +114,7 @@ def test_a_sample_that_fails_leaves_nothing(source: Rank, monkeypatch: pytest.Mo
 
 
 def test_samples_are_bounded(source: Rank) -> None:
-    """However many are asked for, and however large, most of staging stays for prompts."""
+    """Most of staging stays free for prompts."""
     assert source.trials.sample(1 << 40).num_blocks == source.staging.capacity // 8
     for _ in range(12):
         source.trials.sample(1 << 40)

@@ -1,4 +1,4 @@
-"""The network of the transports' tests."""
+"""Settings of the transports' tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_between_hosts() -> Iterator[None]:
-    """NIXL takes TCP: on one host it would copy out of the other process, which hides what connections do."""
+    """Make NIXL use TCP; on one host it would copy from the other process, without connections."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", "tcp,self")
         yield

@@ -1,4 +1,4 @@
-"""NIXL does more than each transport must: it survives lost peers, and what they still send."""
+"""The transport nixl: lost peers and their late bytes, buffers, and when it is used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.handoff.transports.test_transports import drain, pull_of
 pytestmark = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
 
 BLOCKS = 41
-LOST_S = 1.0 * PATIENCE  # in which a pull from a source that was killed ends; its deadline is much later
+LOST_S = 1.0 * PATIENCE  # for a pull to end when its source is killed
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def nixl() -> Iterator[Nixl]:
 
 @pytest.fixture(scope="module")
 def doomed() -> Iterator[RemoteSource]:
-    """The last test that it is for kills it."""
+    """A source for tests that stop it; the last one kills it."""
     made = RemoteSource()
     yield made
     if made.process.is_alive():
@@ -57,7 +57,7 @@ def doomed() -> Iterator[RemoteSource]:
 
 @pytest.fixture
 def source() -> Iterator[caches.Source]:
-    """A source whose staging comes in steps of a few records."""
+    """A source whose staging grows in steps of a few records."""
     cache = caches.make_cache(BLOCKS, 1)
     made = caches.source(cache, names=["nixl"], step_bytes=8 * cache.record_bytes)
     yield made
@@ -71,7 +71,7 @@ def test_an_offer_is_small(source: caches.Source) -> None:
 
 
 def test_a_save_in_several_steps_of_staging_comes_whole(source: caches.Source, nixl: Nixl) -> None:
-    """Each step is registered by itself, and read by itself; a later save brings what is new."""
+    """Each step is registered and read separately; a later save's offer has the new steps."""
     blocks = range(1, 31)
     for first, stop in ((0, 6), (6, 30)):
         own = blocks[first:stop]
@@ -135,7 +135,7 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
 def test_a_source_that_never_answers_is_left_to_other_transports(
     doomed: RemoteSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a firewall that lets Baton's own ports through alone."""
+    """As behind a firewall that lets only Baton's own ports through."""
     monkeypatch.setattr(nixl_agent, "CONTACT_S", 0.2)
     manifest = doomed.save("silent", range(1, 5))
     made, pid = transports.create(["nixl", "tcp"]), doomed.process.pid or 0
@@ -152,7 +152,7 @@ def test_a_source_that_never_answers_is_left_to_other_transports(
 
 
 def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) -> None:
-    """One that waits for a prompt's next step, and one in its midst; and none can begin."""
+    """A pull that waits for the next step, one in the middle, and a new one."""
     manifest, late = doomed.save("killed", range(1, 31)), 60 * PATIENCE
     whole = nixl.pull(pull_of(manifest, chunk_bytes=1, within_s=late))
     early = nixl.pull(pull_of(doomed.begin("steps", range(1, 3), whole=9), within_s=late))
@@ -166,7 +166,7 @@ def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) ->
 
 
 def test_buffers_come_in_few_sizes(nixl: Nixl) -> None:
-    """Else each pull that is a little larger than all before would leave one behind."""
+    """Otherwise, each slightly larger pull would need a new buffer."""
     for size in (4097, 5000, 8192):
         with nixl._agent.buffer(size) as buffer:
             assert buffer.data.size >= size
@@ -225,7 +225,7 @@ def test_an_idle_agent_looks_seldom_and_a_busy_one_often(monkeypatch: pytest.Mon
 
 @pytest.fixture(name="rdma")
 def with_an_rdma_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make it look as if this host had one: NIXL goes over TCP all the same."""
+    """Pretend that this host has an RDMA device; NIXL still uses TCP."""
     device = tmp_path / "rdma" / "mlx5_0"
     device.mkdir(parents=True)
     monkeypatch.setattr(nixl_transport, "_RDMA", device.parent)
@@ -283,7 +283,7 @@ def test_a_nixl_that_cannot_start_is_left_out_unless_it_is_named(
 def test_it_listens_to_this_machine_alone_unless_plain_text_may_go_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever reaches UCX's ports can read and write the process's memory."""
+    """UCX's ports give access to the process's memory."""
     monkeypatch.setenv("UCX_NET_DEVICES", "all")
     before = listening()
     agent = Agent()
@@ -297,7 +297,7 @@ def test_it_listens_to_this_machine_alone_unless_plain_text_may_go_out(
 
 
 def listening() -> set[tuple[str, int]]:
-    """Return where this process takes TCP connections."""
+    """Return the addresses on which this process listens."""
     return {
         (one.laddr.ip, one.laddr.port)
         for one in psutil.Process().net_connections("tcp")
@@ -306,7 +306,7 @@ def listening() -> set[tuple[str, int]]:
 
 
 def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None:
-    """No handle of NIXL's may outlive the connection that it reads from: that would end the process."""
+    """A NIXL handle that outlives its connection would crash the process."""
     manifest = source.save("outlived", 30 * caches.BLOCK_SIZE, range(1, 31))
     for _ in range(5):
         nixl = Nixl()
@@ -322,7 +322,7 @@ def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None
 def test_a_pull_under_way_outlives_other_peers(
     source: caches.Source, nixl: Nixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer that is being read from is not disconnected."""
+    """A peer with running reads is not disconnected."""
     monkeypatch.setattr(nixl_agent, "_MAX_PEERS", 1)
     blocks = (1, 2, 3, 4, 9, 8, 7, 6, 5)
     chunks = nixl.pull(pull_of(source.begin("among-others", blocks[:4], whole=9)))

@@ -1,4 +1,4 @@
-"""A transport of another package: found by its entry point, and KV moved with it by real engines."""
+"""A transport of another package, found by its entry point and used by real engines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reach(site: str, folder: str) -> None:
-    """In an engine's process: see the package, and the folder of its files."""
+    """In an engine's process: make the package importable, and set its folder."""
     sys.path.insert(0, site)
     os.environ["KV_FOLDER"] = folder
 
@@ -46,7 +46,7 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engines(
     site: Path, kv_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[EngineProcess, EngineProcess]]:
-    """A prefill and a decode engine that have this transport alone."""
+    """A prefill and a decode engine that have only this transport."""
     model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     prepare = functools.partial(reach, str(site), str(kv_folder))
     options = [

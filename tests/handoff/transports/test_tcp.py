@@ -1,4 +1,4 @@
-"""The connections of the transport tcp, and what can happen to them: real sockets, real processes."""
+"""The transport tcp, over real sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 class Source:
-    """A rank that saved random records, in this process."""
+    """A rank in this process that saves random records."""
 
     def __init__(self, record_bytes: int = 4096, slots: int = 64, port: int = 0) -> None:
         self.staging = Staging(Arena((slots + 4) * (record_bytes + 4096), record_bytes), 30.0)
@@ -56,7 +56,7 @@ class Source:
         return self.service._door
 
     def save(self, count: int, there: int | None = None) -> None:
-        """Save `count` records, of which `there` come at once and the others by `come`."""
+        """Save `count` records; the first `there` are available at once, the others after `come`."""
         self.data = np.random.default_rng(1).integers(0, 256, (count, self.record_bytes), np.uint8)
         self.entry = self.staging.reserve(*KEY, count)
         there = count if there is None else there
@@ -129,14 +129,14 @@ def ends_soon(act: Callable[[], object], within_s: float = 2.0) -> None:
     assert time.monotonic() - began < within_s * PATIENCE
 
 
-# ---- what comes
+# ---- records
 
 
 @pytest.mark.parametrize(
     ("record_bytes", "count"), [(64, 9000), (16 << 10, 300), (384 << 10, 9), (5 * MIB // 2, 4)]
 )
 def test_records_of_any_size_come_whole(tcp: Tcp, record_bytes: int, count: int) -> None:
-    """Many in a frame, and one that is larger than frames are."""
+    """Many per frame, or larger than a frame."""
     with closing(Source(record_bytes, count)) as source:
         source.save(count)
         got, digests = [], []
@@ -151,7 +151,7 @@ def test_records_of_any_size_come_whole(tcp: Tcp, record_bytes: int, count: int)
 def test_records_come_as_they_are_saved_and_a_rank_without_any_is_heard(
     source: Source, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of a prompt may take longer than a silent source is waited for."""
+    """A prefill step may take longer than SILENT_S."""
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
     monkeypatch.setattr(service, "WAIT_S", 0.2)
     source.save(9, there=2)
@@ -172,7 +172,7 @@ def test_memory_released_under_a_stream_stays(source: Source, tcp: Tcp) -> None:
     assert np.array_equal(np.concatenate(got), source.data)
 
 
-# ---- how it ends
+# ---- ends
 
 
 def test_a_deadline_that_is_moved_while_a_pull_waits_counts(source: Source, tcp: Tcp) -> None:
@@ -198,7 +198,7 @@ def test_a_cancelled_pull_ends_at_once_at_both_ends(source: Source, tcp: Tcp) ->
 
 
 def test_a_pull_that_ended_cancels_no_other(source: Source, tcp: Tcp) -> None:
-    """The connection is another pull's by then."""
+    """Another pull has the connection by then."""
     source.save(4)
     ended = source.pull()
     assert np.array_equal(drain(tcp, ended), source.data)
@@ -262,7 +262,7 @@ def test_a_connection_serves_pull_after_pull(source: Source, tcp: Tcp) -> None:
     for _ in range(5):
         assert np.array_equal(drain(tcp, source.pull()), source.data)
     source.staging.release(*KEY)
-    with pytest.raises(UnknownHandoff):  # and those that the source refuses
+    with pytest.raises(UnknownHandoff):  # also after a refused pull
         drain(tcp, source.pull())
     source.save(4)
     assert np.array_equal(drain(tcp, source.pull()), source.data)
@@ -289,7 +289,7 @@ def test_a_connection_that_the_source_closed_meanwhile_is_made_anew(
     monkeypatch.setattr(door, "IDLE_S", 0.3)
     assert np.array_equal(drain(tcp, source.pull()), source.data)
     eventually(lambda: not source.door._idle and source.is_quiet(), 2, "the source has hung up")
-    monkeypatch.setattr(Lines, "kept", Lines._take)  # as if that was not known yet
+    monkeypatch.setattr(Lines, "kept", Lines._take)  # as if it was not noticed yet
     assert np.array_equal(drain(tcp, source.pull()), source.data)
 
 
@@ -318,7 +318,7 @@ def test_a_port_that_is_closed_is_said_to_be(
 
 
 def said(connection: socket.socket) -> str:
-    """Return the words with which a rank hung up."""
+    """Return the reason with which a rank hung up."""
     connection.settimeout(10 * PATIENCE)
     whole = b""
     while piece := connection.recv(4096):
@@ -433,7 +433,7 @@ def test_only_so_many_pulls_run(source: Source, tcp: Tcp, monkeypatch: pytest.Mo
 
 
 def test_a_false_frame_is_an_error(source: Source, tcp: Tcp) -> None:
-    """Other cases are those of tests/handoff/mutations.py."""
+    """For more cases, see tests/handoff/mutations.py."""
     source.save(2)
     record, own = np.zeros(4096, np.uint8), np.zeros(1, np.uint64)
     cases = {
@@ -457,7 +457,7 @@ def test_a_false_frame_is_an_error(source: Source, tcp: Tcp) -> None:
 
 @pytest.fixture
 def sealed(tmp_path: Path) -> Iterator[Source]:
-    """A source with a certificate; the process is another worker from then on."""
+    """A source with a certificate. Afterwards, the process acts as another worker."""
     authority = Authority.create(tmp_path / "ca")
     for role, worker_id in ((Role.WORKER, "source"), (Role.WORKER, "puller"), (Role.ROUTER, "")):
         identity.write(tmp_path / (worker_id or role), authority.issue(Name("test", role, worker_id)))
@@ -477,7 +477,7 @@ def test_a_sealed_connection_serves_pull_after_pull(sealed: Source) -> None:
 
 
 class Between:
-    """Whoever is between the two ends: it reads all, and may change a byte."""
+    """A man in the middle, who reads everything and may change a byte."""
 
     def __init__(self, port: int, change_at: int = -1) -> None:
         self._port, self._change_at = port, change_at
@@ -557,7 +557,7 @@ def test_another_role_and_another_ca_get_no_connection(sealed: Source, tmp_path:
 
 
 def test_a_session_without_its_keys_is_worth_nothing(sealed: Source) -> None:
-    """Whoever saw a greeting on its way, and is faster."""
+    """An eavesdropper may use a session before its owner."""
     session = sealed.door.invite().session
     with closing(Line(knock(sealed.service.address, sealed.service.door_port))) as line:
         sealed.asks(line, frames.GREETING + session)

@@ -1,4 +1,4 @@
-"""The real transports between two real processes."""
+"""The real transports between two processes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_another_epoch_and_another_request_are_refused(source: RemoteSource, tra
 def test_without_its_ticket_nothing_comes_and_nothing_is_released(
     source: RemoteSource, transport: Transport
 ) -> None:
-    """A request's id, its epoch and its place are not enough to pull its KV."""
+    """A request's id, epoch and place are not enough."""
     saved = source.save(f"ticket-{transport.name}", range(5, 9))
     others = source.save(f"other-{transport.name}", range(9, 13))
     right = saved.shards[0].ticket
@@ -134,7 +134,7 @@ def test_what_was_released_does_not_come(source: RemoteSource, transport: Transp
 
 @pytest.mark.parametrize("transport", TRANSPORTS[:-1], indirect=True)
 def test_memory_released_under_a_reader_is_noticed(source: RemoteSource, transport: Transport) -> None:
-    """The source cannot hold the memory still that another one reads: the ticket tells."""
+    """Readers find that the ticket is gone."""
     manifest = source.save(f"under-the-reader-{transport.name}", range(1, 31))
     chunks = transport.pull(pull_of(manifest, chunk_bytes=1))
     next(chunks)
@@ -168,7 +168,7 @@ def test_a_cancelled_pull_ends_at_once(source: RemoteSource, transport: Transpor
 
 
 def test_a_dead_source(own_folder: Path, transport: Transport) -> None:
-    """Its service is gone at once; what it shared can be read for as long as the name is there."""
+    """Its service is gone, but its shared memory can be read until the name is removed."""
     doomed = RemoteSource()
     manifest = doomed.save("dead", range(1, 5))
     expected = doomed.records(range(1, 5))
