@@ -12,8 +12,8 @@ A puller begins with GREETING and the session that it got from the rank's Handof
 that call also returns keys, and everything but the greeting and SHUT is sealed (security/sealing.py): the
 head with the prefix as associated data, then the body in pieces.
 
-Both ends block in system calls that time out twice a second, so that `look` can stop them. Records go from
-staging to the socket and into the puller's buffer without a copy, and 4 MiB take the GIL once.
+Both ends block in system calls that time out five times a second, so that `look` can stop them. Records go
+from staging to the socket and into the puller's buffer without a copy, and 4 MiB take the GIL once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_RECORDS = 4096  # maximum records in a frame
 WAIT_S = 2.0  # interval of keepalives
 SILENT_S = 10.0  # after this long without a byte, the other end is presumed dead or stopped
 SLOW_S = 60.0  # a puller may read nothing for this long, while it waits for another rank's records
-_LOOK_S = 0.5
+_LOOK_S = 0.2  # interval of `look`: how soon a blocked pull notices a cancellation
 _MAX_HEAD = 64 << 10
 _PIECE_BYTES = 1 << 20  # pieces of a sealed body
 _TAG_BYTES = 16
@@ -235,11 +235,11 @@ def _opened(seal: Seal, sealed: memoryview | bytearray, into: memoryview, beside
 
 
 def tune(connection: socket.socket) -> None:
-    """Disable Nagle, limit blocking calls to half a second, and detect hosts that vanish."""
+    """Disable Nagle, limit blocking calls to _LOOK_S, and detect hosts that vanish."""
     connection.settimeout(None)
-    half = struct.pack("@ll", 0, int(_LOOK_S * 1e6))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, half)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, half)
+    limit = struct.pack("@ll", 0, int(_LOOK_S * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),

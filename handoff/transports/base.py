@@ -6,7 +6,6 @@ docs/extending.md is the guide for authors of transports.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -23,34 +22,15 @@ if TYPE_CHECKING:  # it imports torch
     from baton.handoff.memory.streams import Device
 
 
+@dataclass(eq=False)
 class Cancellation:
-    """The end of a pull: a deadline, which may be moved while the pull runs, and a signal from any thread."""
+    """The end of a pull. Any thread may set it, or move the deadline, while the pull runs."""
 
-    def __init__(self, deadline: float = math.inf) -> None:
-        self.deadline = deadline  # CLOCK_MONOTONIC, seconds
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], object]] = []
-        self._set = False
-
-    @property
-    def is_set(self) -> bool:
-        return self._set
+    deadline: float = math.inf  # CLOCK_MONOTONIC, seconds
+    is_set: bool = False
 
     def set(self) -> None:
-        """Cancel the pull, and run each callback once."""
-        with self._lock:
-            self._set = True
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
-
-    def call(self, callback: Callable[[], object]) -> None:
-        """Run `callback` when the pull is cancelled, or at once if it already is."""
-        with self._lock:
-            if not self._set:
-                self._callbacks.append(callback)
-                return
-        callback()
+        self.is_set = True
 
 
 @dataclass(frozen=True)

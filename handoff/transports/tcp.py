@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import functools
 import os
 import select
 import socket
@@ -66,45 +66,33 @@ class Tcp(Transport):
             pull.records_a_chunk, max(1, FRAME_BYTES // pull.record_bytes), MOST_RECORDS, pull.num_blocks
         )
         buffer = self._buffer(most * pull.record_bytes)
-        give_back = functools.partial(self._lines.give_back, pull.shard.address)
-        grip = _Grip()
-        pull.cancellation.call(grip.cut)
+        address, reusable = pull.shard.address, False
+        request = Frame(PULL, _request(pull, most).SerializeToString())
+        line, greeting = self._lines.kept(address), b""
         try:
-            line, frame = self._asked(pull, most, grip)
+            frame = _asked(pull, line, request) if line is not None else None
+            if line is None or frame is None:
+                line, greeting = self._lines.make(pull)
+                line.send(request, look=pull.check_time, before=greeting)
+                frame = _next(pull, line)
             yield from _records(pull, line, frame, buffer, most)
-            grip.let_go(give_back)
+            reusable = True
         except _Refused as refused:
-            grip.let_go(give_back)
+            reusable = True
             raise refused.error from None
         except Broken as error:
             pull.check_time()
             raise TransportFailed(f"{pull.what}: {error}") from None
         finally:
-            grip.close()
+            if line is not None:
+                if reusable:
+                    self._lines.give_back(address, line)
+                else:
+                    line.close()
             self._keep(buffer)
 
     def close(self) -> None:
         self._lines.close()
-
-    def _asked(self, pull: Pull, most: int, grip: _Grip) -> tuple[Line, Frame]:
-        """Send the request; return the connection and the first frame of the answer.
-
-        If an idle connection turns out to be broken, use a new one.
-        """
-        request = Frame(PULL, _request(pull, most).SerializeToString())
-        line = self._lines.kept(pull.shard.address)
-        if line is not None:
-            grip.hold(line)
-            try:
-                line.send(request, look=pull.check_time)
-                return line, _next(pull, line)
-            except Broken:
-                grip.close()
-                pull.check_time()
-        line, greeting = self._lines.make(pull)
-        grip.hold(line)
-        line.send(request, look=pull.check_time, before=greeting)
-        return line, _next(pull, line)
 
     def _buffer(self, size: int) -> Bytes:
         with self._lock:
@@ -126,41 +114,6 @@ class _Refused(Exception):
     def __init__(self, error: HandoffError) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-class _Grip:
-    """A pull's current connection, which a cancellation may cut until it is let go."""
-
-    def __init__(self) -> None:
-        self._line: Line | None = None
-        self._cut = False
-        self._lock = threading.Lock()
-
-    def hold(self, line: Line) -> None:
-        with self._lock:
-            self._line = line
-            if self._cut:
-                line.cut()
-
-    def cut(self) -> None:
-        """Cut the current connection, or the next one."""
-        with self._lock:
-            self._cut = True
-            if self._line is not None:
-                self._line.cut()
-
-    def let_go(self, to: Callable[[Line], None]) -> None:
-        """Hand the connection over, out of reach of cancellations."""
-        with self._lock:
-            line, self._line = self._line, None
-        if line is not None:
-            to(line)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._line is not None:
-                self._line.close()
-                self._line = None
 
 
 @dataclass
@@ -245,22 +198,23 @@ class Lines:
         return kept
 
     def _invited(self, pull: Pull) -> ConnectReply:
-        call = self._channels.stub(pull.shard.address).Connect.future(
-            ConnectRequest(), timeout=min(_CONNECT_S, max(0.0, pull.cancellation.deadline - time.monotonic()))
-        )
-        pull.cancellation.call(call.cancel)
+        call = self._channels.stub(pull.shard.address).Connect.future(ConnectRequest(), timeout=_CONNECT_S)
         try:
+            while not call.done():
+                with contextlib.suppress(grpc.FutureTimeoutError):
+                    call.exception(_LOOK_S)
+                pull.check_time()
             reply: ConnectReply = call.result()
         except grpc.FutureCancelledError:
-            pull.check_time()
             raise TransportFailed(f"{pull.what}: the call for a connection was cancelled") from None
         except grpc.RpcError as error:
-            pull.check_time()
             details = error.details() or ""
             meaning = rpc.tls_problem(details)
             raise TransportFailed(
                 f"{pull.what}: {error.code().name}: {details}{f' ({meaning})' if meaning else ''}"
             ) from None
+        finally:
+            call.cancel()
         return reply
 
 
@@ -274,6 +228,17 @@ def _request(pull: Pull, most: int) -> PullRequest:
         ticket=pull.shard.ticket,
         at_once=most,
     )
+
+
+def _asked(pull: Pull, line: Line, request: Frame) -> Frame | None:
+    """Send a request on an idle connection, and return the first frame; None if the connection is broken."""
+    try:
+        line.send(request, look=pull.check_time)
+        return _next(pull, line)
+    except Broken:
+        line.close()
+        pull.check_time()
+        return None
 
 
 def _next(pull: Pull, line: Line) -> Frame:

@@ -34,7 +34,7 @@ from baton.security.identity import Identity
 from baton.security.names import Name, Role
 from harness.support import PATIENCE, eventually, free_ports
 from tests.handoff.remote import RemoteSource
-from tests.handoff.server import Chunk, FalseSource, connect, knock
+from tests.handoff.server import connect, knock
 from tests.handoff.transports.test_transports import drain, pull_of
 
 KEY = ("r", 1)
@@ -195,21 +195,6 @@ def test_a_cancelled_pull_ends_at_once_at_both_ends(source: Source, tcp: Tcp) ->
     with pytest.raises(PullCancelled):
         ends_soon(lambda: next(chunks))
     eventually(source.is_quiet, 2, "the source's thread is free")
-
-
-def test_a_pull_that_ended_cancels_no_other(source: Source, tcp: Tcp) -> None:
-    """Another pull has the connection by then."""
-    source.save(4)
-    ended = source.pull()
-    assert np.array_equal(drain(tcp, ended), source.data)
-    source.staging.release(*KEY)
-    source.save(4, there=1)
-    chunks = tcp.pull(source.pull())
-    got = [next(chunks).data.copy()]
-    ended.cancellation.set()
-    source.come(1, 4)
-    got += [one.data.copy() for one in chunks]
-    assert np.array_equal(np.concatenate(got), source.data)
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
@@ -430,26 +415,6 @@ def test_only_so_many_pulls_run(source: Source, tcp: Tcp, monkeypatch: pytest.Mo
         drain(tcp, source.pull())
     for one in running:
         one.close()  # type: ignore[attr-defined]
-
-
-def test_a_false_frame_is_an_error(source: Source, tcp: Tcp) -> None:
-    """For more cases, see tests/handoff/mutations.py."""
-    source.save(2)
-    record, own = np.zeros(4096, np.uint8), np.zeros(1, np.uint64)
-    cases = {
-        "it hung up": [Chunk(0, record[:-1], own)],
-        "1 records from block 1 on": [Chunk(1, record, own)],
-        "3 records from block 0 on": [Chunk(0, record, np.zeros(3, np.uint64))],
-        "b'RECS' and a head of 8 bytes": [Chunk(0, record, own, count=2)],
-        "b'RECS' and a head of 80000 bytes": [Chunk(0, record, np.zeros(10_000, np.uint64))],
-    }
-    with closing(FalseSource()) as liar:
-        pull = source.pull()
-        pull.shard.address = liar.address
-        for text, chunks in cases.items():
-            liar.messages = [chunk.encode() for chunk in chunks]
-            with pytest.raises(TransportFailed, match=text):
-                drain(tcp, pull)
 
 
 # ---- with TLS
