@@ -45,7 +45,6 @@ from tests.handoff.engines import (
     forget,
     free,
     held,
-    rank,
     read,
     states,
     until_nothing_is_held,
@@ -216,78 +215,6 @@ def test_a_manifest_that_does_not_fit_ends_the_request_by_name(
         client.release(original)
     until_nothing_is_held(reader)
     client.close()
-
-
-def flip(engine: Engine) -> None:
-    """Flip a bit of the last save, as broken memory would."""
-    staging = rank().staging
-    list(staging._entries.values())[-1].view.records(1, 2)[0, 100] ^= 4
-
-
-def test_broken_bytes_and_a_gone_source_end_the_request_by_name(
-    reader: EngineProcess, writer: EngineProcess, transport: str
-) -> None:
-    prompt, name = prompt_of(70), f"broken-{transport}"
-    manifest = read(reader, name, prompt)
-    reader.call(flip)
-    ended, problem, lost = writer.call(failing, name, prompt, manifest, 1)
-    assert (ended, lost) == ("error []", 0)
-    assert problem.startswith("DigestMismatch: ")
-    assert "block 1 came" in problem
-    until_nothing_is_held(reader)
-    ended, problem, lost = writer.call(failing, f"{name}-again", prompt, manifest, 1)
-    assert problem.startswith("WrongRequest")
-    ended, problem, lost = writer.call(failing, name, prompt, manifest, 1)  # now released
-    assert (ended, lost) == ("error []", 0)
-    assert problem.split(":")[0] in ("UnknownHandoff", "LeaseExpired")
-    # the engine still works
-    fine = clear_prompt_of(reader, 70)
-    expected = reader.call(generate, f"{name}-alone", fine, WRITTEN)
-    assert (
-        writer.call(decode, f"{name}-fine", fine, WRITTEN, read(reader, f"{name}-fine", fine)).tokens
-        == expected
-    )
-
-
-def abort_while_pulling(
-    engine: Engine, name: str, prompt: list[int], manifest: Manifest
-) -> tuple[int, int, int, str]:
-    """Return the free blocks before, during and after a pull that a mock delays, and the load's problem."""
-    from tests.handoff.mock import Mock
-
-    loader = rank().loader
-    mock = Mock()
-    mock.faults.delay_s = 60
-    mock.sources[manifest.shards[0].address] = rank().staging
-    loader.transports.insert(0, mock)
-    before = engine.free_blocks
-    engine.add(name, prompt, WRITTEN, load_params(1, manifest.num_tokens, manifest))
-    engine.run(until=lambda: bool(mock.pulls))
-    during = engine.free_blocks
-    # abort before the mock reads its source, this engine's own staging, which lacks the KV
-    engine.core.abort_requests([name])
-    still = engine.free_blocks
-    assert still == during, "blocks were freed while they could still be written"
-    engine.run()
-    loader.transports.remove(mock)
-    mock.sources.clear()
-    return before, during, engine.free_blocks, str(engine.answers[name].loaded.problem)
-
-
-def own_save(engine: Engine, name: str, manifest: Manifest) -> None:
-    """Put an entry of that name and size into this engine's own staging, for the mock to open."""
-    staging = rank().staging
-    staging.publish(staging.reserve(name, 1, manifest.num_blocks))
-
-
-def test_an_abort_while_pulling_leaks_nothing(reader: EngineProcess, writer: EngineProcess) -> None:
-    prompt = prompt_of(200)
-    manifest = read(reader, "aborted", prompt)
-    writer.call(own_save, "aborted", manifest)
-    before, during, after, problem = writer.call(abort_while_pulling, "aborted", prompt, manifest)
-    assert during < before == after
-    assert problem.startswith("PullCancelled")
-    until_nothing_is_held(reader)
 
 
 def abort_before_pulling(engine: Engine, name: str, prompt: list[int], manifest: Manifest) -> None:

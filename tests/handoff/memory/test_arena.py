@@ -67,13 +67,6 @@ def test_what_is_free_can_be_used_whatever_came_before(steps: list[tuple[int, in
         ]  # grown together
 
 
-def test_a_large_save_fits_after_a_burst_of_small_ones() -> None:
-    with arena(64, record_bytes=4096) as made:
-        for place in [made.allocate(1) for _ in range(64)]:
-            made.free(place)
-        assert len(slots_of(made.allocate(64))) == 64
-
-
 def test_one_save_can_be_as_large_as_the_bound() -> None:
     with arena(64, record_bytes=4096) as made:
         place = made.allocate(64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -361,24 +360,6 @@ def test_a_chunk_can_be_read_while_the_next_is_on_its_way(under: Under, eventual
             assert np.array_equal(entry.view.records(0, whole), under.expected[:whole])
         own = digests.of_records(under.expected, digests.seed("r", 1), 0)
         assert np.array_equal(entry.view.digests(0, 8), own)
-
-
-def test_a_reader_waits_for_its_chunk_and_no_longer_than_it_may(under: Under) -> None:
-    class Enough(Exception):
-        pass
-
-    deadline = time.monotonic() + 0.05
-
-    def check() -> None:
-        if time.monotonic() > deadline:
-            raise Enough
-
-    with under.staging.opened("r", 1) as entry:
-        with pytest.raises(Enough):
-            entry.view.wait(0, 1, "KV", check)
-        threading.Timer(0.01, under.gate.arrived.release).start()
-        entry.view.wait(1, 3, "KV", lambda: None)
-        assert entry.view.whole == 3
 
 
 def test_what_never_arrives_is_told(under: Under) -> None:

@@ -238,24 +238,6 @@ def test_digests_differ_by_request_epoch_place_and_bytes() -> None:
     assert digests.of_records(data, digests.seed("a", 1), 0)[1] != same[1]
 
 
-def test_a_growing_save_is_read_as_it_grows(make: Callable[..., Staging]) -> None:
-    staging = make()
-    entry = staging.reserve("a", 1, 5)
-    for first, stop in ((0, 2), (2, 3), (3, 5)):
-        fill = staging.filling(entry, first, stop)
-        if not first:
-            staging.publish(entry, growing=True)
-            chunks = staging.read("a", 1, None, 5 * RECORD)
-        fill.add(np.zeros(stop - first, np.uint64))
-        fill.close()
-        assert staging.is_growing("a", 1)
-        found = next(chunks)
-        assert (found.first_block, len(found.data)) == (first, stop - first)
-    staging.grown(entry)
-    assert not staging.is_growing("a", 1)
-    assert list(chunks) == []
-
-
 def test_the_end_of_a_growing_save_ends_its_readers_and_its_fills(make: Callable[..., Staging]) -> None:
     staging = make()
     entry = staging.reserve("a", 1, 5)
