@@ -163,7 +163,7 @@ class HandoffClient:
             found |= {(one.request_id, one.epoch) for one in keys} - gone
         return found
 
-    def taken(self, request: pb.TakenRequest, address: str) -> grpc.Future[pb.TakenReply]:
+    def acknowledge(self, request: pb.TakenRequest, address: str) -> grpc.Future[pb.TakenReply]:
         """Acknowledge records to a rank; the caller checks the reply."""
         call: grpc.Future[pb.TakenReply] = self.channels.stub(address).Taken.future(
             request, timeout=CALL_TIMEOUT_S

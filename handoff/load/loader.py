@@ -133,7 +133,7 @@ class _Turns:
 
 
 class Loader:
-    """The loads of one rank. No method waits for a pull; only `begin` is thread-safe."""
+    """The loads of one rank. Only `close` waits for pulls, and only `begin` is thread-safe."""
 
     def __init__(
         self,
@@ -192,10 +192,10 @@ class Loader:
                 return
             load.has_token = True
             self._begin(load, manifest, time.monotonic())
-            told = load.state is State.HELD
-            if told:
-                self._tell(load, None)
-        if told:
+            reported = load.state is State.HELD
+            if reported:
+                self._report(load, None)
+        if reported:
             self.on_finished()
 
     def cancel(self, keys: Iterable[Key]) -> None:
@@ -209,7 +209,7 @@ class Loader:
                 waited = load.state is not State.PULLING and self._leave(load)
                 if waited:
                     problem = Problem.of(PullCancelled(f"request {load.job.request_id!r}: cancelled"))
-                    self._tell(load, None if load.state is State.HELD else problem)
+                    self._report(load, None if load.state is State.HELD else problem)
             if not waited:
                 load.progress.cancellation.set()
                 continue
@@ -252,7 +252,7 @@ class Loader:
         """Leave the queue. Return False if the load has just begun."""
         return load.state is not State.QUEUED or self._early.leave(load) or self._turns.leave(load)
 
-    def _tell(self, load: _Load, problem: Problem | None) -> None:
+    def _report(self, load: _Load, problem: Problem | None) -> None:
         del self._loads[load.job.key]
         self._finished.append(load.progress.report(self._puller.rank, problem))
 
@@ -279,18 +279,18 @@ class Loader:
         problem, shares = self._pull(load, progress, described)
         with self._lock:
             # whether the save can be pulled again
-            kept = problem is not None and not load.whole_s and not progress.told
+            kept = problem is not None and not load.whole_s and not progress.dropped
             again = kept and not load.cancelled
             if again:
                 load.state, load.failed, load.progress = State.RESERVED, True, Progress(job)
             elif problem is None and not load.has_token and not load.cancelled:
                 load.state = State.HELD
             else:
-                self._tell(load, problem)
-            told = job.key not in self._loads
+                self._report(load, problem)
+            reported = job.key not in self._loads
         if again:
             logger.info("request %r: the early pull failed, trying again later: %s", job.request_id, problem)
-        if told:
+        if reported:
             self.on_finished()
         if not kept:
             self._pulls.release(job, described, shares, failed=problem is not None)
@@ -298,12 +298,13 @@ class Loader:
     def _pull(
         self, load: _Load, progress: Progress, described: Manifest
     ) -> tuple[Problem | None, Sequence[Share]]:
-        job, shares = load.job, ()
+        job = load.job
+        shares: Sequence[Share] = ()
         try:
             shares = self._pulls.check(job, described)
             self._pulls.pull(progress, described, shares, load.after)
         except HandoffError as error:
-            lost = next((each.error for each in progress.taken if each.error is not None), None)
+            lost = next((each.error for each in progress.acks if each.error is not None), None)
             return Problem.of(lost or error), shares
         except Exception as error:  # an unreported load would hold its request forever
             logger.exception(

@@ -64,7 +64,7 @@ class Progress:
     cancellation: Cancellation = field(default_factory=Cancellation)
     heard_s: float = 0.0  # time.monotonic of the start, or of the last bytes
     whole_s: float = 0.0  # when the prompt was complete: the times below count from then on
-    taken: list[Taken] = field(default_factory=list)  # one per shard
+    acks: list[Acknowledgements] = field(default_factory=list)  # one per shard
     transport: str = ""
     bytes: int = 0
     early_bytes: int = 0
@@ -76,9 +76,9 @@ class Progress:
     load: float = 0.0
 
     @property
-    def told(self) -> bool:
+    def dropped(self) -> bool:
         """Whether the source may have dropped records, so that another pull would fail."""
-        return any(one.told for one in self.taken)
+        return any(one.dropped for one in self.acks)
 
     def report(self, rank: int, problem: Problem | None) -> ShardLoad:
         costs = Costs(*(value * 1e3 for value in (self.wait, self.move, self.check, self.load)))
@@ -95,7 +95,7 @@ class Progress:
         )
 
 
-class Taken:
+class Acknowledgements:
     """The acknowledgements of one pull. Without a window there are none."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Taken:
         self.error: HandoffError | None = None
 
     @property
-    def told(self) -> bool:
+    def dropped(self) -> bool:
         """Whether the source may have dropped records."""
         return bool(self._told or self._wanted)
 
@@ -128,12 +128,12 @@ class Taken:
         """Return whether to acknowledge the records before this place now."""
         return place - max(self._told, self._wanted) >= self._step
 
-    def tell(self, place: int) -> None:
+    def acknowledge(self, place: int) -> None:
         """Acknowledge, without waiting, all records before this place."""
         self._told = place
         self._soon()
 
-    def pass_over(self, place: int) -> None:
+    def skip(self, place: int) -> None:
         """Tell the source, without waiting, to skip the records before this place."""
         self._wanted = place
         self._soon()
@@ -163,7 +163,7 @@ class Taken:
             reader=self._reader[0],
             readers=self._reader[1],
         )
-        call = self._client.taken(request, pull.shard.address)
+        call = self._client.acknowledge(request, pull.shard.address)
         call.add_done_callback(lambda done: self._on_done(done, told))
 
     def _on_done(self, call: Any, told: tuple[int, int]) -> None:
@@ -246,9 +246,9 @@ class Pulls:
                 landing = self._cache.landing(pulls[0].what, seed, after, share)
                 landings.append(landing)
                 reader = self._puller.rank, share.readers
-                taken = Taken(self._client, pulls[0], progress.cancellation.set, reader)
-                progress.taken.append(taken)
-                coming.append(_land(progress, landing, taken, transport, pulls))
+                acks = Acknowledgements(self._client, pulls[0], progress.cancellation.set, reader)
+                progress.acks.append(acks)
+                coming.append(_land(progress, landing, acks, transport, pulls))
             while coming:
                 coming = [each for each in coming if next(each, _ENDED) is not _ENDED]
                 if not progress.whole_s:  # the prompt's own steps hide all times so far
@@ -258,8 +258,8 @@ class Pulls:
                     progress.load = -sum(each.load_s for each in landings)
             for landing in landings:
                 landing.finish()
-            for taken in progress.taken:
-                taken.end()
+            for acks in progress.acks:
+                acks.end()
         finally:
             for each in coming:
                 each.close()
@@ -313,23 +313,23 @@ class Pulls:
 
 
 def _land(
-    progress: Progress, landing: Landing, taken: Taken, transport: Transport, pulls: Sequence[Pull]
+    progress: Progress, landing: Landing, acks: Acknowledgements, transport: Transport, pulls: Sequence[Pull]
 ) -> Generator[None]:
     """Pull and load one share, a chunk per `next`. Raises TransportFailed if too few records arrive."""
     blocks = 0
     for pull in pulls:
-        if taken.is_due(pull.first_block):
+        if acks.is_due(pull.first_block):
             landing.finish()
-            taken.pass_over(pull.first_block)
+            acks.skip(pull.first_block)
         stop = pull.first_block
         with contextlib.closing(_chunks(transport, pull)) as chunks:
             while True:
                 start = time.monotonic()
                 records = next(chunks, None)
                 progress.move += time.monotonic() - max(start, progress.whole_s)
-                if taken.is_due(stop):  # the transport verified these when the next chunk was requested
+                if acks.is_due(stop):  # the transport verified these when the next chunk was requested
                     landing.finish()
-                    taken.tell(stop)
+                    acks.acknowledge(stop)
                 if records is None:
                     break
                 progress.heard_s = time.monotonic()
