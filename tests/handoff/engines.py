@@ -8,6 +8,7 @@ from typing import Any
 
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
+from baton.handoff.reports import Loaded
 from baton.protos.handoff_pb2 import Manifest
 from harness.engines import Answer, Engine, EngineProcess, prefill
 from harness.support import PATIENCE
@@ -27,6 +28,13 @@ def manifest_of(answer: Answer) -> Manifest:
     assert answer.saved_with_first_token
     assert answer.saved.manifest is not None
     return answer.saved.manifest
+
+
+def loaded_of(answer: Answer) -> Loaded:
+    """Return the report of a load that succeeded."""
+    assert answer.loaded is not None
+    assert answer.loaded.problem is None
+    return answer.loaded
 
 
 def read(engine: EngineProcess, name: str, prompt: list[int]) -> Manifest:

@@ -38,7 +38,7 @@ from harness.engines import (
     pulled,
 )
 from tests.handoff.caches import TRANSPORTS
-from tests.handoff.engines import failing, forget, free, manifest_of
+from tests.handoff.engines import failing, forget, free, loaded_of, manifest_of
 
 WRITTEN = 24
 LENGTHS = (16, 33, 200)
@@ -113,8 +113,7 @@ def test_what_two_write_is_what_one_writes(engine: EngineProcess, transport: str
         engine.call(forget)  # or there would be nothing left to pull
         answer = engine.call(decode, name, prompt, WRITTEN, manifest, 1, [first])
         assert [first, *answer.tokens] == expected
-        assert answer.loaded is not None
-        assert answer.loaded.problem is None
+        loaded_of(answer)
         assert (answer.loaded.transport, answer.loaded.blocks) == (transport, manifest.num_blocks)
         assert answer.loaded.bytes == manifest.num_blocks * manifest.shards[0].record_bytes
     assert engine.call(free) == before
@@ -191,8 +190,7 @@ def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
     expected = windows.call(generate, f"{name}-alone", chat, WRITTEN)
     windows.call(forget)
     first = windows.call(prefill_behind, name, chat, beginning.saved.manifest)
-    assert first.loaded is not None
-    assert first.loaded.problem is None
+    loaded_of(first)
     assert (first.loaded.tokens, first.loaded.blocks) == (held + 1, num_records(kept, held + 1))
     assert first.saved is not None
     assert first.saved.manifest is not None, first.saved.problem
@@ -289,9 +287,7 @@ def test_what_the_prefix_cache_has_is_not_pulled(windows: EngineProcess) -> None
         windows.call(generate, f"{transport}-start", [*start, 5, 6], 1)
         answer = windows.call(decode, "apart", prompt, WRITTEN, manifest, 1, [first])
         assert [first, *answer.tokens] == expected
-        assert answer.loaded is not None
-        assert answer.loaded.problem is None
-        assert answer.loaded.blocks == full.num_blocks - 3 + window.num_blocks
+        assert loaded_of(answer).blocks == full.num_blocks - 3 + window.num_blocks
         first, manifest = read(windows, "apart", prompt)
 
 

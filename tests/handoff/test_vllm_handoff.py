@@ -45,6 +45,7 @@ from tests.handoff.engines import (
     forget,
     free,
     held,
+    loaded_of,
     read,
     states,
     until_nothing_is_held,
@@ -108,8 +109,7 @@ def test_what_two_engines_write_is_what_one_writes(
     assert (manifest.num_tokens, manifest.num_blocks) == (length, -(-length // BLOCK_SIZE))
     answer = writer.call(decode, name, prompt, WRITTEN, manifest)
     assert answer.tokens == expected
-    assert answer.loaded is not None
-    assert answer.loaded.problem is None
+    loaded_of(answer)
     blocks = -(-(length - 1) // BLOCK_SIZE)  # the last position is computed again
     assert answer.loaded.blocks == blocks
     assert answer.loaded.bytes == blocks * manifest.shards[0].record_bytes
@@ -290,8 +290,7 @@ def test_a_quantised_handoff_writes_about_the_same_and_loads_what_came_as_it_is(
             assert manifest.compatibility_hash == as_it_is.compatibility_hash
             assert manifest.shards[0].record_bytes * 64 * 2 == as_it_is.shards[0].record_bytes * (64 + 4)
             answer = quantised.call(decode, name, prompt, WRITTEN, manifest)
-            assert answer.loaded is not None
-            assert answer.loaded.problem is None
+            loaded_of(answer)
             assert (answer.loaded.transport, answer.loaded.blocks) == (transport, 10)
             assert answer.loaded.bytes == 10 * manifest.shards[0].record_bytes
             assert answer.finish_reason == "length"

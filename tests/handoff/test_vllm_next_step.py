@@ -24,7 +24,7 @@ from harness.engines import (
     queue_batches,
 )
 from tests.handoff import checkpoints
-from tests.handoff.engines import manifest_of, rank, release
+from tests.handoff.engines import loaded_of, manifest_of, rank, release
 
 WRITTEN = 8
 LENGTH = 300
@@ -134,8 +134,7 @@ def in_order(engine: Engine, name: str, prompt: list[int], order: str) -> list[i
             engine.resume(name, tokens, manifest)
     engine.run()
     answer = engine.answers[name]
-    assert answer.loaded is not None
-    assert answer.loaded.problem is None
+    loaded_of(answer)
     return tokens + answer.tokens
 
 

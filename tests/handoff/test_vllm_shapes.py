@@ -20,7 +20,7 @@ from baton.security.names import Name, Role
 from harness.architectures.experts import deepseek_v3
 from harness.engines import Engine, EngineProcess, Options, clear_prompt, decode, generate, prefer, prefill
 from tests.handoff import checkpoints
-from tests.handoff.engines import manifest_of, rank, read
+from tests.handoff.engines import loaded_of, manifest_of, rank, read
 
 WRITTEN = 12
 ALONE = {"enable_prefix_caching": False}  # otherwise there would be nothing to pull
@@ -36,8 +36,7 @@ def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[Manifest, 
     manifest = read(engine, name, prompt)
     written = engine.call(decode, name, prompt, WRITTEN, manifest)
     assert written.tokens == expected
-    assert written.loaded is not None
-    assert written.loaded.problem is None
+    loaded_of(written)
     return manifest, written.loaded
 
 
@@ -122,7 +121,6 @@ def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
         assert {layer.part_bytes(1, "int8") for layer in layers} == {16 * (width + 4)}
         assert any("layers.3" in layer.name for layer in layers)  # the drafter's
         written = engine.call(decode, "r", prompt, WRITTEN, manifest)
-        assert written.loaded is not None
-        assert written.loaded.problem is None
+        loaded_of(written)
         assert written.loaded.bytes == 7 * manifest.shards[0].record_bytes
         assert written.tokens[0] == expected[0]

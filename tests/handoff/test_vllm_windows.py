@@ -30,7 +30,7 @@ from harness.engines import (
     pulled,
 )
 from tests.handoff import checkpoints
-from tests.handoff.engines import abort, manifest_of, release, until
+from tests.handoff.engines import abort, loaded_of, manifest_of, release, until
 
 WRITTEN = 8
 STEP = 128  # tokens
@@ -123,8 +123,7 @@ def test_a_whole_handoff_goes_through_a_window(
     assert (handoffs, held) == (1, manifest.shards[0].slots * manifest.shards[0].record_bytes)
     answer = writer.call(decode, name, prompt, WRITTEN, manifest, 1, first.tokens)
     assert first.tokens + answer.tokens == expected
-    assert answer.loaded is not None
-    assert answer.loaded.problem is None
+    loaded_of(answer)
     assert answer.loaded.transport == transport
     assert answer.loaded.bytes == manifest.num_blocks * manifest.shards[0].record_bytes
     until_free(reader)
@@ -146,8 +145,7 @@ def test_an_early_pull_goes_through_a_window(
     until(lambda: writer.call(pulled, name, 1) == 0, "the pull did not end")
     answer = writer.call(end_decode, name, first.tokens, manifest)
     assert first.tokens + answer.tokens == expected
-    assert answer.loaded is not None
-    assert answer.loaded.problem is None
+    loaded_of(answer)
     assert there == STEP // BLOCK_SIZE * record
     assert answer.loaded.early_bytes == answer.loaded.bytes == manifest.num_blocks * record
     until_free(reader)
@@ -179,8 +177,7 @@ def test_a_preempted_prompt_hands_over_what_it_computes_in_the_end(
     assert reader.call(preempt, name, prompt, others) < 3 * 20
     first = reader.call(end, name)
     answer = writer.call(decode, name, prompt, WRITTEN, windowed(first, 700), 1, first.tokens)
-    assert answer.loaded is not None
-    assert answer.loaded.problem is None
+    loaded_of(answer)
     assert first.tokens + answer.tokens == expected
     until_free(reader)
 
