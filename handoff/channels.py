@@ -1,4 +1,4 @@
-"""The client of the Handoff service, with one channel per address."""
+"""The client of the Handoff service, and the cache of channels to other workers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import itertools
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
@@ -25,86 +25,118 @@ if TYPE_CHECKING:  # plain text needs no cryptography
 
 logger = logging.getLogger(__name__)
 
-_MAX_CHANNELS = 64  # above this, channels that no call can still use are closed
-_LONGEST_CALL_S = 120.0  # trials take the longest
+MAX_CHANNELS = 64  # of a HandoffClient
+C, S = TypeVar("C"), TypeVar("S")
 
 
-@dataclass
-class _Kept:
+@dataclass(eq=False)
+class Kept(Generic[C, S]):
     """A channel and its stub. The stub is kept because making one takes as long as a call."""
 
-    used: float  # last use, time.monotonic
-    channel: grpc.Channel
-    stub: HandoffStub
+    address: str
+    credentials: object  # those it was made with
+    channel: C
+    stub: S
+    calls: int = 0
+    used: float = 0.0  # time.monotonic of the end of the last call
 
 
-class Channels:
-    """Cache channels by address, because connecting costs more than a call. Thread-safe.
+class ChannelCache(Generic[C, S]):
+    """Cache channels to workers by address, because connecting costs more than a call. Thread-safe.
 
-    A channel is closed only when no call can still be running on it, so there may briefly be more channels
-    than the bound. When this process's certificate is replaced, new calls get new channels, and calls on the
-    old ones may finish.
+    A channel with a call is not closed, so there may be more than the bound. When this process's certificate
+    is replaced, new calls get new channels, and calls on the old ones may finish.
     """
 
-    def __init__(self, bound: int = _MAX_CHANNELS) -> None:
-        self._bound = bound
+    def __init__(
+        self,
+        open_: Callable[[Dialler, str], C],
+        stub: Callable[[C], S],
+        close: Callable[[C], object],
+        bound: int,
+    ) -> None:
         self._dialler = Dialler(Role.WORKER)
-        self._credentials = self._dialler.credentials
-        self._channels: OrderedDict[str, _Kept] = OrderedDict()  # least recently used first
-        self._retired: deque[tuple[float, grpc.Channel]] = deque()  # time.monotonic, oldest first
-        self._lock = threading.Lock()
+        self._open, self._stub, self._close, self._bound = open_, stub, close, bound
+        self._kept: OrderedDict[str, Kept[C, S]] = OrderedDict()  # least recently used first
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     @property
     def credentials(self) -> Credentials | None:
         """The credentials of new channels; a new object after each replacement."""
         return self._dialler.credentials
 
-    def stub(self, address: str) -> HandoffStub:
-        """Return the stub of the Handoff service at host:port, opening a channel if needed."""
+    def begin(self, address: str) -> Kept[C, S]:
+        """Return the channel to host:port for a call, after which `end` must be called."""
         with self._lock:
-            self._retire()
-            now = time.monotonic()
-            kept = self._channels.pop(address, None)
+            credentials = self.credentials
+            kept = self._kept.pop(address, None)
+            if kept is not None and kept.credentials is not credentials:
+                self._close_if_unused(kept)
+                kept = None
             if kept is None:
-                channel = self._dialler.channel(address)
-                kept = _Kept(now, channel, HandoffStub(channel))  # type: ignore[no-untyped-call]
-            kept.used = now
-            self._channels[address] = kept
-            while len(self._channels) > self._bound:
-                oldest = next(iter(self._channels.values()))
-                if oldest.used >= now - _LONGEST_CALL_S:
-                    break
-                self._channels.popitem(last=False)
-                oldest.channel.close()
-            return kept.stub
+                channel = self._open(self._dialler, address)
+                kept = Kept(address, credentials, channel, self._stub(channel))
+            kept.calls += 1
+            self._kept[address] = kept
+            idle = [one for one in self._kept.values() if not one.calls]
+            for one in idle[: max(0, len(self._kept) - self._bound)]:
+                self._drop(one)
+            return kept
+
+    def end(self, kept: Kept[C, S]) -> None:
+        with self._lock:
+            kept.calls -= 1
+            kept.used = time.monotonic()
+            if self._kept.get(kept.address) is not kept:
+                self._close_if_unused(kept)
+
+    def close_idle(self, idle_s: float) -> None:
+        """Close the channels that had no call for this long."""
+        with self._lock:
+            until = time.monotonic() - idle_s
+            for kept in list(self._kept.values()):
+                if not kept.calls and kept.used <= until:
+                    self._drop(kept)
 
     def close(self) -> None:
-        """Close all channels. Idempotent."""
+        """Close all channels, which ends their calls. Idempotent."""
         with self._lock:
-            for channel in [
-                *(kept.channel for kept in self._channels.values()),
-                *(channel for _, channel in self._retired),
-            ]:
-                channel.close()
-            self._channels.clear()
-            self._retired.clear()
+            kept, self._kept = self._kept, OrderedDict()
+        for one in kept.values():
+            self._close(one.channel)
 
-    def _retire(self) -> None:
-        """Retire the channels of a replaced certificate; close retired ones without running calls."""
-        now = time.monotonic()
-        if (credentials := self._dialler.credentials) is not self._credentials:
-            self._credentials = credentials
-            self._retired += [(now, kept.channel) for kept in self._channels.values()]
-            self._channels.clear()
-        while self._retired and self._retired[0][0] < now - _LONGEST_CALL_S:
-            self._retired.popleft()[1].close()
+    def _drop(self, kept: Kept[C, S]) -> None:
+        del self._kept[kept.address]
+        self._close(kept.channel)
+
+    def _close_if_unused(self, kept: Kept[C, S]) -> None:
+        if not kept.calls:
+            self._close(kept.channel)
+
+
+def _close_channel(channel: grpc.Channel) -> None:
+    channel.close()
 
 
 class HandoffClient:
     """Call Handoff services. If one is gone, releases and renewals fail silently: its leases expire."""
 
-    def __init__(self, channels: Channels | None = None) -> None:
-        self.channels = channels or Channels()
+    def __init__(self, bound: int = MAX_CHANNELS) -> None:
+        self.channels = ChannelCache(Dialler.channel, HandoffStub, _close_channel, bound)
+
+    def call(self, method: str, address: str, request: Any, timeout_s: float) -> grpc.Future[Any]:
+        """Start a call of the Handoff service at host:port."""
+        kept = self.channels.begin(address)
+        try:
+            call: grpc.Future[Any] = getattr(kept.stub, method).future(request, timeout=timeout_s)
+        except BaseException:
+            self.channels.end(kept)
+            raise
+        call.add_done_callback(lambda _: self.channels.end(kept))
+        return call
 
     def release(
         self, manifest: pb.Manifest, *, confirmed: bool = False, timeout_s: float = CALL_TIMEOUT_S
@@ -147,10 +179,7 @@ class HandoffClient:
                 held = pb.Held(request_id=manifest.request_id, epoch=manifest.epoch, ticket=shard.ticket)
                 asked.setdefault(shard.address, []).append(held)
         calls = [
-            (
-                keys,
-                self.channels.stub(address).Renew.future(pb.RenewRequest(handoffs=keys), timeout=timeout_s),
-            )
+            (keys, self.call("Renew", address, pb.RenewRequest(handoffs=keys), timeout_s))
             for address, keys in asked.items()
         ]
         found: set[tuple[str, int]] = set()
@@ -163,19 +192,9 @@ class HandoffClient:
             found |= {(one.request_id, one.epoch) for one in keys} - gone
         return found
 
-    def acknowledge(self, request: pb.TakenRequest, address: str) -> grpc.Future[pb.TakenReply]:
-        """Acknowledge records to a rank; the caller checks the reply."""
-        call: grpc.Future[pb.TakenReply] = self.channels.stub(address).Taken.future(
-            request, timeout=CALL_TIMEOUT_S
-        )
-        return call
-
     def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> Staged:
         """Return how much KV waits on these ranks. Raises TransportFailed."""
-        calls = [
-            self.channels.stub(address).Staged.future(pb.StagedRequest(), timeout=timeout_s)
-            for address in addresses
-        ]
+        calls = [self.call("Staged", address, pb.StagedRequest(), timeout_s) for address in addresses]
         try:
             replies = [call.result() for call in calls]
         except grpc.RpcError as error:
@@ -190,18 +209,6 @@ class HandoffClient:
             overdue_s=max((reply.overdue_s for reply in replies), default=0.0),
         )
 
-    def sample(self, address: str, size: int, timeout_s: float) -> pb.SampleReply:
-        """Make a rank stage a test payload of `size` bytes. Raises grpc.RpcError."""
-        reply: pb.SampleReply = self.channels.stub(address).Sample(
-            pb.SampleRequest(bytes=size), timeout=timeout_s
-        )
-        return reply
-
-    def release_sample(self, address: str, sample: pb.SampleReply) -> None:
-        """Release a test payload, without waiting."""
-        request = pb.ReleaseRequest(request_id=sample.request_id, epoch=1, ticket=sample.shard.ticket)
-        self.channels.stub(address).Release.future(request, timeout=CALL_TIMEOUT_S).add_done_callback(_note)
-
     def try_handoff(
         self, ranks: Sequence[str], sources: Sequence[str], transport: str, size: int, timeout_s: float
     ) -> pb.TrialReply:
@@ -215,9 +222,11 @@ class HandoffClient:
         ends = time.monotonic() + timeout_s
         for at in range(0, count, len(ranks)):
             calls = [
-                self.channels.stub(rank).Trial.future(
+                self.call(
+                    "Trial",
+                    rank,
                     pb.TrialRequest(source=source, transport=transport, bytes=size),
-                    timeout=max(0.0, ends - time.monotonic()),
+                    max(0.0, ends - time.monotonic()),
                 )
                 for rank, source in pairs[at : at + len(ranks)]
             ]
@@ -254,7 +263,7 @@ class HandoffClient:
             )
 
         return [
-            self.channels.stub(shard.address).Release.future(request(shard), timeout=timeout_s)
+            self.call("Release", shard.address, request(shard), timeout_s)
             for shard in shards
             if shard.address
         ]

@@ -29,6 +29,7 @@ from baton.handoff.reports import Costs, Key, Problem, ShardLoad
 from baton.handoff.transports import choose
 from baton.handoff.transports.base import Cancellation, Pull, Transport
 from baton.protos.handoff_pb2 import Manifest, TakenRequest
+from baton.rpc import CALL_TIMEOUT_S
 
 _ENDED = object()
 
@@ -163,7 +164,7 @@ class Acknowledgements:
             reader=self._reader[0],
             readers=self._reader[1],
         )
-        call = self._client.acknowledge(request, pull.shard.address)
+        call = self._client.call("Taken", pull.shard.address, request, CALL_TIMEOUT_S)
         call.add_done_callback(lambda done: self._on_done(done, told))
 
     def _on_done(self, call: Any, told: tuple[int, int]) -> None:

@@ -105,7 +105,10 @@ class Trials:
         if transport is None:
             raise NoCommonTransport(f"this worker does not offer {request.transport!r} (handoff.transports)")
         try:
-            sample = self._client.sample(request.source, request.bytes, SAMPLE_TIMEOUT_S)
+            wanted = pb.SampleRequest(bytes=request.bytes)
+            sample: pb.SampleReply = self._client.call(
+                "Sample", request.source, wanted, SAMPLE_TIMEOUT_S
+            ).result()
         except grpc.RpcError as error:
             raise TransportFailed(
                 f"the Handoff service at {request.source} does not answer: {error.code().name}: "
@@ -121,7 +124,9 @@ class Trials:
             size = self._pull(transport, sample, sample.num_blocks)
             return pb.TrialReply(bytes=size, seconds=time.monotonic() - began)
         finally:
-            self._client.release_sample(request.source, sample)
+            self._client.release_soon(
+                pb.Manifest(request_id=sample.request_id, epoch=EPOCH, shards=[sample.shard])
+            )
 
     def _pull(self, transport: Transport, sample: pb.SampleReply, blocks: int) -> int:
         """Pull and check the first blocks. Return their size; raises HandoffError."""

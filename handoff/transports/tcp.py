@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 
 from baton import addresses, rpc
-from baton.handoff.channels import Channels
+from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, TransportFailed, named
 from baton.handoff.frames import (
     FAIL,
@@ -128,7 +128,7 @@ class Lines:
     """Cache connections, because making one takes a call and a greeting. Thread-safe."""
 
     def __init__(self) -> None:
-        self._channels = Channels()
+        self._client = HandoffClient()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self._closed = False
@@ -159,7 +159,7 @@ class Lines:
                 from baton.security.sealing import Seal
 
                 line = Line(connection, Seal(reply.there_key), Seal(reply.here_key))
-            elif self._channels.credentials is not None:
+            elif self._client.channels.credentials is not None:
                 raise TransportFailed(f"{pull.what}: the source would send it in plain text")
             else:
                 line = Line(connection)
@@ -176,7 +176,7 @@ class Lines:
             self._kept.clear()
         for line in lines:
             line.close()
-        self._channels.close()
+        self._client.close()
 
     def _take(self, address: str) -> Line | None:
         with self._lock:
@@ -185,7 +185,7 @@ class Lines:
 
     def _of(self, address: str) -> _Kept:
         """Return a source's idle connections, without those of an older certificate."""
-        credentials = self._channels.credentials
+        credentials = self._client.channels.credentials
         kept = self._kept.pop(address, None)
         if kept is None or kept.credentials is not credentials:
             for line in kept.lines if kept else ():
@@ -198,7 +198,7 @@ class Lines:
         return kept
 
     def _invited(self, pull: Pull) -> ConnectReply:
-        call = self._channels.stub(pull.shard.address).Connect.future(ConnectRequest(), timeout=_CONNECT_S)
+        call = self._client.call("Connect", pull.shard.address, ConnectRequest(), _CONNECT_S)
         try:
             while not call.done():
                 with contextlib.suppress(grpc.FutureTimeoutError):

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +18,7 @@ import grpc
 import grpc.aio
 
 from baton import rpc
+from baton.handoff.channels import ChannelCache
 from baton.handoff.errors import (
     AlreadyTaken,
     HandoffError,
@@ -34,7 +33,6 @@ from baton.handoff.errors import (
 from baton.handoff.reports import Problem
 from baton.protos.worker_pb2 import FollowReply, FollowRequest, Source
 from baton.protos.worker_pb2_grpc import WorkerStub
-from baton.security.names import Role
 from baton.services.errors import describe
 from baton.services.worker.incoming import Event, Incoming
 
@@ -71,24 +69,11 @@ class _FailureError(Exception):
         self.broke = broke
 
 
-@dataclass(eq=False)
-class _Kept:
-    """A worker's channel. `used` is on the clock of time.monotonic."""
-
-    address: str
-    credentials: object  # those it was made with
-    channel: grpc.aio.Channel
-    stub: WorkerStub
-    calls: int = 0
-    used: float = 0.0
-
-
 class Following:
     """All calls of this worker to sources."""
 
     def __init__(self) -> None:
-        self._dialler = rpc.Dialler(Role.WORKER)
-        self._channels: dict[str, _Kept] = {}  # keyed by address
+        self._channels = ChannelCache(rpc.Dialler.aio_channel, WorkerStub, self._close, MAX_CHANNELS)
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +96,7 @@ class Following:
             call.cancel()
         if self._calls:
             await asyncio.wait(set(self._calls))
-        self._close_idle(-1.0)
+        self._channels.close()
         if self._closing:
             await asyncio.wait(set(self._closing))
 
@@ -147,8 +132,8 @@ class Following:
         await self._call(incoming, source, epoch, AGAIN_S)
 
     async def _call(self, incoming: Incoming[Any], source: Source, epoch: int, connect_s: float) -> None:
-        kept = self._kept(source.address)
-        kept.calls += 1
+        kept = self._channels.begin(source.address)
+        self._look_later()
         connected = False
         try:
             connected = await _connected(kept.channel, connect_s)
@@ -162,32 +147,11 @@ class Following:
         except grpc.RpcError as error:
             raise _broken(source, error, connected) from None
         finally:
-            kept.calls -= 1
-            kept.used = time.monotonic()
-            if not kept.calls and self._channels.get(kept.address) is not kept:
-                self._close(kept)
+            self._channels.end(kept)
         hung_up = TransportFailed("the source hung up before its prompt was complete")
         raise _FailureError(Event.LOST, hung_up, broke=True)
 
     # Channels.
-
-    def _kept(self, address: str) -> _Kept:
-        kept = self._channels.get(address)
-        credentials = self._dialler.credentials
-        if kept is not None and kept.credentials is not credentials:  # this process has a new certificate
-            del self._channels[address]
-            if not kept.calls:
-                self._close(kept)
-            kept = None
-        if kept is None:
-            if len(self._channels) >= MAX_CHANNELS:
-                self._close_idle(0.0)
-            channel = self._dialler.aio_channel(address)
-            stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
-            kept = self._channels[address] = _Kept(address, credentials, channel, stub)
-            self._look_later()
-        kept.used = time.monotonic()
-        return kept
 
     def _look_later(self) -> None:
         if self._timer is None and self._channels:
@@ -195,18 +159,11 @@ class Following:
 
     def _look(self) -> None:
         self._timer = None
-        self._close_idle(IDLE_S)
+        self._channels.close_idle(IDLE_S)
         self._look_later()
 
-    def _close_idle(self, idle_s: float) -> None:
-        until = time.monotonic() - idle_s
-        for address, kept in list(self._channels.items()):
-            if not kept.calls and kept.used <= until:
-                del self._channels[address]
-                self._close(kept)
-
-    def _close(self, kept: _Kept) -> None:
-        closing = asyncio.ensure_future(kept.channel.close(None))
+    def _close(self, channel: grpc.aio.Channel) -> None:
+        closing = asyncio.ensure_future(channel.close(None))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 

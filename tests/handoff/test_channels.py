@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import psutil
 import pytest
 
-from baton.handoff import channels as module
-from baton.handoff.channels import Channels
+from baton.handoff.channels import ChannelCache, HandoffClient
 from baton.handoff.config import MIB
 from baton.handoff.memory.arena import Arena
 from baton.handoff.save.service import HandoffService
@@ -26,33 +26,28 @@ def staging() -> Iterator[Staging]:
         yield made
 
 
-@pytest.fixture
-def channels() -> Iterator[Channels]:
-    with closing(Channels(BOUND)) as made:
-        yield made
+def meet(channels: ChannelCache[Any, Any], first: int) -> None:
+    """Use channels to BOUND other addresses, without connecting."""
+    for port in range(first, first + BOUND):
+        channels.end(channels.begin(f"127.0.0.1:{port}"))
 
 
-def meet(channels: Channels, count: int) -> None:
-    """Get channels to this many other addresses, without connecting."""
-    for port in range(1, count + 1):
-        channels.stub(f"127.0.0.1:{port}")
-
-
-def test_channels_that_no_call_can_use_are_closed(
-    staging: Staging, channels: Channels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_closes_channels_without_calls(staging: Staging) -> None:
     me = psutil.Process()
-    with closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service:
+    with (
+        closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service,
+        closing(HandoffClient(BOUND)) as client,
+    ):
         port = int(service.address.rpartition(":")[2])
 
         def connected() -> bool:
             return any(one.raddr and one.raddr[1] == port for one in me.net_connections("tcp"))
 
-        channels.stub(service.address).Staged(pb.StagedRequest(), timeout=20)
+        client.call("Staged", service.address, pb.StagedRequest(), 20).result()
+        kept = client.channels.begin(service.address)
+        meet(client.channels, 1)
         assert connected()
-        meet(channels, BOUND)
-        assert connected()
-        monkeypatch.setattr(module, "_LONGEST_CALL_S", -1.0)
-        meet(channels, BOUND)
-        eventually(lambda: not connected(), 5, "the connection that nobody used is closed")
-        assert len(channels._channels) == BOUND
+        client.channels.end(kept)
+        meet(client.channels, 11)
+        eventually(lambda: not connected(), 5, "the unused connection is closed")
+        assert len(client.channels) == BOUND

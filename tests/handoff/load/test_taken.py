@@ -178,12 +178,12 @@ def test_wrong_calls_change_nothing(
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     (shard,) = manifest.shards
     right = pb.TakenRequest(request_id="r", epoch=1, ticket=shard.ticket, taken=3)
-    pair.client.acknowledge(right, shard.address).result()
+    pair.client.call("Taken", shard.address, right, 20).result()
     wrong = pb.TakenRequest.FromString(right.SerializeToString())
     for key, value in change.items():
         setattr(wrong, key, value)
     with pytest.raises(grpc.RpcError) as refused:
-        pair.client.acknowledge(wrong, shard.address).result()
+        pair.client.call("Taken", shard.address, wrong, 20).result()
     assert dict(refused.value.trailing_metadata())[ERROR_KEY] == error  # type: ignore[attr-defined]
     assert entry.taken == 3
     end(pair, blocks, SLOTS)

@@ -372,7 +372,7 @@ async def test_channels_are_kept_while_they_are_used_and_closed_when_idle(
     calls = target.dispatcher._entrance._following
     target.start(of(source, start("a")))
     await followed(source)
-    calls._close_idle(0.0)
+    calls._channels.close_idle(0.0)
     assert len(calls._channels) == 1  # it is in use
     target.start(of(source, start("b")))
     await followed(source, 2)
@@ -384,7 +384,7 @@ async def test_channels_are_kept_while_they_are_used_and_closed_when_idle(
 async def test_many_sources_leave_no_more_channels_than_the_bound(
     source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "MAX_CHANNELS", 1)
+    monkeypatch.setattr(target.dispatcher._entrance._following._channels, "_bound", 1)
     target.start(of(source, start("a")))
     await followed(source)
     target.dispatcher.abort(["a"])
@@ -393,7 +393,7 @@ async def test_many_sources_leave_no_more_channels_than_the_bound(
     other.source.CopyFrom(pb.Source(worker_id="q", address="127.0.0.1:9", request_id="b", key=KEY, tokens=20))
     target.start(other)
     await target.fails()
-    assert list(target.dispatcher._entrance._following._channels) == ["127.0.0.1:9"]
+    assert list(target.dispatcher._entrance._following._channels._kept) == ["127.0.0.1:9"]
 
 
 async def test_a_certificate_that_is_replaced_breaks_no_call(
@@ -407,9 +407,9 @@ async def test_a_certificate_that_is_replaced_breaks_no_call(
             target.start(of(source, start("a")))
             await followed(source)
             calls = target.dispatcher._entrance._following
-            monkeypatch.setattr(calls, "_dialler", rpc.Dialler(Role.WORKER))
+            monkeypatch.setattr(calls._channels, "_dialler", rpc.Dialler(Role.WORKER))
             become(Role.WORKER, "d")
-            monkeypatch.setattr(calls, "_dialler", rpc.Dialler(Role.WORKER))
+            monkeypatch.setattr(calls._channels, "_dialler", rpc.Dialler(Role.WORKER))
             target.start(of(source, start("b")))
             await followed(source, 2)
             source.start(start("a", phase=PHASE_PREFILL))
