@@ -18,6 +18,7 @@ from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import CacheGroup, Part, described
 from baton.handoff.load.loader import Loader, State
+from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import STEP_BYTES, Arena
 from baton.handoff.memory.blocks import block_cache
@@ -177,6 +178,12 @@ class Pair:
     source: Source
     loader: Loader
     client: HandoffClient
+
+    def load(
+        self, manifest: Manifest, *parts: Part, request_id: str = "r", epoch: int = 1, early: bool = False
+    ) -> None:
+        order = request_id, epoch, manifest.num_tokens, parts, time.monotonic()
+        self.loader.reserve(LoadJob(*order, manifest=manifest, complete=not early))
 
     def finished(self) -> ShardLoad:
         deadline = time.monotonic() + 10 * PATIENCE

@@ -11,7 +11,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,6 @@ _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
 }
 
 
-# for both transports that read the source's memory
 _SLOTS: list[Callable[[random.Random, Manifest, Stage], object]] = [
     lambda r, m, s: _place(m, s, offset=r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
     lambda r, m, s: _place(m, s, offset=_offer(m, s).offset + r.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))),
@@ -267,7 +266,7 @@ def memory(rng: random.Random, stage: Stage) -> Mutant:
         ("memory: two records, digests too", _swap_records),
         ("memory: another request's records, digests too", _others_records),
         ("memory: zeros", _zeros),
-        ("memory: said to have failed", _failed),
+        ("memory: said to have failed", lambda _r, entry, _s: (entry.view.expect(), entry.view.fail())),
         ("memory: said not to be whole", lambda _r, entry, _s: entry.view.expect()),
     ]
     if stage.transport != "tcp":
@@ -287,11 +286,6 @@ def memory(rng: random.Random, stage: Stage) -> Mutant:
 def _records(entry: Entry) -> Bytes:
     """Return all records, which are in one piece, because staging has room."""
     return entry.view.records(0, entry.num_blocks)
-
-
-def _failed(rng: random.Random, entry: Entry, stage: Stage) -> None:
-    entry.view.expect()
-    entry.view.fail()
 
 
 def _flip_record(rng: random.Random, entry: Entry, stage: Stage) -> None:
@@ -335,12 +329,14 @@ def _ticket(rng: random.Random, entry: Entry, stage: Stage) -> None:
 def stream(rng: random.Random, stage: Stage) -> Mutant:
     """Send something else than was requested."""
     with stage.source.staging.opened(stage.right.request_id, stage.right.epoch) as entry:
-        chunks = _chunks(entry)
-    good = [chunk.encode() for chunk in chunks]
-    kind, messages = good[0], good
+        right = _chunks(entry)
+    kind, good = "", [chunk.encode() for chunk in right]
+    messages = good
     while _same(messages, good):
         kind, spoil = rng.choice(_STREAMS)
-        messages = spoil(rng, list(chunks), stage)
+        chunks: list[Any] = list(right)
+        spoil(rng, chunks, stage)
+        messages = [_encoded(chunk) for chunk in chunks]
     stage.false_source.messages = messages
     manifest = Manifest()
     manifest.CopyFrom(stage.right)
@@ -355,19 +351,22 @@ def _chunks(entry: Entry) -> list[Chunk]:
     ]
 
 
+def _encoded(chunk: Chunk | bytes) -> bytes:
+    return chunk if isinstance(chunk, bytes) else chunk.encode()
+
+
 def _same(messages: list[bytes], good: list[bytes]) -> bool:
     """Return whether the right chunks come first, because nothing after them is read."""
     return b"".join(messages).startswith(b"".join(good))
 
 
-def _spoiled(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
-    messages = [chunk.encode() for chunk in chunks]
-    at = rng.randrange(len(messages))
-    messages[at] = spoil_bytes(rng, messages[at], messages[at - 1])
-    return messages
+def _spoiled(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+    messages = [_encoded(chunk) for chunk in chunks]
+    at = rng.randrange(len(chunks))
+    chunks[at] = spoil_bytes(rng, messages[at], messages[at - 1])
 
 
-def _order(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
+def _order(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     """Omit, double, swap or append a chunk."""
     at = rng.randrange(len(chunks))
     way = rng.randrange(4)
@@ -378,74 +377,65 @@ def _order(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]
     elif way == 2:
         chunks[at], chunks[at - 1] = chunks[at - 1], chunks[at]
     else:
-        chunks.append(Chunk(6, chunks[at].records, chunks[at].digests))
-    return [chunk.encode() for chunk in chunks]
+        chunks.append(replace(chunks[at], first_block=6))
 
 
-def _places(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
+def _places(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     """Swap the places of two correct chunks."""
     one, two = rng.sample(range(len(chunks)), 2)
-    swap = {one: chunks[two], two: chunks[one]}
-    made = [swap.get(at, chunk) for at, chunk in enumerate(chunks)]
-    return [Chunk(2 * at, chunk.records, chunk.digests).encode() for at, chunk in enumerate(made)]
+    chunks[one], chunks[two] = chunks[two], chunks[one]
+    chunks[:] = [replace(chunk, first_block=2 * at) for at, chunk in enumerate(chunks)]
 
 
-def _first_block(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
+def _first_block(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     at = rng.randrange(len(chunks))
-    first = rng.choice((0, 1, 2, 5, 6, *_HUGE))
-    chunks[at] = Chunk(first, chunks[at].records, chunks[at].digests)
-    return [chunk.encode() for chunk in chunks]
+    chunks[at] = replace(chunks[at], first_block=rng.choice((0, 1, 2, 5, 6, *_HUGE)))
 
 
-def _digests(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
+def _digests(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     at = rng.randrange(len(chunks))
     own = chunks[at].digests
     made = rng.choice(
         (own[:0], own[:1], own[::-1], np.append(own, own), own + np.uint64(1), own * np.uint64(0))
     )
-    chunks[at] = Chunk(chunks[at].first_block, chunks[at].records, made)
-    return [chunk.encode() for chunk in chunks]
+    chunks[at] = replace(chunks[at], digests=made)
 
 
-def _sizes(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
+def _sizes(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     at = rng.randrange(len(chunks))
     own = chunks[at].records
     made = rng.choice((own[:0], own[:1], own[:-1], own[: own.size // 2], np.append(own, own), own[:-8]))
-    chunks[at] = Chunk(chunks[at].first_block, made, chunks[at].digests)
-    return [chunk.encode() for chunk in chunks]
+    chunks[at] = replace(chunks[at], records=made)
 
 
-def _others(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
+def _others(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     """Replace a chunk by another request's."""
     at = rng.randrange(len(chunks))
     with stage.source.staging.opened(stage.others.request_id, stage.others.epoch) as entry:
         chunks[at] = _chunks(entry)[at]
-    return [chunk.encode() for chunk in chunks]
 
 
-def _older(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
+def _older(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     """Send a chunk with the digests of an older attempt."""
     right = stage.right
     change = digests.seed(right.request_id, right.epoch - 1) - digests.seed(right.request_id, right.epoch)
-    moved = np.uint64(change % 2**64)
     at = rng.randrange(len(chunks))
-    chunks[at] = Chunk(chunks[at].first_block, chunks[at].records, chunks[at].digests + moved)
-    return [chunk.encode() for chunk in chunks]
+    chunks[at] = replace(chunks[at], digests=chunks[at].digests + np.uint64(change % 2**64))
 
 
-def _garbage(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
-    return [rng.randbytes(rng.choice((1, 3, 50, 4096))) for _ in range(rng.randrange(1, 4))]
+def _garbage(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+    chunks[:] = [rng.randbytes(rng.choice((1, 3, 50, 4096))) for _ in range(rng.randrange(1, 4))]
 
 
-def _lengths(rng: random.Random, chunks: list[Chunk], stage: Stage) -> list[bytes]:
+def _lengths(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     """Announce wrong lengths, up to more than any memory."""
     huge = rng.choice((1, 100, 2**16, *_HUGE))
     kind = rng.choice((b"RECS", b"FAIL", b"WAIT", b"SHUT"))
     numbers = rng.choice(((huge, 0, 2), (16, 0, huge), (8, 0, huge), (huge, huge, huge)))
-    return [struct.pack("<4sIII", kind, *numbers) + rng.randbytes(rng.choice((0, 5)))]
+    chunks[:] = [struct.pack("<4sIII", kind, *numbers) + rng.randbytes(rng.choice((0, 5)))]
 
 
-_STREAMS: list[tuple[str, Callable[[random.Random, list[Chunk], Stage], list[bytes]]]] = [
+_STREAMS: list[tuple[str, Callable[[random.Random, list[Any], Stage], None]]] = [
     ("a chunk's bytes", _spoiled),
     ("order and number", _order),
     ("another place's chunk, digests too", _places),

@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,19 +15,99 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 
 from baton import addresses, rpc
 from baton.handoff.errors import ERROR_KEY
 from baton.handoff.frames import FAIL, GREETING, PULL, RECORDS, WAIT, Broken, Frame, Line
+from baton.handoff.memory.arena import Arena
 from baton.handoff.records import Bytes, Digests
 from baton.handoff.save.door import Door
+from baton.handoff.save.service import HandoffService
+from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.transports.base import Cancellation, Pull
 from baton.protos import handoff_pb2 as pb
 from baton.protos.handoff_pb2_grpc import HandoffServicer, HandoffStub, add_HandoffServicer_to_server
 from baton.rpc import CHANNEL_OPTIONS
+from harness.support import PATIENCE
 from tests.handoff import caches
 
 BLOCKS = 6
 SERVICE = "baton.handoff.v1.Handoff"
+
+
+KEY = ("r", 1)
+MIB = 1 << 20
+
+
+class Rank:
+    """A rank in this process that saves random records."""
+
+    def __init__(self, record_bytes: int = 4096, slots: int = 64, port: int = 0) -> None:
+        self.staging = Staging(Arena((slots + 4) * (record_bytes + 4096), record_bytes), 30.0)
+        self.service = HandoffService(self.staging, 0, f"127.0.0.1:{port}", 4 * MIB)
+        self.record_bytes = record_bytes
+        self.data: Bytes = np.empty((0, record_bytes), np.uint8)
+        self.entry: Entry
+
+    @property
+    def door(self) -> Door:
+        return self.service._door
+
+    def save(self, count: int, there: int | None = None) -> None:
+        """Save `count` records; the first `there` are available at once, the others after `come`."""
+        self.data = np.random.default_rng(1).integers(0, 256, (count, self.record_bytes), np.uint8)
+        self.entry = self.staging.reserve(*KEY, count)
+        there = count if there is None else there
+        self.staging.publish(self.entry, growing=there < count)
+        self.come(0, there)
+
+    def come(self, first: int, stop: int) -> None:
+        if first < stop:
+            fill = self.staging.filling(self.entry, first, stop)
+            for one, end in self.entry.view.pieces(first, stop, stop - first):
+                self.entry.view.records(one, end)[:] = self.data[one:end]
+                fill.add(np.arange(one, end, dtype=np.uint64))
+            fill.close()
+
+    def pull(self, **changes: object) -> Pull:
+        shard = pb.Shard(
+            address=self.service.address,
+            record_bytes=self.record_bytes,
+            ticket=self.staging.tickets.of(*KEY),
+            offers={"tcp": b""},
+        )
+        count = len(self.data)
+        given: dict[str, object] = {
+            **{"request_id": KEY[0], "epoch": KEY[1], "shard": shard, "saved_blocks": count},
+            **{"first_block": 0, "num_blocks": count, "chunk_bytes": MIB},
+            "cancellation": Cancellation(time.monotonic() + 30 * PATIENCE),
+        }
+        return Pull(**{**given, **changes})  # type: ignore[arg-type]
+
+    def asks(self, line: Line, greeting: bytes = b"") -> None:
+        wanted = pb.PullRequest(
+            request_id=KEY[0],
+            epoch=KEY[1],
+            num_blocks=len(self.data),
+            ticket=self.staging.tickets.of(*KEY),
+            at_once=1,
+        )
+        line.send(Frame(PULL, wanted.SerializeToString()), before=greeting)
+
+    def is_quiet(self) -> bool:
+        """Whether no pull runs."""
+        return not self.door._running
+
+    def close(self) -> None:
+        self.service.close(0)
+        self.staging.close()
+
+
+def connections(port: int) -> int:
+    """Return how many of this process's connections lead to a port."""
+    found = psutil.Process().net_connections("tcp")
+    return sum(bool(one.raddr) and one.raddr[1] == port and one.status == "ESTABLISHED" for one in found)
 
 
 @dataclass(frozen=True)

@@ -3,71 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from baton.handoff import transports
 from baton.handoff.groups import Part
-from baton.handoff.load.loader import EARLY, State
 from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.reports import ShardLoad
-from baton.handoff.save.saver import SaveJob
 from baton.handoff.transports.shm import offer_of
-from baton.protos.handoff_pb2 import Manifest
 from harness.support import PATIENCE
 from tests.handoff.caches import (
     TRANSPORTS,
     Pair,
     make_cache,
-    pair_of,
     random_blocks,
     records,
     source,
     tensors,
 )
-from tests.handoff.mock import Faults, Mock
+from tests.handoff.load.conftest import CACHE_BLOCKS
+from tests.handoff.mock import Mock
 
-CACHE_BLOCKS = 25
-LONG_S, DELAY_S = 2.5, 0.15  # a pull's timeout; a pull has four delays
-WAITING = 14  # pulls, two at a time
 Eventually = Callable[[Callable[[], bool]], None]
-
-
-@pytest.fixture
-def wire_dtype() -> str:
-    return "auto"
-
-
-@pytest.fixture
-def offered() -> list[str]:
-    return ["shm", "tcp"]
-
-
-@pytest.fixture
-def mock() -> Mock:
-    return Mock()
-
-
-@pytest.fixture
-def pair(wire_dtype: str, offered: list[str], mock: Mock) -> Iterator[Pair]:
-    saving = source(make_cache(CACHE_BLOCKS, 1, wire_dtype), names=offered)
-    Mock.sources[saving.service.address] = saving.staging
-    with pair_of(saving, make_cache(CACHE_BLOCKS, 2, wire_dtype), [mock]) as made:
-        yield made
-    Mock.sources.clear()
-
-
-def load(
-    pair: Pair, manifest: Manifest, first: int, into: tuple[int, ...], request_id: str = "r", epoch: int = 1
-) -> None:
-    """Load a complete prompt."""
-    order = request_id, epoch, manifest.num_tokens, (Part(0, first, into),), time.monotonic()
-    pair.loader.reserve(LoadJob(*order, manifest=manifest, complete=True))
 
 
 @pytest.mark.parametrize("first", [0, 1, 9])
@@ -77,7 +38,7 @@ def test_a_load_brings_the_missing_blocks_and_releases_the_source(
     blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10 - first, 3)
     manifest = pair.source.save("r", 310, blocks)
     before = pair.landed(tuple(set(range(CACHE_BLOCKS)) - set(into)))
-    load(pair, manifest, first, into)
+    pair.load(manifest, Part(0, first, into))
     done = pair.succeeds()
     assert (done.transport, done.blocks, done.bytes) == (
         "mock",
@@ -96,7 +57,7 @@ def test_a_quantised_load_brings_about_what_was_saved(pair: Pair) -> None:
     manifest = pair.source.save("r", 310, blocks)
     kv_bytes = sum(layer.block_bytes for layer in pair.source.cache.layers)
     assert manifest.shards[0].record_bytes < 0.5 * kv_bytes  # the drafter's layer is of float32
-    load(pair, manifest, 0, into)
+    pair.load(manifest, Part(0, 0, into))
     done = pair.succeeds()
     assert done.bytes == 10 * manifest.shards[0].record_bytes
     given, got = tensors(CACHE_BLOCKS, 1), pair.loader._cache._tables[0].blocks
@@ -122,7 +83,7 @@ def test_a_faulty_transport_is_noticed_by_name(
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     for key, value in faults.items():
         setattr(mock.faults, key, value)
-    load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10, 3))
+    pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10, 3)))
     pair.fails(name, text, "'r'")
     eventually(lambda: pair.source.staging.held() == (0, 0))  # released
 
@@ -130,7 +91,7 @@ def test_a_faulty_transport_is_noticed_by_name(
 def test_anothers_manifest_is_refused_and_left_alone(pair: Pair, mock: Mock) -> None:
     manifest = pair.source.save("victim", 310, random_blocks(CACHE_BLOCKS, 10))
     for request_id, epoch, name in [("r", 1, "WrongRequest"), ("victim", 2, "StaleEpoch")]:
-        load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=request_id, epoch=epoch)
+        pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)), request_id=request_id, epoch=epoch)
         pair.fails(name)
     assert mock.pulls == []
     assert pair.source.staging.held()[0] == 1
@@ -144,7 +105,7 @@ def test_a_stuck_pull_ends_in_time_and_is_reported_once(
     mock.faults.delay_s = 60
     pair.loader._pull_timeout_s = 60 if how == "cancel" else 0.05
     start = time.monotonic()
-    load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)))
     if how == "cancel":
         eventually(lambda: bool(mock.pulls))
         pair.loader.cancel([("r", 1), ("r", 2), ("nobody", 1)])
@@ -162,13 +123,13 @@ def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair, mock: Mock) ->
         mock.faults.silent = pair.source.service.address
         for number in range(6):
             manifest = pair.source.save(f"silent {number}", 40, random_blocks(CACHE_BLOCKS, 2))
-            load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 2), request_id=f"silent {number}")
+            pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 2)), request_id=f"silent {number}")
         began = time.monotonic()
         for number in range(4):
             manifest = other.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
             manifest.worker_id = "other"
             seal(manifest)
-            load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
+            pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)), request_id=f"r{number}")
         done: list[ShardLoad] = []
         while len(done) < 4:
             done += pair.loader.take_finished()
@@ -182,7 +143,7 @@ def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair, mock: Mock) ->
 def test_an_unexpected_failure_is_reported_too(pair: Pair, mock: Mock) -> None:
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     mock.faults.delay_s = "long"  # type: ignore[assignment]
-    load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)))
     pair.fails("TransportFailed", "TypeError")
 
 
@@ -200,7 +161,7 @@ def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
     """It may name another request's save."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     manifest.num_tokens = 311
-    load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)))
     pair.fails("MalformedManifest")
     pair.client.release(pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
     assert pair.source.staging.held()[0] == 1
@@ -221,7 +182,7 @@ def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(
     blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10 - first, 3)
     manifest = pair.source.save("r", 310, blocks)
     assert [run.count for run in offer_of(manifest.shards[0]).runs] == [4, 1, 1, 1, 1, 1, 1]
-    load(pair, manifest, first, into)
+    pair.load(manifest, Part(0, first, into))
     done = pair.succeeds()
     assert (done.transport, done.blocks) == (transport, 10 - first)
     assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks[first:]))
@@ -230,260 +191,5 @@ def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(
 
 def test_more_blocks_than_the_source_has(pair: Pair) -> None:
     manifest = pair.source.save("r", 60, [1, 2])
-    load(pair, manifest, 1, (1, 2))
+    pair.load(manifest, Part(0, 1, (1, 2)))
     pair.fails("MalformedManifest")
-
-
-def begin(pair: Pair, name: str = "r") -> tuple[SaveJob, Manifest]:
-    """Save the first four of ten blocks; return the job for the rest, and the manifest."""
-    blocks = random_blocks(CACHE_BLOCKS, 10, 1)
-    saved = pair.source.saver.save(SaveJob(name, 1, (Part(0, 0, blocks[:4]),), 10, last=False))
-    assert saved is not None
-    manifest = pair.source.manifest(name, 310, 10, saved)
-    return SaveJob(name, 1, (Part(0, 4, blocks[4:]),), 10), manifest
-
-
-def reserve(pair: Pair, into: tuple[int, ...] = (), name: str = "r") -> tuple[str, int]:
-    """Reserve a load without a manifest."""
-    blocks = into or random_blocks(CACHE_BLOCKS, 10, 3)
-    pair.loader.reserve(LoadJob(name, 1, 310, (Part(0, 0, blocks),), time.monotonic()))
-    return name, 1
-
-
-def early(pair: Pair, manifest: Manifest, into: tuple[int, ...], name: str = "r") -> None:
-    pair.loader.begin(reserve(pair, into, name), manifest)
-
-
-def whole(manifest: Manifest) -> Manifest:
-    """Return the manifest of the complete prompt."""
-    made = Manifest()
-    made.CopyFrom(manifest)
-    made.saved_at_s = time.monotonic()
-    return seal(made)
-
-
-def state(pair: Pair, name: str = "r") -> State | None:
-    load = pair.loader._loads.get((name, 1))
-    return load.state if load is not None else None
-
-
-def test_an_early_load_is_told_when_its_request_has_its_token(pair: Pair, eventually: Eventually) -> None:
-    rest, manifest = begin(pair)
-    into = random_blocks(CACHE_BLOCKS, 10, 3)
-    early(pair, manifest, into)
-    eventually(lambda: pair.pulled() == 4)
-    pair.source.saver.save(rest)
-    eventually(lambda: pair.source.staging.held() == (0, 0))
-    eventually(lambda: state(pair) is State.HELD)
-    assert pair.loader.take_finished() == []
-    pair.loader.complete(("r", 1), whole(manifest))
-    (done,) = pair.loader.take_finished()  # at once
-    assert done.problem is None
-    assert done.blocks == 10
-    assert done.early_bytes == done.bytes == 10 * manifest.shards[0].record_bytes
-    assert np.array_equal(pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1)))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_manifest_may_come_before_the_blocks_or_after(
-    pair: Pair, when: str, eventually: Eventually
-) -> None:
-    into = random_blocks(CACHE_BLOCKS, 10, 3)
-    if when == "after":
-        key = reserve(pair, into)
-        assert state(pair) is State.RESERVED
-    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
-    pair.loader.begin(("r", 1), manifest)
-    if when == "before":  # ignored: the job will contain it
-        assert state(pair) is None
-        job = LoadJob("r", 1, 310, (Part(0, 0, into),), time.monotonic(), manifest=manifest)
-        pair.loader.reserve(job)
-        key = job.key
-    eventually(lambda: state(pair) is State.HELD)
-    pair.loader.complete(key, manifest)
-    pair.succeeds()
-    assert np.array_equal(pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1)))
-
-
-def test_a_load_begins_on_any_thread_and_once(pair: Pair, mock: Mock, eventually: Eventually) -> None:
-    rest, manifest = begin(pair)
-    key = reserve(pair)
-    threads = [threading.Thread(target=pair.loader.begin, args=(key, manifest)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    eventually(lambda: pair.pulled() == 4)
-    pair.source.saver.save(rest)
-    for _ in range(3):
-        pair.loader.begin(key, whole(manifest))
-        pair.loader.complete(key, whole(manifest))
-    pair.succeeds()
-    assert len(mock.pulls) == 1
-    pair.loader.begin(key, manifest)
-    assert pair.loader.take_finished() == []
-    assert state(pair) is None
-
-
-def test_the_times_of_an_early_load_count_from_its_prompts_end(pair: Pair, eventually: Eventually) -> None:
-    rest, manifest = begin(pair)
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pair.pulled() == 4)
-    pair.loader.complete(("r", 1), whole(manifest))
-    pair.source.saver.save(rest)
-    done = pair.succeeds()
-    assert done.early_bytes == 4 * manifest.shards[0].record_bytes
-    assert done.costs.wait_ms == 0
-
-
-@pytest.mark.parametrize("at", list(State))
-def test_a_load_can_be_given_up_in_each_state(
-    pair: Pair, mock: Mock, at: State, eventually: Eventually
-) -> None:
-    """Unless it is being pulled, it is reported at once."""
-    rest, manifest = begin(pair)
-    if at is State.QUEUED:
-        for number in range(EARLY):
-            _, other = begin(pair, f"long-{number}")
-            early(pair, other, (number + 1,) * 10, f"long-{number}")
-        eventually(lambda: len(mock.pulls) == EARLY)
-    key = reserve(pair)
-    if at is not State.RESERVED:
-        pair.loader.begin(key, manifest)
-    if at is State.PULLING:
-        eventually(lambda: pair.pulled() == 4)
-    if at is State.HELD:
-        pair.source.saver.save(rest)
-    eventually(lambda: state(pair) is at)
-    woken = threading.Event()
-    pair.loader.on_finished = woken.set
-    pair.loader.cancel([key, key])
-    done = pair.finished() if at is State.PULLING else pair.loader.take_finished()[0]
-    assert (done.problem and done.problem.name) == (None if at is State.HELD else "PullCancelled")
-    assert woken.wait(PATIENCE)
-    pair.loader.cancel([key])
-    pair.loader.complete(key, whole(manifest))
-    pair.loader.begin(key, manifest)
-    assert pair.loader.take_finished() == []
-    if at is not State.HELD:  # the save stays, because the prompt is not complete
-        _, other = begin(pair, "behind it")
-        pair.client.release(other)
-        assert ("r", 1) in pair.source.staging._entries
-
-
-def test_a_whole_load_that_is_given_up_is_released(pair: Pair, mock: Mock, eventually: Eventually) -> None:
-    mock.faults.delay_s = 60
-    manifests = {name: pair.source.save(name, 310, random_blocks(CACHE_BLOCKS, 10)) for name in "abr"}
-    for name, manifest in manifests.items():  # two begin
-        pair.loader.begin(reserve(pair, name=name), manifest)
-    eventually(lambda: len(mock.pulls) == 2)
-    assert state(pair) is State.QUEUED
-    pair.loader.cancel([("r", 1)])
-    (done,) = pair.loader.take_finished()
-    assert done.problem is not None
-    eventually(lambda: ("r", 1) not in pair.source.staging._entries)
-
-
-def test_a_complete_load_has_its_deadline_though_nobody_asks(pair: Pair, eventually: Eventually) -> None:
-    _, manifest = begin(pair)
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pair.pulled() == 4)
-    told = threading.Event()
-    pair.loader.on_finished = told.set
-    pair.loader._pull_timeout_s = 0.05
-    pair.loader.complete(("r", 1), whole(manifest))  # the rest never arrives
-    assert told.wait(10 * PATIENCE)
-    pair.fails("PullTimeout")
-
-
-def test_one_that_waits_for_its_turn_gets_an_ordinary_one(
-    pair: Pair, mock: Mock, eventually: Eventually
-) -> None:
-    """A complete prompt must not queue after early pulls, which wait for other prompts' steps."""
-    for number in range(EARLY):
-        _, manifest = begin(pair, f"long-{number}")
-        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
-    eventually(lambda: len(mock.pulls) == EARLY)
-    rest, manifest = begin(pair, "short")
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "short")
-    pair.source.saver.save(rest)
-    pair.loader.begin(("short", 1), whole(manifest))  # before its token is here
-    eventually(lambda: state(pair, "short") is State.HELD)
-    pair.loader.complete(("short", 1), whole(manifest))
-    done = pair.finished()
-    assert (done.request_id, done.problem) == ("short", None)
-    assert done.early_bytes == 0
-
-
-FAULT = {"fail": ({"fail_at": 5}, "TransportFailed"), "corrupt": ({"corrupt_block": 2}, "DigestMismatch")}
-
-
-@pytest.mark.parametrize("fault", FAULT)
-@pytest.mark.parametrize("again", [False, True])
-def test_an_early_pull_that_fails_is_tried_once_more_when_all_is_there(
-    pair: Pair, mock: Mock, fault: str, again: bool, eventually: Eventually
-) -> None:
-    faults, name = FAULT[fault]
-    rest, manifest = begin(pair)
-    for key, value in faults.items():
-        setattr(mock.faults, key, value)
-    into = random_blocks(CACHE_BLOCKS, 10, 3)
-    early(pair, manifest, into)
-    eventually(lambda: state(pair) is State.RESERVED)
-    pair.source.saver.save(rest)
-    assert pair.loader.take_finished() == []
-    pair.loader.begin(("r", 1), manifest)  # the same manifest, once more
-    assert state(pair) is State.RESERVED
-    if not again:
-        mock.faults = Faults()
-    pair.loader.complete(("r", 1), whole(manifest))
-    done = pair.finished()
-    if again:
-        assert done.problem is not None
-        assert done.problem.name == name
-    else:
-        assert done.problem is None
-        assert (done.blocks, done.early_bytes) == (10, 0)
-        assert np.array_equal(
-            pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
-        )
-    assert len(mock.pulls) == 2
-    eventually(lambda: pair.source.staging.held() == (0, 0))
-
-
-def test_one_that_ends_while_it_is_cancelled_is_told_once(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
-) -> None:
-    rest, manifest = begin(pair)
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pair.pulled() == 4)
-    cancellation = pair.loader._loads["r", 1].progress.cancellation
-
-    def ends_first() -> None:
-        pair.source.saver.save(rest)
-        eventually(lambda: state(pair) is None)
-
-    monkeypatch.setattr(cancellation, "set", ends_first)
-    pair.loader.cancel([("r", 1)])
-    pair.succeeds()
-
-
-def test_the_time_of_one_that_waited_for_its_turn_runs_from_its_begin(pair: Pair, mock: Mock) -> None:
-    pair.loader._pull_timeout_s, mock.faults.delay_s, before = LONG_S, DELAY_S, WAITING
-    for number in range(EARLY):
-        _, manifest = begin(pair, f"long-{number}")
-        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
-    for number in range(before):
-        manifest = pair.source.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
-        load(pair, manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
-    rest, manifest = begin(pair, "late")
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "late")
-    pair.source.saver.save(rest)
-    pair.loader.complete(("late", 1), whole(manifest))
-    done: dict[str, ShardLoad] = {}
-    deadline = time.monotonic() + 20 * PATIENCE
-    while "late" not in done and time.monotonic() < deadline:
-        done |= {one.request_id: one for one in pair.loader.take_finished()}
-        time.sleep(0.01)
-    assert done["late"].problem is None
-    assert done["late"].costs.wait_ms > 1e3 * LONG_S

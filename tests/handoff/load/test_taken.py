@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -12,7 +11,6 @@ import pytest
 from baton.handoff import transports
 from baton.handoff.errors import ERROR_KEY
 from baton.handoff.groups import Part
-from baton.handoff.load.pull import LoadJob
 from baton.handoff.reports import ShardSave
 from baton.handoff.save.saver import SaveJob
 from baton.protos import handoff_pb2 as pb
@@ -55,11 +53,6 @@ def end(pair: Pair, blocks: tuple[int, ...], first: int) -> ShardSave | None:
     return pair.source.saver.save(SaveJob("r", 1, (Part(0, first, blocks[first:]),), RECORDS, slots=SLOTS))
 
 
-def load(pair: Pair, manifest: pb.Manifest, *parts: Part, early: bool = False) -> None:
-    order = "r", 1, manifest.num_tokens, parts, time.monotonic()
-    pair.loader.reserve(LoadJob(*order, manifest=manifest, complete=not early))
-
-
 def calls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the acknowledgements that reach the source."""
     heard: list[int] = []
@@ -78,7 +71,7 @@ def test_a_window_serves_more_records_than_it_has_slots(
 ) -> None:
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     heard = calls(pair, monkeypatch)
-    load(pair, begin(pair, blocks), Part(0, 0, into))
+    pair.load(begin(pair, blocks), Part(0, 0, into))
     done = pair.succeeds()
     assert done.blocks == RECORDS
     assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks))
@@ -90,7 +83,7 @@ def test_a_window_serves_more_records_than_it_has_slots(
 def test_a_save_with_all_its_slots_hears_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = calls(pair, monkeypatch)
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    load(pair, pair.source.save("r", TOKENS, blocks), Part(0, 0, into))
+    pair.load(pair.source.save("r", TOKENS, blocks), Part(0, 0, into))
     pair.succeeds()
     assert heard == []
 
@@ -98,7 +91,7 @@ def test_a_save_with_all_its_slots_hears_nothing(pair: Pair, monkeypatch: pytest
 def test_records_that_are_not_wanted_are_passed_over(pair: Pair, eventually: Eventually) -> None:
     """Cached records, perhaps more than there are slots."""
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    load(pair, begin(pair, blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
+    pair.load(begin(pair, blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
     done = pair.succeeds()
     assert done.blocks == 13
     for part in (slice(3, 6), slice(19, 29)):
@@ -109,7 +102,7 @@ def test_records_that_are_not_wanted_are_passed_over(pair: Pair, eventually: Eve
 def test_an_early_load_takes_what_steps_leave_and_all_in_the_end(pair: Pair, eventually: Eventually) -> None:
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     manifest = begin(pair, blocks, stop=21)
-    load(pair, manifest, Part(0, 0, into), early=True)
+    pair.load(manifest, Part(0, 0, into), early=True)
     eventually(lambda: pair.pulled() == 21)
     end(pair, blocks, 21)
     eventually(lambda: pair.source.staging.held() == (0, 0))
@@ -123,7 +116,7 @@ def test_an_early_load_that_took_something_gives_the_save_up(pair: Pair, eventua
     """Another pull would not find all records."""
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     manifest = begin(pair, blocks, stop=21)
-    load(pair, manifest, Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)), early=True)
+    pair.load(manifest, Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)), early=True)
     eventually(lambda: pair.pulled() == 21)
     pair.loader.cancel([("r", 1)])
     assert pair.finished().problem is not None
@@ -142,7 +135,7 @@ def test_a_second_pull_of_what_was_taken_fails_by_name(pair: Pair, eventually: E
         eventually(lambda taken=taken: entry.view.is_whole(taken - 1))  # type: ignore[misc]
         pair.source.staging.take("r", 1, taken)
     eventually(lambda: entry.view.is_whole(3 * SLOTS - 1))
-    load(pair, manifest, Part(0, 0, into))
+    pair.load(manifest, Part(0, 0, into))
     pair.fails("AlreadyTaken")
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
@@ -152,7 +145,7 @@ def test_a_source_that_does_not_hear_ends_the_load(pair: Pair, monkeypatch: pyte
         raise RuntimeError("broken on demand")
 
     monkeypatch.setattr(pair.source.staging, "take", deaf)
-    load(pair, begin(pair, random_blocks(BLOCKS, RECORDS, 1)), Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)))
+    pair.load(begin(pair, random_blocks(BLOCKS, RECORDS, 1)), Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)))
     pair.fails("TransportFailed", "the acknowledgement failed: UNKNOWN")
 
 
@@ -202,7 +195,7 @@ def test_all_groups_go_through_one_window() -> None:
     with pair_of(saving, cache, transports.create(["shm"]), MIB) as pair:
         saved = saving.saver.save(SaveJob("r", 1, parts(MIXED, tokens, blocks), slots=SLOTS))
         assert saved is not None
-        load(pair, saving.manifest("r", tokens, count, saved), *parts(MIXED, tokens, into))
+        pair.load(saving.manifest("r", tokens, count, saved), *parts(MIXED, tokens, into))
         pair.succeeds()
         for there, here in zip(parts(MIXED, tokens, blocks), parts(MIXED, tokens, into), strict=True):
             wanted = records(saving.cache, there.block_ids, there.group)
