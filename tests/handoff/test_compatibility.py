@@ -68,7 +68,7 @@ def test_workers_of_another_protocol_are_never_paired(monkeypatch: pytest.Monkey
     assert in_words(FACTS)["handoff protocol"] != words["handoff protocol"]
 
 
-def test_where_a_model_lies_does_not_count() -> None:
+def test_a_models_path_does_not_count() -> None:
     moved = replace(
         FACTS, model={"rope": {"type": "default", "theta": 10_000}, "hidden_size": 128, "name_or_path": "b"}
     )

@@ -158,7 +158,7 @@ def test_each_head_comes_once_and_each_shard_is_released(there: int, here: int) 
     assert all(readers == [len(readers)] * len(readers) for readers in released.values())
 
 
-def test_what_all_ranks_have_is_pulled_from_one_in_turns() -> None:
+def test_replicated_heads_are_pulled_from_varying_ranks() -> None:
     mla = [layer("mla", 1)]
     asked = [
         [share.rank for share in shares(mla, Form(1, "auto"), 0, Form(4, "auto"), turn) if share.cuts]
@@ -235,7 +235,7 @@ def workers(there: int, here: int, transport: str, wire: str) -> Iterator[Worker
     ("there", "here", "transport", "wire"),
     [(2, 1, "shm", "auto"), (1, 2, "tcp", "auto"), (2, 1, "tcp", "int8"), (4, 2, "shm", "auto")],
 )
-def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
+def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
     there: int, here: int, transport: str, wire: str, eventually: Eventually
 ) -> None:
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)

@@ -44,11 +44,11 @@ def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
         (CacheGroup(32, state="x"), 300, range(9, 10)),
     ],
 )
-def test_what_is_live(group: CacheGroup, tokens: int, live: range) -> None:
+def test_live_blocks(group: CacheGroup, tokens: int, live: range) -> None:
     assert group.live(tokens) == live
 
 
-def test_a_state_serves_its_boundary_alone_and_a_window_what_lies_in_its_blocks() -> None:
+def test_which_saves_serve_a_number_of_tokens() -> None:
     assert STATE.serves(100, 100)
     assert not STATE.serves(100, 99)
     assert FULL.serves(100, 1)
@@ -71,7 +71,7 @@ def test_a_save_has_the_live_blocks_group_after_group() -> None:
     assert [(one.first_block, one.num_blocks) for one in described(ALL, 300)] == [(0, 10), (7, 3), (0, 1)]
 
 
-def test_what_is_there_already_is_not_loaded() -> None:
+def test_cached_tokens_are_not_loaded() -> None:
     parts = loaded_parts(ALL, TABLES, 300, 300, 256)
     assert parts == (Part(0, 8, (9, 10)), Part(1, 11, (17, 18)), Part(2, 13, (40,)))
     assert runs(parts) == [(8, 10), (11, 14)]
@@ -87,7 +87,7 @@ def test_a_part_within_places() -> None:
     assert part.within(0, 5).block_ids == part.within(13, 20).block_ids == ()
 
 
-def test_what_keeps_all_tokens_comes_first_and_is_final_block_by_block() -> None:
+def test_groups_that_keep_all_tokens_come_first() -> None:
     mixed = (STATE, WINDOW, FULL)
     assert in_order(mixed) == [2, 0, 1]
     assert [final_records(mixed, tokens) for tokens in (31, 32, 300)] == [0, 1, 9]

@@ -60,7 +60,7 @@ def test_a_manifest_that_was_changed_on_its_way_is_refused(manifest: Manifest) -
 
 
 @pytest.mark.parametrize(("spoil", "error", "text"), WRONG)
-def test_what_does_not_fit_has_a_name(
+def test_misfits_are_refused_by_name(
     manifest: Manifest, spoil: Callable[[Manifest], object], error: type[HandoffError], text: str
 ) -> None:
     spoil(manifest)

@@ -55,7 +55,7 @@ def test_the_configuration_is_checked(changes: dict[str, Any], text: str) -> Non
         config(**changes)
 
 
-def test_what_the_configuration_lacks_is_named() -> None:
+def test_missing_keys_are_named() -> None:
     with pytest.raises(HandoffError, match=r"host, port, staging_mib, pull_timeout_s.* missing"):
         HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["tcp"]})
 

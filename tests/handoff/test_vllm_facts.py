@@ -97,12 +97,12 @@ def test_all_ranks_heads_are_counted(
         (FullAttentionSpec(**_HEADS | {"num_kv_heads": 4}, max_tp_shards=8), 2, 8),
     ],
 )
-def test_shards_that_vllm_tells_count(spec: Any, ranks: int, found: int) -> None:
+def test_vllms_maximum_number_of_shards_counts(spec: Any, ranks: int, found: int) -> None:
     """The total heads of the model and its drafter do not matter then."""
     assert facts.total_heads(config(ranks, 2, 4), cache(spec)) == {"layer.0": found}
 
 
-def test_ranks_must_be_as_many_where_a_layer_has_no_heads() -> None:
+def test_layers_without_heads_need_equal_numbers_of_ranks() -> None:
     """The fact names the layer."""
     (name,) = set(facts.parallel_sizes(config(1, 2), mixed_cache(3))) - set(facts._PARALLEL_SIZES)
     assert name == "tensor_parallel_size (equal on both: full.0 has no heads to divide)"
@@ -131,7 +131,7 @@ def test_the_order_of_a_convolutions_state_counts(monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_what_cannot_be_handed_over_is_refused_by_name(spec: Any, why: str) -> None:
+def test_unsupported_kinds_are_refused_by_name(spec: Any, why: str) -> None:
     with pytest.raises(UnsupportedCache, match=why):
         facts.groups(cache(FULL, spec))
 
@@ -158,7 +158,7 @@ PREEMPTED.preempted_req_ids = {"r"}
         (Step(70, [1, 2, 3], [0, 2, 3], [4]), None),
     ],
 )
-def test_a_step_that_does_not_leave_what_is_saved_saves_nothing(step: Step, why: str | None) -> None:
+def test_a_step_that_overwrites_what_is_to_be_saved_saves_nothing(step: Step, why: str | None) -> None:
     extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
     config = HandoffConfig.from_extra_config(extra | {"worker_id": "w"})
     groups = CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")

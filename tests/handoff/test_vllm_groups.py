@@ -101,7 +101,7 @@ def groups(engine: Engine) -> tuple[CacheGroup, ...]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_what_two_write_is_what_one_writes(engine: EngineProcess, transport: str) -> None:
+def test_a_handoff_gives_the_answer_of_one_engine(engine: EngineProcess, transport: str) -> None:
     engine.call(prefer, transport)
     kept, before = engine.call(groups), engine.call(free)
     assert len(kept) > 1
@@ -146,7 +146,7 @@ def save_all(engine: Engine, prompt: list[int], expected: list[int]) -> dict[int
     return {count: answer.saved.manifest for count, answer in answers.items()}
 
 
-def test_an_answer_goes_on_from_every_position(engine: EngineProcess) -> None:
+def test_an_answer_can_continue_at_every_position(engine: EngineProcess) -> None:
     """Including positions where a window passes a block, and where a block of full attention begins."""
     prompt = clear(engine, 50)
     expected = engine.call(generate, "whole", prompt, WRITTEN)
@@ -199,7 +199,7 @@ def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
     assert first.tokens + rest.tokens == expected
 
 
-def test_a_state_has_no_beginning_that_could_be_saved(states: EngineProcess) -> None:
+def test_a_prefix_of_a_state_cannot_be_saved(states: EngineProcess) -> None:
     prompt = clear(states, 100)
     states.call(generate, "known", prompt, WRITTEN)
     refused = states.call(save_beginning, "state-prefix", prompt)
@@ -263,14 +263,14 @@ def skipping(engine: Engine, texts: dict[str, list[int]]) -> list[list[int]]:
     return [answer.tokens for answer in answers]
 
 
-def test_who_misses_steps_goes_on_from_its_own_state(states: EngineProcess) -> None:
+def test_requests_that_skip_steps_keep_their_state(states: EngineProcess) -> None:
     """Requests that give way to another class skip steps."""
     texts = {f"skips-{length}": clear(states, length) for length in LENGTHS}
     expected = [states.call(generate, f"{name}-alone", prompt, WRITTEN) for name, prompt in texts.items()]
     assert states.call(skipping, texts) == expected
 
 
-def test_what_the_prefix_cache_has_is_not_pulled(windows: EngineProcess) -> None:
+def test_cached_blocks_of_several_groups_are_not_pulled(windows: EngineProcess) -> None:
     """The missing blocks of each group are not adjacent, so there are several pulls."""
     windows.call(forget)
     start = language.prompt(99, 200)[: 3 * BLOCK_SIZE]
@@ -320,7 +320,7 @@ def decoding(request: pytest.FixtureRequest) -> Iterator[tuple[EngineProcess, En
         yield prefilling, engine
 
 
-def test_what_keeps_all_tokens_is_pulled_while_the_prompt_is_prefilled(
+def test_full_attention_is_pulled_early(
     decoding: tuple[EngineProcess, EngineProcess],
 ) -> None:
     """Windows and states come with the last step."""

@@ -100,7 +100,7 @@ def clear_prompt_of(reader: EngineProcess, length: int, start: Sequence[int] = (
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_what_two_engines_write_is_what_one_writes(
+def test_two_engines_give_the_answer_of_one(
     reader: EngineProcess, writer: EngineProcess, transport: str, length: int
 ) -> None:
     prompt, name = clear_prompt_of(reader, length), f"equal-{length}-{transport}"
@@ -174,7 +174,7 @@ def write_many(
     return {name: answer.tokens for name, answer in answers.items()}
 
 
-def test_many_at_once_beside_a_running_batch(
+def test_many_loads_while_a_batch_is_running(
     reader: EngineProcess, writer: EngineProcess, transport: str
 ) -> None:
     prompts = {
@@ -258,7 +258,7 @@ def read_all(engine: Engine, prompts: dict[str, list[int]]) -> list[Saved]:
     return [answer.saved for answer in answers]
 
 
-def test_a_full_staging_is_told_and_the_answer_comes_all_the_same(model: Path) -> None:
+def test_full_staging_is_reported_and_the_answer_still_comes(model: Path) -> None:
     with EngineProcess(Options(model, "small", cores="0", handoff={"staging_mib": 1})) as small:
         saved = small.call(read_all, {f"full-{i}": prompt_of(300) for i in range(5)})
         kept = [one.manifest for one in saved if one.manifest is not None]
@@ -273,7 +273,7 @@ def test_a_full_staging_is_told_and_the_answer_comes_all_the_same(model: Path) -
         assert later.problem is None
 
 
-def test_a_quantised_handoff_writes_about_the_same_and_loads_what_came_as_it_is(
+def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one_is_loaded_too(
     model: Path, reader: EngineProcess
 ) -> None:
     """One engine is both ends; `reader` sends KV as it is."""
@@ -340,9 +340,7 @@ def test_a_prompt_is_pulled_while_it_is_prefilled(
     until_nothing_is_held(reader)
 
 
-def test_what_comes_early_does_not_go_on_without_its_token(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_a_request_does_not_run_before_its_first_token(reader: EngineProcess, writer: EngineProcess) -> None:
     prompt = clear_prompt_of(reader, 300)
     expected = reader.call(generate, "waits-alone", prompt, WRITTEN)
     early = begin(reader, "waits", prompt)
@@ -361,7 +359,7 @@ def answer_of(engine: Engine, name: str) -> Answer:
     return engine.answers[name]
 
 
-def test_a_prefill_that_is_given_up_ends_the_early_pull(
+def test_an_aborted_prefill_ends_the_early_pull(
     reader: EngineProcess, writer: EngineProcess, transport: str
 ) -> None:
     prompt, name = prompt_of(300), f"given-up-{transport}"
@@ -378,7 +376,7 @@ def test_a_prefill_that_is_given_up_ends_the_early_pull(
     assert (reader.call(free), writer.call(free)) == before
 
 
-def test_an_early_pull_that_is_given_up_leaves_the_prefill_alone(
+def test_a_cancelled_early_pull_does_not_affect_the_prefill(
     reader: EngineProcess, writer: EngineProcess, transport: str
 ) -> None:
     prompt, name = clear_prompt_of(reader, 300), f"left-{transport}"

@@ -253,14 +253,14 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_words_of_a_handoff_may_come_in_any_order(engine: EngineProcess, order: str) -> None:
+def test_the_messages_of_a_handoff_may_come_in_any_order(engine: EngineProcess, order: str) -> None:
     name = order.replace(", ", "-")
     prompt = prompt_of(name)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
     assert engine.call(in_order, name, prompt, order) == expected
 
 
-def test_one_that_is_preempted_is_computed_again(engine: EngineProcess) -> None:
+def test_a_preempted_request_is_recomputed(engine: EngineProcess) -> None:
     prompt = prompt_of("preempted")
     expected = engine.call(generate, "preempted-alone", prompt, WRITTEN)
     assert engine.call(preempted, "preempted", prompt) == (expected, 1)
@@ -269,14 +269,14 @@ def test_one_that_is_preempted_is_computed_again(engine: EngineProcess) -> None:
 @pytest.mark.parametrize(
     ("at", "end"), [("wished", ""), ("reserved", "PullCancelled"), ("held", "None"), ("told", "None")]
 )
-def test_one_that_is_given_up_leaves_nothing(engine: EngineProcess, at: str, end: str) -> None:
+def test_an_aborted_request_leaves_nothing(engine: EngineProcess, at: str, end: str) -> None:
     before, after, problem = engine.call(given_up, f"given-up-{at}", prompt_of(at), at)
     assert before == after
     assert problem.split(":")[0] == end
 
 
 @pytest.mark.parametrize("word", ["begun", "complete"])
-def test_answers_grow_while_another_prompt_is_computed_elsewhere(engine: EngineProcess, word: str) -> None:
+def test_waiting_for_a_source_leaves_blocks_to_running_answers(engine: EngineProcess, word: str) -> None:
     name = f"tight-{word}"
     prompt = prompt_of(name)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)

@@ -166,7 +166,7 @@ def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[
     return free
 
 
-def test_a_preempted_prompt_hands_over_what_it_computes_in_the_end(
+def test_a_preempted_prompt_hands_over_its_recomputed_kv(
     reader: EngineProcess, writer: EngineProcess, transport: str
 ) -> None:
     """Other requests get blocks that waited for slots."""
@@ -182,7 +182,7 @@ def test_a_preempted_prompt_hands_over_what_it_computes_in_the_end(
     until_free(reader)
 
 
-def test_the_end_of_a_prefill_frees_what_waits_for_slots(
+def test_an_aborted_prefill_frees_blocks_that_wait_for_slots(
     reader: EngineProcess, writer: EngineProcess, transport: str
 ) -> None:
     name = f"given-up-{transport}"
@@ -210,7 +210,9 @@ def steps(engine: Engine, name: str, prompt: list[int]) -> tuple[int, str, list[
     return count, str(answer.saved.problem), answer.tokens
 
 
-def test_who_does_not_pull_slows_no_other_prompt(reader: EngineProcess, writer: EngineProcess) -> None:
+def test_a_save_that_is_not_pulled_slows_no_other_prompt(
+    reader: EngineProcess, writer: EngineProcess
+) -> None:
     prompt = clear(reader, "beside", 700)
     expected = reader.call(generate, "beside-alone", prompt, WRITTEN)
     slow = reader.call(prefill, "slow", prompt_of("slow", 700)).saved

@@ -63,7 +63,7 @@ def state(pair: Pair, name: str = "r") -> State | None:
     return load.state if load is not None else None
 
 
-def test_an_early_load_is_told_when_its_request_has_its_token(pair: Pair, eventually: Eventually) -> None:
+def test_an_early_load_ends_with_its_requests_first_token(pair: Pair, eventually: Eventually) -> None:
     rest, manifest = begin(pair)
     into = random_blocks(CACHE_BLOCKS, 10, 3)
     early(pair, manifest, into)
@@ -133,7 +133,7 @@ def test_the_times_of_an_early_load_count_from_its_prompts_end(pair: Pair, event
 
 
 @pytest.mark.parametrize("at", list(State))
-def test_a_load_can_be_given_up_in_each_state(
+def test_a_load_can_be_cancelled_in_each_state(
     pair: Pair, mock: Mock, at: State, eventually: Eventually
 ) -> None:
     """Unless it is being pulled, it is reported at once."""
@@ -167,7 +167,9 @@ def test_a_load_can_be_given_up_in_each_state(
         assert ("r", 1) in pair.source.staging._entries
 
 
-def test_a_whole_load_that_is_given_up_is_released(pair: Pair, mock: Mock, eventually: Eventually) -> None:
+def test_a_cancelled_load_of_a_complete_prompt_is_released(
+    pair: Pair, mock: Mock, eventually: Eventually
+) -> None:
     mock.faults.delay_s = 60
     manifests = {name: pair.source.save(name, 310, random_blocks(CACHE_BLOCKS, 10)) for name in "abr"}
     for name, manifest in manifests.items():  # two begin
@@ -180,7 +182,7 @@ def test_a_whole_load_that_is_given_up_is_released(pair: Pair, mock: Mock, event
     eventually(lambda: ("r", 1) not in pair.source.staging._entries)
 
 
-def test_a_complete_load_has_its_deadline_though_nobody_asks(pair: Pair, eventually: Eventually) -> None:
+def test_a_complete_prompt_gives_a_running_pull_a_deadline(pair: Pair, eventually: Eventually) -> None:
     _, manifest = begin(pair)
     early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
     eventually(lambda: pair.pulled() == 4)
@@ -192,7 +194,7 @@ def test_a_complete_load_has_its_deadline_though_nobody_asks(pair: Pair, eventua
     pair.fails("PullTimeout")
 
 
-def test_one_that_waits_for_its_turn_gets_an_ordinary_one(
+def test_a_queued_early_load_moves_to_the_ordinary_queue(
     pair: Pair, mock: Mock, eventually: Eventually
 ) -> None:
     """A complete prompt must not queue after early pulls, which wait for other prompts' steps."""
@@ -216,7 +218,7 @@ FAULT = {"fail": ({"fail_at": 5}, "TransportFailed"), "corrupt": ({"corrupt_bloc
 
 @pytest.mark.parametrize("fault", FAULT)
 @pytest.mark.parametrize("again", [False, True])
-def test_an_early_pull_that_fails_is_tried_once_more_when_all_is_there(
+def test_a_failed_early_pull_is_retried_when_the_prompt_is_complete(
     pair: Pair, mock: Mock, fault: str, again: bool, eventually: Eventually
 ) -> None:
     faults, name = FAULT[fault]
@@ -247,7 +249,7 @@ def test_an_early_pull_that_fails_is_tried_once_more_when_all_is_there(
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
-def test_one_that_ends_while_it_is_cancelled_is_told_once(
+def test_a_load_that_ends_during_its_cancellation_is_reported_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     rest, manifest = begin(pair)
@@ -264,7 +266,7 @@ def test_one_that_ends_while_it_is_cancelled_is_told_once(
     pair.succeeds()
 
 
-def test_the_time_of_one_that_waited_for_its_turn_runs_from_its_begin(pair: Pair, mock: Mock) -> None:
+def test_time_in_the_queue_does_not_count_towards_the_deadline(pair: Pair, mock: Mock) -> None:
     pair.loader._pull_timeout_s, mock.faults.delay_s, before = LONG_S, DELAY_S, WAITING
     for number in range(EARLY):
         _, manifest = begin(pair, f"long-{number}")

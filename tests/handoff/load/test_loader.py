@@ -52,7 +52,7 @@ def test_a_load_brings_the_missing_blocks_and_releases_the_source(
 
 
 @pytest.mark.parametrize("wire_dtype", ["fp8_e4m3", "int8"])
-def test_a_quantised_load_brings_about_what_was_saved(pair: Pair) -> None:
+def test_a_quantised_load_is_close_to_the_saved_kv(pair: Pair) -> None:
     blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10, 3)
     manifest = pair.source.save("r", 310, blocks)
     kv_bytes = sum(layer.block_bytes for layer in pair.source.cache.layers)
@@ -88,7 +88,7 @@ def test_a_faulty_transport_is_noticed_by_name(
     eventually(lambda: pair.source.staging.held() == (0, 0))  # released
 
 
-def test_anothers_manifest_is_refused_and_left_alone(pair: Pair, mock: Mock) -> None:
+def test_another_requests_manifest_is_refused_and_not_released(pair: Pair, mock: Mock) -> None:
     manifest = pair.source.save("victim", 310, random_blocks(CACHE_BLOCKS, 10))
     for request_id, epoch, name in [("r", 1, "WrongRequest"), ("victim", 2, "StaleEpoch")]:
         pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)), request_id=request_id, epoch=epoch)
@@ -116,7 +116,7 @@ def test_a_stuck_pull_ends_in_time_and_is_reported_once(
     assert pair.loader.take_finished() == []
 
 
-def test_no_pull_waits_behind_a_source_that_is_silent(pair: Pair, mock: Mock) -> None:
+def test_a_silent_source_does_not_block_pulls_from_others(pair: Pair, mock: Mock) -> None:
     """Pulls from other sources overtake; those from the same source wait."""
     with contextlib.closing(source(make_cache(CACHE_BLOCKS, 1))) as other:
         Mock.sources[other.service.address] = other.staging
@@ -170,9 +170,7 @@ def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
 @pytest.mark.parametrize("transport", ["mock", *TRANSPORTS])
 @pytest.mark.parametrize("offered", [transports.possible()])
 @pytest.mark.parametrize("first", [0, 3])
-def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(
-    pair: Pair, transport: str, first: int, offered: list[str]
-) -> None:
+def test_a_save_of_several_runs_is_loaded(pair: Pair, transport: str, first: int, offered: list[str]) -> None:
     if transport != "mock":
         pair.loader.transports[:] = transports.create([transport])
     staging = pair.source.staging
@@ -189,7 +187,7 @@ def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(
     pair.loader.transports[0].close()
 
 
-def test_more_blocks_than_the_source_has(pair: Pair) -> None:
+def test_more_blocks_than_the_source_has_are_refused(pair: Pair) -> None:
     manifest = pair.source.save("r", 60, [1, 2])
     pair.load(manifest, Part(0, 1, (1, 2)))
     pair.fails("MalformedManifest")

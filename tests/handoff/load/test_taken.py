@@ -80,7 +80,9 @@ def test_a_window_serves_more_records_than_it_has_slots(
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
-def test_a_save_with_all_its_slots_hears_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_without_a_window_gets_no_acknowledgements(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard = calls(pair, monkeypatch)
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     pair.load(pair.source.save("r", TOKENS, blocks), Part(0, 0, into))
@@ -88,7 +90,7 @@ def test_a_save_with_all_its_slots_hears_nothing(pair: Pair, monkeypatch: pytest
     assert heard == []
 
 
-def test_records_that_are_not_wanted_are_passed_over(pair: Pair, eventually: Eventually) -> None:
+def test_unwanted_records_are_skipped(pair: Pair, eventually: Eventually) -> None:
     """Cached records, perhaps more than there are slots."""
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     pair.load(begin(pair, blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
@@ -99,7 +101,7 @@ def test_records_that_are_not_wanted_are_passed_over(pair: Pair, eventually: Eve
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
-def test_an_early_load_takes_what_steps_leave_and_all_in_the_end(pair: Pair, eventually: Eventually) -> None:
+def test_an_early_load_takes_records_step_by_step(pair: Pair, eventually: Eventually) -> None:
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     manifest = begin(pair, blocks, stop=21)
     pair.load(manifest, Part(0, 0, into), early=True)
@@ -112,7 +114,7 @@ def test_an_early_load_takes_what_steps_leave_and_all_in_the_end(pair: Pair, eve
     assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks))
 
 
-def test_an_early_load_that_took_something_gives_the_save_up(pair: Pair, eventually: Eventually) -> None:
+def test_a_cancelled_early_load_that_took_records_ends_the_save(pair: Pair, eventually: Eventually) -> None:
     """Another pull would not find all records."""
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     manifest = begin(pair, blocks, stop=21)
@@ -127,7 +129,7 @@ def test_an_early_load_that_took_something_gives_the_save_up(pair: Pair, eventua
     assert late.problem.name == "UnknownHandoff"
 
 
-def test_a_second_pull_of_what_was_taken_fails_by_name(pair: Pair, eventually: Eventually) -> None:
+def test_a_second_pull_of_taken_records_fails(pair: Pair, eventually: Eventually) -> None:
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     manifest = begin(pair, blocks)
     entry = pair.source.staging._entries["r", 1]
@@ -140,7 +142,7 @@ def test_a_second_pull_of_what_was_taken_fails_by_name(pair: Pair, eventually: E
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
-def test_a_source_that_does_not_hear_ends_the_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_acknowledgement_ends_the_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def deaf(*_: object) -> None:
         raise RuntimeError("broken on demand")
 

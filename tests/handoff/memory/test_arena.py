@@ -37,7 +37,7 @@ def slots_of(place: StagingSlots) -> list[int]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9)), max_size=40), st.sampled_from([1000, 4096]))
-def test_what_is_free_can_be_used_whatever_came_before(steps: list[tuple[int, int]], record: int) -> None:
+def test_all_free_slots_can_be_allocated_after_any_history(steps: list[tuple[int, int]], record: int) -> None:
     """Each step allocates a number of slots, and frees the allocation with an index, if it exists."""
     with arena(200, record_bytes=record) as made:
         held: list[StagingSlots] = []
@@ -78,7 +78,7 @@ def test_one_save_can_be_as_large_as_the_bound() -> None:
         assert np.array_equal(records[:, 0], np.arange(64))
 
 
-def test_many_holes_make_one_place_and_the_longest_are_taken_first() -> None:
+def test_an_allocation_uses_the_longest_runs() -> None:
     with arena(40, record_bytes=4096, step_bytes=MANY) as made:
         places = [made.allocate(count) for count in (4, 1, 2, 1, 6, 1, 3, 22)]
         for place in places[::2]:
@@ -91,14 +91,14 @@ def test_many_holes_make_one_place_and_the_longest_are_taken_first() -> None:
 MANY = 1 << 20
 
 
-def test_no_run_goes_beyond_a_step() -> None:
+def test_no_run_crosses_a_step() -> None:
     """Memory is pinned in steps, and no copy may span two of them."""
     with arena(40, record_bytes=4096, step_bytes=16 * 4096) as made:
         assert made.allocate(40).runs == ((0, 16), (16, 16), (32, 8))
 
 
 @pytest.mark.parametrize(("size", "grown"), [(0, 16), (16 * 4096, 16), (17 * 4096, 32), (1 << 30, 40)])
-def test_what_a_start_brings_in(size: int, grown: int) -> None:
+def test_begin_faults_in_at_least_this_much(size: int, grown: int) -> None:
     with arena(40, record_bytes=4096, step_bytes=16 * 4096) as made:
         made.begin(size)
         assert made.grown == grown
@@ -107,7 +107,7 @@ def test_what_a_start_brings_in(size: int, grown: int) -> None:
 
 
 @pytest.mark.parametrize("record", [264, 1000, 4096, 88_064, 501_120])
-def test_what_is_brought_in_are_whole_pages_one_after_the_other(record: int) -> None:
+def test_steps_are_contiguous_whole_pages(record: int) -> None:
     pinned: list[tuple[int, int]] = []
     made = Arena(
         4 << 20, record, 1 << 20, pin=lambda memory: pinned.append((memory.ctypes.data, memory.size))
@@ -153,7 +153,7 @@ def test_a_full_dev_shm_is_staging_full() -> None:
     made.close()
 
 
-def test_what_was_there_when_dev_shm_was_full_stays_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_dev_shm_stops_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     grow = segments.Segment.grow
 
     def until_full(self: segments.Segment, start: int, stop: int) -> None:

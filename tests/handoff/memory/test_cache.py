@@ -15,7 +15,7 @@ ORDERS = [[3], [1, 2, 3, 4], [9, 8, 7], [5, 6, 11, 12, 13, 2], list(range(1, BLO
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_blocks_go_there_and_back(order: Sequence[int]) -> None:
+def test_blocks_are_gathered_and_scattered(order: Sequence[int]) -> None:
     left, right = make_cache(BLOCKS, 1), make_cache(BLOCKS, 2)
     before = records(right, range(BLOCKS))
     sent = records(left, order)
@@ -80,7 +80,7 @@ def test_other_layouts_are_refused_by_name(tensor: torch.Tensor, text: str) -> N
         block_cache({"layer.7": tensor}, BLOCKS)
 
 
-def test_rows_are_heads_wherever_tokens_and_heads_stand() -> None:
+def test_rows_are_heads_in_any_layout() -> None:
     """Quantised records of heads-first and tokens-first caches have the same rows, in memory order."""
     heads_first = torch.randn(BLOCKS, 4, 32, 2 * 64)
     tokens_first = heads_first.transpose(1, 2).contiguous().transpose(1, 2)
@@ -111,7 +111,7 @@ def test_heads_that_do_not_lie_side_by_side_are_refused() -> None:
         block_cache({"x": torch.zeros(BLOCKS, 4, 16, dtype=torch.int32)}, BLOCKS, "int8", {"x": 16})
 
 
-def test_groups_lie_in_the_same_memory_and_are_told_apart() -> None:
+def test_groups_share_memory() -> None:
     """All records have one size: smaller ones are padded with zeros, which are discarded."""
     left, right = mixed_cache(BLOCKS, 1), mixed_cache(BLOCKS, 2)
     assert [(layer.name, layer.group) for layer in left.layers] == [

@@ -63,7 +63,7 @@ def land(cache: BlockCache, sent: Bytes, own: digests.Digests, ids: tuple[int, .
 
 @pytest.mark.parametrize("count", [1, 3, 4, 28])
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
-def test_it_sends_and_takes_what_a_host_cache_does(wire: str, count: int) -> None:
+def test_it_gathers_and_loads_as_a_host_cache_does(wire: str, count: int) -> None:
     ids, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
     host, device = make_cache(BLOCKS, 1, wire), on_device(1, wire)
     expected, got = (np.full((count, host.record_bytes), 0xA5, np.uint8) for _ in range(2))
@@ -165,7 +165,7 @@ class Recording(streams.Inline):
         return self.engine
 
 
-def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs_alone() -> None:
+def test_a_pack_waits_for_the_step_and_its_slot_and_the_engine_waits_for_packs_only() -> None:
     device = Recording()
     cache = on_device(1, device=device, chunk=1)
     packing, copying = device.queues[:2]
@@ -195,7 +195,7 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
     cache.close()
 
 
-def test_a_pack_on_another_thread_waits_for_the_step_that_is_marked_and_the_engine_for_none() -> None:
+def test_a_fill_on_another_thread_waits_for_its_mark_and_the_engine_does_not_wait() -> None:
     device = Recording()
     cache = on_device(1, device=device, chunk=1)
     packing, copying = device.queues[:2]
@@ -362,7 +362,7 @@ def test_a_chunk_can_be_read_while_the_next_is_on_its_way(under: Under, eventual
         assert np.array_equal(entry.view.digests(0, 8), own)
 
 
-def test_what_never_arrives_is_told(under: Under) -> None:
+def test_a_device_error_fails_the_records(under: Under) -> None:
     under.gate.arrived.release()
     with under.staging.opened("r", 1) as entry:
         entry.view.wait(0, 3, "KV", lambda: None)
@@ -380,7 +380,7 @@ def test_memory_that_is_being_written_is_not_used_again(under: Under, eventually
     eventually(lambda: under.staging.free_blocks == free + 8 == under.staging.capacity)
 
 
-def test_a_save_goes_where_there_is_room_in_pieces() -> None:
+def test_a_save_may_consist_of_several_runs() -> None:
     cache = on_device(1, chunk=3)
     staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
     saver = Saver(cache, staging, [], rank=0, address="nowhere:0", chunk_bytes=MIB)

@@ -16,7 +16,7 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.streams import Inline
 
 
-def test_what_is_written_is_read_through_an_attachment() -> None:
+def test_an_attachment_reads_the_owners_memory() -> None:
     segment = segments.create(10_000)
     segment.data[:] = np.arange(10_000) % 251
     other = segments.attach(segment.name).data
@@ -28,7 +28,7 @@ def test_what_is_written_is_read_through_an_attachment() -> None:
 
 
 @pytest.mark.parametrize("name", ["../etc/passwd", "baton-kv-1-zz", "", "baton-kv-1-0123456789ab/../x"])
-def test_a_name_that_is_no_segments_is_refused(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="not the name of a segment"):
         segments.attach(name)
 
@@ -45,7 +45,7 @@ def test_too_little_shared_memory_is_an_error_not_a_crash() -> None:
         segments.create(1 << 50)
 
 
-def test_what_is_not_grown_takes_no_memory() -> None:
+def test_memory_is_used_only_where_grown() -> None:
     size = 64 << 20
     segment = segments.create(size, present=4096)
     path = segments.DIRECTORY / segment.name
@@ -86,7 +86,7 @@ def test_only_dead_owners_segments_are_stale(own_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a folder", "a link", "a socket"])
-def test_what_is_no_segment_is_left_alone(what: str, tmp_path: Path) -> None:
+def test_other_files_are_left_alone(what: str, tmp_path: Path) -> None:
     """All users can write to the folder, so nothing in it may fail or delay a start."""
     name = f"baton-kv-{os.getpid()}-{secrets.token_hex(6)}"
     path = segments.DIRECTORY / name
@@ -123,7 +123,7 @@ def test_another_users_stale_segment_is_left_alone(own_folder: Path) -> None:
     assert path.exists()
 
 
-def test_a_reader_pins_what_the_owner_has_grown_a_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_pins_grown_memory_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "_PIN_BYTES", 2 << 20)
     segment = segments.create(8 << 20, 3 << 20)
     other = segments.attach(segment.name)

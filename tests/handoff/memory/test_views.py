@@ -32,7 +32,7 @@ def test_a_wait_ends_with_the_records_that_are_there(view: SaveView) -> None:
     assert view.wait(0, 4, "KV", lambda: None) == 2
 
 
-def test_a_second_wait_looks_as_seldom_as_the_first_one_was_long(view: SaveView) -> None:
+def test_the_polling_interval_depends_on_the_last_wait(view: SaveView) -> None:
     looks: list[float] = []
 
     def waited_s(record: int) -> float:
@@ -55,13 +55,13 @@ def test_a_second_wait_looks_as_seldom_as_the_first_one_was_long(view: SaveView)
     assert all(gap >= 0.002 for gap in np.diff(looks))
 
 
-def test_a_record_in_a_slot_of_one_before_it_is_waited_for(view: SaveView) -> None:
+def test_a_reader_waits_for_a_record_in_a_reused_slot(view: SaveView) -> None:
     arrive(view, 0, 1, 2, 3)
     threading.Timer(0.01, lambda: (view.expect(4, 5), arrive(view, 4))).start()
     assert view.wait(4, 5, "KV", lambda: None) == 5
 
 
-def test_a_record_whose_slot_went_to_a_later_one_is_told(view: SaveView) -> None:
+def test_a_record_whose_slot_was_reused_is_an_error(view: SaveView) -> None:
     arrive(view, 0, 1, 2, 3)
     view.expect(4, 5)
     with pytest.raises(AlreadyTaken, match="KV: block 0 was taken before"):
@@ -69,7 +69,7 @@ def test_a_record_whose_slot_went_to_a_later_one_is_told(view: SaveView) -> None
 
 
 @pytest.mark.parametrize("first", [0, 4])
-def test_a_record_that_never_comes_is_told(view: SaveView, first: int) -> None:
+def test_a_failed_record_is_an_error(view: SaveView, first: int) -> None:
     view.fail()
     with pytest.raises(SaveFailed, match="KV: the source could not save it all"):
         view.wait(first, first + 1, "KV", lambda: None)

@@ -54,9 +54,7 @@ def pull(saving: Source, name: str = "r", first: int = 0) -> Bytes:
     return np.concatenate(found)
 
 
-def test_what_has_no_slot_waits_in_its_blocks_until_others_are_taken(
-    saving: Source, eventually: Eventually
-) -> None:
+def test_records_without_a_slot_wait_until_others_are_taken(saving: Source, eventually: Eventually) -> None:
     free, blocks = saving.staging.free_blocks, random_blocks(BLOCKS, RECORDS, 1)
     entry = begin(saving, blocks)
     assert saving.staging.free_blocks == free - SLOTS
@@ -72,7 +70,7 @@ def test_what_has_no_slot_waits_in_its_blocks_until_others_are_taken(
     assert saving.staging.free_blocks == free
 
 
-def test_steps_add_to_what_waits(saving: Source, eventually: Eventually) -> None:
+def test_each_step_adds_to_the_backlog(saving: Source, eventually: Eventually) -> None:
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     begin(saving, blocks, stop=12)
     go_on(saving, blocks, 12)
@@ -81,7 +79,7 @@ def test_steps_add_to_what_waits(saving: Source, eventually: Eventually) -> None
     assert saving.saver.backlog.copied() == [KEY]
 
 
-def test_wrong_words_of_what_was_taken_are_refused(saving: Source, eventually: Eventually) -> None:
+def test_wrong_acknowledgements_are_refused(saving: Source, eventually: Eventually) -> None:
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     take = saving.staging.take
@@ -101,7 +99,7 @@ def test_wrong_words_of_what_was_taken_are_refused(saving: Source, eventually: E
         take("whole", 1, 1)
 
 
-def test_of_several_readers_the_last_one_counts(saving: Source, eventually: Eventually) -> None:
+def test_slots_are_reused_after_the_last_reader(saving: Source, eventually: Eventually) -> None:
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     entry = begin(saving, blocks)
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
@@ -119,7 +117,7 @@ def test_of_several_readers_the_last_one_counts(saving: Source, eventually: Even
     assert (entry.taken, entry.wanted) == (3, 4)
 
 
-def test_what_was_taken_is_gone(saving: Source, eventually: Eventually) -> None:
+def test_taken_records_are_gone(saving: Source, eventually: Eventually) -> None:
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     (first, *_) = saving.staging.read(*KEY, (0, SLOTS), MIB)
@@ -133,9 +131,7 @@ def test_what_was_taken_is_gone(saving: Source, eventually: Eventually) -> None:
     assert entry.view.lends(ticket, SLOTS, SLOTS + 1)
 
 
-def test_a_preempted_prompt_is_read_no_more_and_saved_from_where_it_is_computed_again(
-    saving: Source, eventually: Eventually
-) -> None:
+def test_a_preempted_prompt_is_saved_from_its_new_blocks(saving: Source, eventually: Eventually) -> None:
     assert isinstance(saving.cache, HostBlockCache)
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     expected = records(saving.cache, blocks)
@@ -149,7 +145,7 @@ def test_a_preempted_prompt_is_read_no_more_and_saved_from_where_it_is_computed_
     assert np.array_equal(pull(saving), expected)
 
 
-def test_a_preemption_behind_the_prompts_end_ends_its_save(saving: Source, eventually: Eventually) -> None:
+def test_a_preemption_after_the_prompts_end_ends_the_save(saving: Source, eventually: Eventually) -> None:
     """Its last token may come from the previous step: nothing recomputes its blocks."""
     begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     saving.saver.withhold([KEY])
@@ -158,7 +154,7 @@ def test_a_preemption_behind_the_prompts_end_ends_its_save(saving: Source, event
     assert saving.saver.backlog.copied() == [KEY]
 
 
-def test_a_preemption_waits_for_the_copy_under_way(
+def test_a_preemption_waits_for_the_running_copy(
     saving: Source, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
@@ -194,7 +190,7 @@ def test_the_end_of_the_lease_frees_blocks_and_slots(how: str, eventually: Event
         assert late.problem.name == ("LeaseExpired" if how == "lease" else "UnknownHandoff")
 
 
-def test_requests_that_left_nothing_are_free_at_once(saving: Source) -> None:
+def test_requests_without_waiting_blocks_are_freed_at_once(saving: Source) -> None:
     saving.saver.backlog.leave([("nothing", 1)])
     assert saving.saver.backlog.copied() == [("nothing", 1)]
 
@@ -207,7 +203,7 @@ def test_a_slow_puller_does_not_hold_up_another(saving: Source, eventually: Even
     assert saving.staging._entries["slow", 1].taken == 0
 
 
-def test_turns_are_short_and_go_round(
+def test_copies_are_short_and_rotate(
     saving: Source, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     turns: list[tuple[int, int]] = []

@@ -18,7 +18,7 @@ def room(free: int, capacity: int = 10, wait_s: float = 60.0, cache_blocks: int 
     return made
 
 
-def test_what_is_promised_counts_until_it_is_saved() -> None:
+def test_promised_room_counts_until_the_save() -> None:
     made = room(free=10)
     assert made.admits("a", 6)
     assert not made.admits("b", 6)
@@ -30,7 +30,7 @@ def test_what_is_promised_counts_until_it_is_saved() -> None:
     assert made.admits("b", 6)  # asked again after a preemption
 
 
-def test_who_came_first_goes_first() -> None:
+def test_admission_is_first_come_first_served() -> None:
     made = room(free=5)
     assert not made.admits("large", 8)
     assert not made.admits("small", 2)  # although it would fit
@@ -51,7 +51,7 @@ def test_the_rank_with_the_least_room_decides() -> None:
     assert made.admits("a", 4)
 
 
-def test_who_waited_too_long_is_told_once_and_begins_if_nobody_minds() -> None:
+def test_a_request_that_waited_too_long_is_reported_once_and_then_admitted() -> None:
     made = room(free=0, wait_s=0.0)
     assert not made.admits("a", 4)
     assert made.take_overdue() == ["a"]
@@ -62,13 +62,13 @@ def test_who_waited_too_long_is_told_once_and_begins_if_nobody_minds() -> None:
     assert made.take_overdue() == []
 
 
-def test_what_never_fits_and_what_is_not_known_do_not_wait() -> None:
+def test_saves_that_never_fit_do_not_wait() -> None:
     assert room(free=0, capacity=10).admits("a", 11)
     assert room(free=0, capacity=0).admits("a", 1)  # no shared memory at all
     assert Room(100).admits("a", 1)
 
 
-def test_what_has_its_room_before_it_is_complete_counts_once() -> None:
+def test_room_allocated_early_counts_once() -> None:
     made = room(free=10)
     assert made.admits("a", 6)
     assert made.promised("a")
@@ -79,7 +79,7 @@ def test_what_has_its_room_before_it_is_complete_counts_once() -> None:
     assert made.admits("a", 6)  # asked again after a preemption
 
 
-def test_what_would_take_most_of_staging_gets_a_window() -> None:
+def test_large_saves_get_a_window() -> None:
     made = room(free=40, capacity=40)
     assert [made.slots(blocks) for blocks in (1, 20, 21, 40, 1000)] == [1, 20, 10, 10, 10]
     assert [room(free=2, capacity=2).slots(blocks) for blocks in (1, 2, 9)] == [1, 2, 2]
@@ -88,7 +88,7 @@ def test_what_would_take_most_of_staging_gets_a_window() -> None:
     assert made.slots(1000) == 1000
 
 
-def test_a_window_alone_is_asked_for() -> None:
+def test_only_the_window_must_fit() -> None:
     made = room(free=25, capacity=40, cache_blocks=600)
     for name in ("a", "b"):
         assert made.admits(name, 100, made.slots(100))

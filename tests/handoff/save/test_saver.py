@@ -43,7 +43,7 @@ class Slow(Transport):
         raise AssertionError(pull)
 
 
-def test_an_offer_of_a_lease_that_is_over_is_withdrawn(
+def test_an_offer_whose_lease_has_ended_is_withdrawn(
     eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     cache = make_cache(8, 1)
@@ -61,7 +61,7 @@ def test_an_offer_of_a_lease_that_is_over_is_withdrawn(
     cache.close()
 
 
-def test_a_window_is_offered_by_those_alone_that_move_one() -> None:
+def test_only_transports_that_support_windows_offer_them() -> None:
     slow, cache = Slow(), make_cache(8, 1)
     with closing(Staging(Arena(MIB, cache.record_bytes), lease_s=30)) as staging:
         saver = Saver(cache, staging, [slow, Tcp()], rank=0, address="nowhere:0", chunk_bytes=MIB)
@@ -100,7 +100,7 @@ def test_a_prompt_of_several_steps_is_one_save(saving: tuple[Saver, Staging]) ->
     assert staging.held()[0] == 1
 
 
-def test_a_step_that_has_no_room_is_told_with_the_last(saving: tuple[Saver, Staging]) -> None:
+def test_a_first_step_without_room_is_reported_with_the_last(saving: tuple[Saver, Staging]) -> None:
     saver, _ = saving
     assert saver.save(SaveJob("r", 1, part(0, 1, 2), 40, last=False)) is None
     last = saver.save(SaveJob("r", 1, part(2, 3), 40))
@@ -120,7 +120,7 @@ def test_a_save_whose_lease_ends_before_it_is_complete_fails(saving: tuple[Saver
     assert staging.free_blocks == staging.capacity
 
 
-def test_a_prompt_that_is_given_up_frees_its_room(saving: tuple[Saver, Staging]) -> None:
+def test_an_aborted_prompt_frees_its_room(saving: tuple[Saver, Staging]) -> None:
     saver, staging = saving
     assert saver.save(SaveJob("r", 1, part(0, 1, 2), 4, last=False)) is not None
     saver.drop([("else", 1), ("r", 1)])

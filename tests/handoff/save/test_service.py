@@ -40,9 +40,7 @@ def staging() -> Iterator[Staging]:
         ("[::]", "fd00::5", "fd00::5", "::1"),
     ],
 )
-def test_it_is_found_where_it_was_said_and_here(
-    staging: Staging, listen: str, advertise: str, found: str, local: str
-) -> None:
+def test_its_addresses(staging: Staging, listen: str, advertise: str, found: str, local: str) -> None:
     rpc.act_as(None, insecure=True)
     port = free_ports()
     with (
@@ -86,7 +84,7 @@ def test_a_taken_port_for_records_is_an_error_that_names_both(staging: Staging) 
         assert service.door_port == port  # the failed service has released it
 
 
-def test_only_so_many_pulls_wait_for_prompts_that_are_computed(staging: Staging) -> None:
+def test_early_pulls_are_bounded(staging: Staging) -> None:
     entry = staging.reserve("r", 1, 4)
     fill = staging.filling(entry, 0, 1)
     fill.add(np.zeros(1, np.uint64))

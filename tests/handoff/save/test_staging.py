@@ -60,7 +60,7 @@ def test_saved_then_read_then_released(make: Callable[..., Staging]) -> None:
         pass
 
 
-def test_what_was_never_saved_is_unknown(make: Callable[..., Staging]) -> None:
+def test_unpublished_saves_are_unknown(make: Callable[..., Staging]) -> None:
     staging = make()
     with pytest.raises(UnknownHandoff, match="never saved"), staging.opened("a", 1):
         pass
@@ -70,9 +70,7 @@ def test_what_was_never_saved_is_unknown(make: Callable[..., Staging]) -> None:
     staging.discard(reserved)
 
 
-def test_a_lease_runs_out_without_anybody_calling(
-    make: Callable[..., Staging], eventually: Eventually
-) -> None:
+def test_a_lease_expires_by_itself(make: Callable[..., Staging], eventually: Eventually) -> None:
     staging = make(lease_s=0.05)
     put(staging, "a", blocks=60)
     eventually(lambda: staging.held() == (0, 0))
@@ -81,7 +79,7 @@ def test_a_lease_runs_out_without_anybody_calling(
     put(staging, "b", blocks=60)  # there is room again
 
 
-def test_a_shorter_lease_behind_a_longer_one_ends_in_time(
+def test_a_shorter_lease_after_a_longer_one_expires_in_time(
     make: Callable[..., Staging], eventually: Eventually
 ) -> None:
     staging = make(lease_s=60)
@@ -106,7 +104,7 @@ def test_memory_that_is_read_is_not_used_again_before_the_reader_ends(
     put(staging, "b", blocks=60)
 
 
-def test_what_outlives_its_lease_is_overdue(make: Callable[..., Staging], eventually: Eventually) -> None:
+def test_saves_older_than_a_lease_are_overdue(make: Callable[..., Staging], eventually: Eventually) -> None:
     """Because of renewals, or a reader that does not end."""
     staging = make(1.0)  # longer than the pauses of a busy machine
     put(staging, "renewed")
@@ -123,7 +121,7 @@ def test_what_outlives_its_lease_is_overdue(make: Callable[..., Staging], eventu
     assert staging.overdue_s() == 0.0
 
 
-def test_attempts_at_a_request_stand_side_by_side(make: Callable[..., Staging]) -> None:
+def test_attempts_at_a_request_have_separate_saves(make: Callable[..., Staging]) -> None:
     staging = make()
     put(staging, "a", epoch=1)
     put(staging, "a", epoch=2, fill=9)
@@ -145,7 +143,7 @@ def test_a_second_entry_of_a_key_ends_the_first(make: Callable[..., Staging], ev
     eventually(lambda: staging.held() == (0, 0))
 
 
-def test_each_end_of_an_entry_is_told_once(eventually: Eventually) -> None:
+def test_each_end_of_an_entry_is_reported_once(eventually: Eventually) -> None:
     ended: list[tuple[str, int]] = []
     staging = Staging(Arena(SIZE, RECORD), 30.0, lambda request_id, epoch: ended.append((request_id, epoch)))
     staging.discard(staging.reserve("discarded", 1, 3))
@@ -176,7 +174,7 @@ def test_reading_follows_the_writing(make: Callable[..., Staging]) -> None:
         next(staging.read("a", 1, (4, 2), RECORD))
 
 
-def test_the_ticket_stands_only_while_the_lease_does(make: Callable[..., Staging]) -> None:
+def test_the_ticket_is_wiped_with_the_lease(make: Callable[..., Staging]) -> None:
     staging = make()
     entry = put(staging, "a", epoch=5)
     memory = segments.attach(entry.place.segment).data
@@ -187,7 +185,7 @@ def test_the_ticket_stands_only_while_the_lease_does(make: Callable[..., Staging
     assert view.holds(0, 0, 3)
 
 
-def test_a_ticket_that_is_missing_on_one_block_is_missed(make: Callable[..., Staging]) -> None:
+def test_each_slot_must_have_the_ticket(make: Callable[..., Staging]) -> None:
     staging = make()
     view, ticket = put(staging, "a").view, staging.tickets.number("a", 1)
     assert view.holds(ticket, 0, 3)
@@ -199,9 +197,7 @@ def test_a_ticket_that_is_missing_on_one_block_is_missed(make: Callable[..., Sta
     assert not view.holds(ticket, 0, 3)
 
 
-def test_a_lease_that_is_renewed_does_not_run_out(
-    make: Callable[..., Staging], eventually: Eventually
-) -> None:
+def test_a_renewed_lease_does_not_expire(make: Callable[..., Staging], eventually: Eventually) -> None:
     staging = make(lease_s=1.0)  # longer than the pauses of a busy machine
     put(staging, "a")
     put(staging, "b")

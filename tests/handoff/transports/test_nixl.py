@@ -98,7 +98,7 @@ def test_records_come_while_the_prompt_is_still_computed(source: caches.Source, 
     assert next(chunks, None) is None
 
 
-def test_a_prompt_that_is_given_up_ends_its_pull(source: caches.Source, nixl: Nixl) -> None:
+def test_an_aborted_prompt_ends_its_pull(source: caches.Source, nixl: Nixl) -> None:
     chunks = nixl.pull(pull_of(source.begin("given-up", (1, 2), whole=9)))
     assert len(next(chunks).data) == 2
     source.saver.drop([("given-up", 1)])
@@ -106,7 +106,7 @@ def test_a_prompt_that_is_given_up_ends_its_pull(source: caches.Source, nixl: Ni
         next(chunks)
 
 
-def test_a_late_pull_is_answered_where_nothing_is_offered_any_more(source: caches.Source, nixl: Nixl) -> None:
+def test_a_late_pull_is_answered_after_the_last_offer(source: caches.Source, nixl: Nixl) -> None:
     manifest = source.save("late", 4 * caches.BLOCK_SIZE, range(1, 5))
     source.staging.release("late", 1)
     with pytest.raises(LeaseExpired, match=r"'late'.*no longer holds it"):
@@ -173,7 +173,7 @@ def test_buffers_come_in_few_sizes(nixl: Nixl) -> None:
             assert buffer.data.size.bit_count() == 1
 
 
-def test_a_pull_that_was_given_up_leaves_its_memory_when_nothing_writes_to_it(
+def test_an_abandoned_pulls_buffer_is_reused_once_nothing_writes_to_it(
     source: caches.Source, nixl: Nixl, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
     manifest, buffers = source.save("left", 30 * caches.BLOCK_SIZE, range(1, 31)), nixl._agent.buffers
@@ -197,7 +197,7 @@ def test_another_agents_metadata_is_refused(source: caches.Source, nixl: Nixl) -
     assert np.array_equal(drain(nixl, pull_of(manifest)), caches.records(source.cache, range(1, 5)))
 
 
-def test_an_idle_agent_looks_seldom_and_a_busy_one_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_agent_polls_more_often_than_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent()
     pauses: list[float] = []
     wait = agent._changed.wait
@@ -232,7 +232,7 @@ def with_an_rdma_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return device
 
 
-def test_it_is_chosen_by_itself_where_there_is_a_device(rdma: Path) -> None:
+def test_it_is_used_by_default_if_there_is_a_device(rdma: Path) -> None:
     assert transports.usable(None) == ["shm", "nixl", "tcp"]
     rdma.rmdir()
     assert transports.usable(None) == ["shm", "tcp"]
@@ -242,7 +242,7 @@ def test_it_is_chosen_by_itself_where_there_is_a_device(rdma: Path) -> None:
 
 
 @pytest.mark.usefixtures("rdma")
-def test_where_it_is_not_installed_it_is_left_out_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_is_not_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert transports.usable(None) == ["shm", "tcp"]
     made = transports.create()
@@ -254,7 +254,7 @@ def test_where_it_is_not_installed_it_is_left_out_unless_it_is_named(monkeypatch
 
 
 @pytest.mark.usefixtures("rdma")
-def test_beside_certificates_it_is_left_out_unless_it_is_named(tmp_path: Path) -> None:
+def test_with_tls_it_is_not_used_by_default(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "ca")
     write(tmp_path / "own", authority.issue(Name("baton", Role.WORKER, "w")))
     rpc.act_as(Identity(tmp_path / "own"))
@@ -267,7 +267,7 @@ def test_beside_certificates_it_is_left_out_unless_it_is_named(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("rdma")
-def test_a_nixl_that_cannot_start_is_left_out_unless_it_is_named(
+def test_if_nixl_cannot_start_it_is_not_used_by_default(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("nixl._api.nixl_agent", None)
@@ -280,7 +280,7 @@ def test_a_nixl_that_cannot_start_is_left_out_unless_it_is_named(
         transports.create(["nixl"])
 
 
-def test_it_listens_to_this_machine_alone_unless_plain_text_may_go_out(
+def test_it_listens_on_loopback_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """UCX's ports give access to the process's memory."""
@@ -319,7 +319,7 @@ def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None
                 list(chunks)
 
 
-def test_a_pull_under_way_outlives_other_peers(
+def test_a_running_pull_keeps_its_peer_connected(
     source: caches.Source, nixl: Nixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer with running reads is not disconnected."""

@@ -88,9 +88,7 @@ def test_kv_goes_from_one_engine_to_another_through_files(
 
 
 @pytest.mark.timeout(240)
-def test_what_nobody_pulls_is_withdrawn_and_cannot_be_had(
-    engines: tuple[EngineProcess, EngineProcess], kv_folder: Path
-) -> None:
+def test_a_released_save_is_withdrawn(engines: tuple[EngineProcess, EngineProcess], kv_folder: Path) -> None:
     first, second = engines
     prompt = random.Random(1).choices(range(2, checkpoints.VOCAB), k=100)
     saved = first.call(prefill, "unwanted", prompt).saved

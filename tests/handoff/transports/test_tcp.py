@@ -63,7 +63,7 @@ def test_records_of_any_size_come_whole(tcp: Tcp, record_bytes: int, count: int)
         assert np.array_equal(np.concatenate(digests), source.entry.view.digests(0, count))
 
 
-def test_records_come_as_they_are_saved_and_a_rank_without_any_is_heard(
+def test_records_arrive_as_they_are_saved_with_keepalives_in_between(
     source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prefill step may take longer than SILENT_S."""
@@ -143,7 +143,7 @@ def test_a_puller_that_reads_nothing_holds_no_thread(source: Rank, monkeypatch: 
             eventually(large.is_quiet, 5, "the source has given it up")
 
 
-def test_a_pull_may_take_only_so_long(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_limits_the_duration_of_a_pull(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MAX_PULL_S", 0.3)
     source.save(4, there=1)
     line, greeting = connect(source.service.address)
@@ -193,7 +193,7 @@ def test_a_connection_that_the_source_closed_meanwhile_is_made_anew(
     assert np.array_equal(drain(tcp, source.pull()), source.data)
 
 
-def test_a_source_that_began_anew_at_its_address_is_found(tcp: Tcp) -> None:
+def test_a_source_that_restarted_at_its_address_is_found(tcp: Tcp) -> None:
     port = free_ports()
     with closing(Rank(port=port)) as before:
         before.save(4)
@@ -203,7 +203,7 @@ def test_a_source_that_began_anew_at_its_address_is_found(tcp: Tcp) -> None:
         assert np.array_equal(drain(tcp, after.pull()), after.data)
 
 
-def test_a_port_that_is_closed_is_said_to_be(source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_port_is_named(source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
     source.save(4)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -236,15 +236,13 @@ def said(connection: socket.socket) -> str:
         (frames.GREETING + bytes(16), "the session has expired, or is not this rank's"),
     ],
 )
-def test_whoever_has_no_session_is_told_so(source: Rank, words: bytes, text: str) -> None:
+def test_connections_without_a_session_are_refused(source: Rank, words: bytes, text: str) -> None:
     with knock(source.service.address, source.service.door_port) as stranger:
         stranger.sendall(words)
         assert text in said(stranger)
 
 
-def test_a_session_is_for_one_connection_and_for_a_while(
-    source: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_admits_one_connection_and_expires(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     source.save(1)
     line, greeting = connect(source.service.address)
     with closing(line):
@@ -259,9 +257,7 @@ def test_a_session_is_for_one_connection_and_for_a_while(
             assert "the session has expired" in said(again)
 
 
-def test_strangers_that_say_nothing_or_too_slowly_are_hung_up_on(
-    source: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_without_a_greeting_are_closed(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "GREETING_S", 0.5)
     with ExitStack() as stack:
         silent = [
@@ -279,7 +275,7 @@ def test_strangers_that_say_nothing_or_too_slowly_are_hung_up_on(
         assert np.array_equal(drain(tcp, source.pull()), source.data)
 
 
-def test_a_request_that_comes_too_slowly_is_hung_up_on(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_is_hung_up_on(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_REQUEST_S", 0.5)
     line, greeting = connect(source.service.address)
     with closing(line):
@@ -290,7 +286,7 @@ def test_a_request_that_comes_too_slowly_is_hung_up_on(source: Rank, monkeypatch
             line.receive()
 
 
-def test_the_idlest_connection_makes_room_and_one_too_many_is_refused(
+def test_beyond_the_bound_the_longest_idle_connection_is_closed(
     source: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door, "CONNECTIONS", 4)
@@ -316,7 +312,7 @@ def test_the_idlest_connection_makes_room_and_one_too_many_is_refused(
         assert said(sixth._socket) == "4 connections are in use: try again"
 
 
-def test_only_so_many_pulls_run(source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_pulls_are_bounded(source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "CALLS", 2)
     source.save(4, there=1)
     running = [tcp.pull(source.pull()) for _ in range(2)]

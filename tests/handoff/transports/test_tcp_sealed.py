@@ -83,7 +83,7 @@ class Between:
         self._thread.join(10)
 
 
-def test_who_is_between_reads_nothing(sealed: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_man_in_the_middle_reads_nothing(sealed: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Between(sealed.door.port)) as between, closing(Tcp()) as tls:
         monkeypatch.setattr(sealed.door, "port", between.port)
         assert np.array_equal(drain(tls, sealed.pull()), sealed.data)
@@ -126,7 +126,7 @@ def test_another_role_and_another_ca_get_no_connection(sealed: Rank, tmp_path: P
         drain(tls, sealed.pull())
 
 
-def test_a_session_without_its_keys_is_worth_nothing(sealed: Rank) -> None:
+def test_a_session_is_useless_without_its_keys(sealed: Rank) -> None:
     """An eavesdropper may use a session before its owner."""
     session = sealed.door.invite().session
     with closing(Line(knock(sealed.service.address, sealed.service.door_port))) as line:

@@ -119,7 +119,7 @@ def test_without_its_ticket_nothing_comes_and_nothing_is_released(
     assert np.array_equal(drain(transport, pull_of(saved)), source.records(range(5, 9)))
 
 
-def test_what_was_released_does_not_come(source: RemoteSource, transport: Transport) -> None:
+def test_a_released_save_cannot_be_pulled(source: RemoteSource, transport: Transport) -> None:
     manifest = source.save(f"released-{transport.name}", range(1, 5))
     client = HandoffClient()
     before, _ = source.held()
@@ -215,7 +215,7 @@ def test_transports_are_found_by_their_names() -> None:
         transports.create(["rdma"])
 
 
-def test_a_transport_that_calls_itself_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_with_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shm, "name", "memory")
     with pytest.raises(HandoffError, match="'shm' calls itself 'memory'"):
         transports.create(["shm"])
