@@ -19,6 +19,7 @@ from staging to the socket and into the puller's buffer without a copy, and 4 Mi
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import time
@@ -91,6 +92,12 @@ class Line:
             return False
         except OSError:
             return None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for data, or for the connection's end. Return False after the timeout."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1e3))
 
     def send(
         self, frame: Frame, body: Bytes | None = None, look: Callable[[], None] = nothing, before: bytes = b""

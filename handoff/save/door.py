@@ -1,22 +1,19 @@
-"""The server of the port for records: it admits pullers that have a session and dispatches their requests.
+"""The server of the port for records: it admits pullers that have a session and answers their requests.
 
-One thread waits for connections, greetings, and requests on idle connections. A request has a thread until it
-is answered. Connections, connections without a greeting, threads, and the time for each are bounded.
+Each connection has a thread. Connections, connections without a greeting, running requests, and the time for
+each are bounded.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import secrets
-import selectors
 import socket
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from baton import addresses
 from baton.handoff.frames import GREETING, SESSION_BYTES, Broken, Line, shut
@@ -29,29 +26,15 @@ CONNECTIONS = 256  # beyond this, the longest idle one is closed
 STRANGERS = 32  # maximum connections without a greeting
 GREETING_S = 5.0
 IDLE_S = 900.0  # a connection without a pull for this long is closed
-CALLS = 64  # maximum concurrent requests, each with a thread
+CALLS = 64  # maximum concurrent requests
 _SESSIONS = 1024  # maximum unused sessions
 _SESSION_S = 30.0  # time to use a session
 _CUT_S = 2.0  # time for a request to notice that its connection was cut
 _DEAF_S = 1.0  # pause after a failed accept
 
 
-@dataclass(eq=False)
-class _Stranger:
-    """A connection without a greeting."""
-
-    socket: socket.socket
-    ends_s: float  # time.monotonic
-    greeting: bytearray = field(default_factory=bytearray)
-
-
-@dataclass(eq=False)
-class _Guest:
-    """A connection after its greeting."""
-
-    socket: socket.socket
-    line: Line
-    ends_s: float = 0.0  # time.monotonic, while idle
+class _Refused(Exception):
+    """The reason for hanging up, which is sent to the other end."""
 
 
 class Door:
@@ -68,26 +51,16 @@ class Door:
         # as gRPC does, bind both families for either wildcard: pullers use the same address for both
         both = addresses.is_wildcard(host) and socket.has_dualstack_ipv6()
         self._listener = addresses.listen("::" if both else host, port)
-        self._listener.setblocking(False)
+        self._listener.settimeout(None)
         self.port: int = self._listener.getsockname()[1]
-        self._wake, self._woken = socket.socketpair()
-        self._woken.setblocking(False)
-        self._wake.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._deaf_until = 0.0
-        self._listening = False
-        # both ordered by end, soonest first
-        self._strangers: OrderedDict[socket.socket, _Stranger] = OrderedDict()
-        self._idle: OrderedDict[socket.socket, _Guest] = OrderedDict()
-        self._sessions: OrderedDict[bytes, tuple[float, ConnectReply]] = OrderedDict()  # oldest first
         self._lock = threading.Lock()  # guards everything below
         self._quiet = threading.Condition(self._lock)
-        self._answered: deque[_Guest] = deque()
-        self._running: dict[_Guest, None] = {}  # being answered
+        self._sessions: OrderedDict[bytes, tuple[float, ConnectReply]] = OrderedDict()  # oldest first
+        self._strangers: OrderedDict[socket.socket, None] = OrderedDict()  # oldest first
+        self._idle: OrderedDict[socket.socket, Line] = OrderedDict()  # longest idle first
+        self._running: dict[socket.socket, Line] = {}  # being answered
         self._closed = False
-        self._thread = keep_thread(self._watch, "baton-kv-door")
-        self._thread.start()
+        keep_thread(self._accept, "baton-kv-door").start()
 
     def invite(self) -> ConnectReply:
         """Return a session, with which a puller can connect once."""
@@ -106,201 +79,135 @@ class Door:
         """Stop; running requests have `grace_s` to end. Idempotent."""
         with self._lock:
             self._closed = True
-        self._rouse()
-        self._thread.join(5)
+            unused = [*self._strangers, *self._idle]
+        for connection in (self._listener, *unused):
+            _wake(connection)
+        self._listener.close()
         with self._lock:
             self._quiet.wait_for(lambda: not self._running, grace_s)
-            running = list(self._running)
-        for guest in running:
-            guest.line.cut()
-        with self._lock:
+            for line in self._running.values():
+                line.cut()
             self._quiet.wait_for(lambda: not self._running, _CUT_S)
 
     # ---- the door's thread
 
-    def _watch(self) -> None:
+    def _accept(self) -> None:
         while not self._closed:
-            self._listen()
-            for key, _ in self._selector.select(self._wait_s()):
-                if key.fileobj is self._woken:
-                    with contextlib.suppress(BlockingIOError):
-                        self._woken.recv(4096)
-                elif key.fileobj is self._listener:
-                    self._let_in()
-                else:
-                    self._hear(key.data)
-            self._keep_answered()
-            self._end_late()
-        here: list[_Stranger | _Guest] = [*self._strangers.values(), *self._idle.values(), *self._answered]
-        for guest in here:
-            self._drop(guest)
-        for one in (self._listener, self._woken, self._wake):
-            one.close()
-        self._selector.close()
-
-    def _listen(self) -> None:
-        if not self._listening and time.monotonic() >= self._deaf_until:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-            self._listening = True
-
-    def _wait_s(self) -> float | None:
-        firsts = [one.ends_s for one in itertools.islice(self._strangers.values(), 1)]
-        firsts += [one.ends_s for one in itertools.islice(self._idle.values(), 1)]
-        if not self._listening:
-            firsts.append(self._deaf_until)
-        return max(0.0, min(firsts) - time.monotonic()) if firsts else None
-
-    def _let_in(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        # out of descriptors or memory: pause, or the waiting connection would wake this thread again at once
-        except OSError as error:
-            logger.warning("a connection for KV cannot be accepted: %s", error.strerror)
-            self._selector.unregister(self._listener)
-            self._listening, self._deaf_until = False, time.monotonic() + _DEAF_S
-            return
-        connection.setblocking(False)
-        stranger = _Stranger(connection, time.monotonic() + GREETING_S)
-        if len(self._strangers) >= STRANGERS:  # pullers greet within milliseconds, so the oldest is not one
-            oldest = next(iter(self._strangers.values()))
-            self._refuse(oldest, f"{STRANGERS} newer connections have not sent a greeting either")
-        if self._has_room():
-            self._strangers[connection] = stranger
-            self._selector.register(connection, selectors.EVENT_READ, stranger)
-        else:
-            self._refuse(stranger, f"{CONNECTIONS} connections are in use: try again")
-
-    def _has_room(self) -> bool:
-        """Return whether another connection fits, after closing an idle one if necessary."""
-        if len(self._strangers) + len(self._idle) + len(self._running) < CONNECTIONS:
-            return True
-        if self._idle:
-            self._drop(next(iter(self._idle.values())))
-            return True
-        return False
-
-    def _hear(self, guest: _Stranger | _Guest) -> None:
-        try:
-            if isinstance(guest, _Stranger):
-                self._greet(guest)
+            try:
+                connection, _ = self._listener.accept()
+            except ConnectionError:
+                continue
+            except OSError as error:  # out of descriptors or memory, or closed
+                if not self._closed:
+                    logger.warning("a connection for KV cannot be accepted: %s", error.strerror)
+                    time.sleep(_DEAF_S)
+                continue
+            if self._let_in(connection):
+                threading.Thread(
+                    target=self._serve, args=(connection,), name="baton-kv-pull", daemon=True
+                ).start()
             else:
-                self._call(guest)
-        except Exception:  # drop the connection, so that a bug does not meet the same bytes again
-            self._drop(guest)
-            raise
+                _say(connection, f"{CONNECTIONS} connections are in use: try again")
+                connection.close()
 
-    def _greet(self, stranger: _Stranger) -> None:
-        """Read more of a greeting; admit the connection when it is complete."""
-        wanted = len(GREETING) + SESSION_BYTES - len(stranger.greeting)
-        try:
-            came = stranger.socket.recv(wanted)
-        except BlockingIOError:
-            return
-        except OSError:
-            came = b""
-        stranger.greeting += came
-        if not came:
-            self._drop(stranger)
-        elif not stranger.greeting.startswith(GREETING[: len(stranger.greeting)]):
-            self._refuse(
-                stranger, "this port serves KV to workers that have a session of the Handoff service"
-            )
-        elif len(came) == wanted:
-            self._admit(stranger, bytes(stranger.greeting[len(GREETING) :]))
-
-    def _admit(self, stranger: _Stranger, session: bytes) -> None:
+    def _let_in(self, connection: socket.socket) -> bool:
+        """Register a new connection, after closing another if necessary. Return False if there is no room."""
         with self._lock:
-            ends_s, invited = self._sessions.pop(session, (0.0, None))
-        if invited is None or ends_s < time.monotonic():
-            self._refuse(stranger, "the session has expired, or is not this rank's")
-            return
-        if self._sealed:
-            from baton.security.sealing import Seal
+            if (
+                len(self._strangers) >= STRANGERS
+            ):  # pullers greet within milliseconds, so the oldest is not one
+                oldest, _ = self._strangers.popitem(last=False)
+                _say(oldest, f"{STRANGERS} newer connections have not sent a greeting either")
+                _wake(oldest)
+            if len(self._strangers) + len(self._idle) + len(self._running) >= CONNECTIONS:
+                if not self._idle:
+                    return False
+                _wake(self._idle.popitem(last=False)[0])
+            self._strangers[connection] = None
+            return True
 
-            line = Line(stranger.socket, Seal(invited.here_key), Seal(invited.there_key))
-        else:
-            line = Line(stranger.socket)
-        del self._strangers[stranger.socket]
-        guest = _Guest(stranger.socket, line)
-        self._selector.modify(guest.socket, selectors.EVENT_READ, guest)
-        self._rest(guest)
+    # ---- a connection's thread
 
-    def _rest(self, guest: _Guest) -> None:
-        """Wait for the connection's next request."""
-        guest.ends_s = time.monotonic() + IDLE_S
-        self._idle[guest.socket] = guest
-
-    def _call(self, guest: _Guest) -> None:
-        """Dispatch a request, or drop the connection if the puller has hung up."""
-        if guest.line.peek() is None:
-            self._drop(guest)
-            return
-        with self._lock:
-            full = len(self._running) >= CALLS
-            if not full:
-                del self._idle[guest.socket]
-                self._selector.unregister(guest.socket)
-                self._running[guest] = None
-                threading.Thread(target=self._work, args=(guest,), name="baton-kv-pull", daemon=True).start()
-        if full:
-            self._refuse(guest, f"{CALLS} pulls are running already: try again")
-
-    def _keep_answered(self) -> None:
-        while self._answered:
-            guest = self._answered.popleft()
-            self._selector.register(guest.socket, selectors.EVENT_READ, guest)
-            self._rest(guest)
-
-    def _end_late(self) -> None:
-        now = time.monotonic()
-        while self._strangers and (stranger := next(iter(self._strangers.values()))).ends_s <= now:
-            self._refuse(stranger, f"no greeting within {GREETING_S:g} s")
-        while self._idle and (guest := next(iter(self._idle.values()))).ends_s <= now:
-            self._refuse(guest, f"no pull for {IDLE_S:g} s")
-
-    def _refuse(self, guest: _Stranger | _Guest, text: str) -> None:
-        """Hang up with a reason."""
-        with contextlib.suppress(OSError):
-            guest.socket.send(shut(text), socket.MSG_DONTWAIT)
-            guest.socket.shutdown(socket.SHUT_WR)
-            guest.socket.recv(4096, socket.MSG_DONTWAIT)  # unread bytes would turn it into a reset
-        self._drop(guest)
-
-    def _drop(self, guest: _Stranger | _Guest) -> None:
-        self._strangers.pop(guest.socket, None)
-        self._idle.pop(guest.socket, None)
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(guest.socket)
-        guest.socket.close()
-
-    def _rouse(self) -> None:
-        with contextlib.suppress(OSError):  # full, so the thread is awake anyway; or closed
-            self._wake.send(b"\0")
-
-    # ---- the requests' threads
-
-    def _work(self, guest: _Guest) -> None:
-        again = False
+    def _serve(self, connection: socket.socket) -> None:
         try:
-            again = self._answer(guest.line)
+            line = self._greeted(connection)
+            while self._next_request(connection, line) and self._answer(line):
+                self._end_request(connection)
+        except _Refused as refused:
+            _say(connection, str(refused))
         except Broken as error:
-            logger.debug("a pull ended: %s", error)
+            logger.debug("a connection for KV ended: %s", error)
         except Exception:
             logger.exception("a pull failed unexpectedly")
         finally:
-            self._over(guest, again=again)
+            with self._lock:
+                self._strangers.pop(connection, None)
+                self._idle.pop(connection, None)
+            self._end_request(connection)
+            connection.close()
 
-    def _over(self, guest: _Guest, *, again: bool) -> None:
+    def _greeted(self, connection: socket.socket) -> Line:
+        """Receive a greeting. Raises _Refused, Broken."""
+        ends_s, greeting = time.monotonic() + GREETING_S, b""
+        while (wanted := len(GREETING) + SESSION_BYTES - len(greeting)) > 0:
+            connection.settimeout(max(0.001, ends_s - time.monotonic()))
+            try:
+                came = connection.recv(wanted)
+            except TimeoutError:
+                raise _Refused(f"no greeting within {GREETING_S:g} s") from None
+            except OSError as error:
+                raise Broken(error.strerror or str(error)) from None
+            if not came:
+                raise Broken("it hung up")
+            greeting += came
+            if not greeting.startswith(GREETING[: len(greeting)]):
+                raise _Refused("this port serves KV to workers that have a session of the Handoff service")
         with self._lock:
-            del self._running[guest]
-            again = again and not self._closed
-            if again:
-                self._answered.append(guest)
+            until_s, invited = self._sessions.pop(greeting[len(GREETING) :], (0.0, None))
+        if invited is None or until_s < time.monotonic():
+            raise _Refused("the session has expired, or is not this rank's")
+        if not self._sealed:
+            return Line(connection)
+        from baton.security.sealing import Seal
+
+        return Line(connection, Seal(invited.here_key), Seal(invited.there_key))
+
+    def _next_request(self, connection: socket.socket, line: Line) -> bool:
+        """Wait for a request; return False if the connection has ended. Raises _Refused."""
+        with self._lock:
+            self._strangers.pop(connection, None)
+            if self._closed:
+                return False
+            self._idle[connection] = line
+        came = line.wait(IDLE_S)
+        with self._lock:
+            if self._idle.pop(connection, None) is None:  # closed to make room
+                return False
+            if not came:
+                raise _Refused(f"no pull for {IDLE_S:g} s")
+            if line.peek() is None:
+                return False
+            if len(self._running) >= CALLS:
+                raise _Refused(f"{CALLS} pulls are running already: try again")
+            self._running[connection] = line
+            return True
+
+    def _end_request(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._running.pop(connection, None)
             if not self._running:
                 self._quiet.notify_all()
-        if again:
-            self._rouse()
-        else:
-            guest.socket.close()
+
+
+def _say(connection: socket.socket, text: str) -> None:
+    """Send the reason for hanging up."""
+    with contextlib.suppress(OSError):
+        connection.send(shut(text), socket.MSG_DONTWAIT)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(4096, socket.MSG_DONTWAIT)  # unread bytes would turn it into a reset
+
+
+def _wake(connection: socket.socket) -> None:
+    """Wake the thread that waits for this connection, which then closes it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
