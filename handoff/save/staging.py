@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import heapq
-import itertools
 import logging
 import threading
 import time
@@ -109,8 +107,6 @@ class Staging:
         self._entries: dict[Key, Entry] = {}
         self._pinned: dict[Entry, None] = {}  # published entries whose memory is not free yet, oldest first
         self._fates: OrderedDict[Key, type[HandoffError]] = OrderedDict()
-        self._deadlines: list[tuple[float, int, Entry]] = []  # heap
-        self._order = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
         self._reaper = keep_thread(self._reap, "baton-leases")
@@ -159,7 +155,6 @@ class Staging:
             entry.expires_at = entry.published_at + self.lease_s
             self._entries[entry.key] = entry
             self._pinned[entry] = None
-            heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
             self._changed.notify()
         if older is not None:
             self._tell_end(*entry.key)
@@ -367,28 +362,18 @@ class Staging:
             with self._changed:
                 if self._closed:
                     return
-                expired = self._expire(time.monotonic())
+                now = time.monotonic()
+                expired = [entry for entry in self._entries.values() if entry.expires_at <= now]
+                for entry in expired:
+                    self._end(entry, LeaseExpired)
                 if not expired:
-                    next_s = self._deadlines[0][0] - time.monotonic() if self._deadlines else None
-                    self._changed.wait(next_s)
+                    soonest = min((entry.expires_at for entry in self._entries.values()), default=None)
+                    self._changed.wait(None if soonest is None else soonest - now)
             for entry in expired:
                 logger.info(
-                    "the lease of %s expired",
-                    _what(*entry.key),
-                    extra={"request_id": entry.request_id},
+                    "the lease of %s expired", _what(*entry.key), extra={"request_id": entry.request_id}
                 )
                 self._tell_end(*entry.key)
-
-    def _expire(self, now: float) -> list[Entry]:
-        expired = []
-        while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now):
-            entry = heapq.heappop(self._deadlines)[2]
-            if not entry.ended and entry.expires_at > now:  # renewed
-                heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
-            elif not entry.ended:
-                self._end(entry, LeaseExpired)
-                expired.append(entry)
-        return expired
 
 
 def _what(request_id: str, epoch: int) -> str:
