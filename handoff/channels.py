@@ -122,7 +122,7 @@ def _close_channel(channel: grpc.Channel) -> None:
 
 
 class HandoffClient:
-    """Call Handoff services. If one is gone, releases and renewals fail silently: its leases expire."""
+    """Call Handoff services. Failed releases and renewals are only logged, because leases expire."""
 
     def __init__(self, bound: int = MAX_CHANNELS) -> None:
         self.channels = ChannelCache(Dialler.channel, HandoffStub, _close_channel, bound)

@@ -65,15 +65,8 @@ def test_the_drafters_layers_come_along(tmp_path: Path) -> None:
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
-def test_each_rank_pulls_its_own_shard(tmp_path: Path) -> None:
+def test_each_rank_serves_and_pulls_its_own_shard_with_its_workers_certificate(tmp_path: Path) -> None:
     """The ranks are separate processes."""
-    model = checkpoints.qwen2(tmp_path / "qwen2")
-    with EngineProcess(Options(model, "both", cores="0|1", engine=ALONE | RANKS)) as engine:
-        manifest, loaded = hand_over(engine, "both-ranks", 300)
-        assert (len(manifest.shards), loaded.blocks, loaded.transport) == (2, 10, "shm")
-
-
-def test_each_rank_serves_and_pulls_with_its_workers_certificate(tmp_path: Path) -> None:
     model = checkpoints.qwen2(tmp_path / "qwen2")
     folder = tmp_path / "identity"
     identity.write(folder, Authority.create(tmp_path / "ca").issue(Name("test", Role.WORKER, "both")))
