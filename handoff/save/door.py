@@ -202,9 +202,10 @@ class Door:
 def _say(connection: socket.socket, text: str) -> None:
     """Send the reason for hanging up."""
     with contextlib.suppress(OSError):
-        connection.send(shut(text), socket.MSG_DONTWAIT)
+        connection.setblocking(False)
+        connection.send(shut(text))
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(4096, socket.MSG_DONTWAIT)  # unread bytes would turn it into a reset
+        connection.recv(4096)  # unread bytes would turn it into a reset
 
 
 def _wake(connection: socket.socket) -> None:
