@@ -15,6 +15,7 @@ from baton import rpc
 from baton.handoff import frames
 from baton.handoff.errors import TransportFailed
 from baton.handoff.frames import FAIL, Line
+from baton.handoff.save import service
 from baton.handoff.transports.tcp import Tcp
 from baton.security import identity
 from baton.security.authority import Authority
@@ -126,8 +127,9 @@ def test_another_role_and_another_ca_get_no_connection(sealed: Rank, tmp_path: P
         drain(tls, sealed.pull())
 
 
-def test_a_session_is_useless_without_its_keys(sealed: Rank) -> None:
+def test_a_session_is_useless_without_its_keys(sealed: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """An eavesdropper may use a session before its owner."""
+    monkeypatch.setattr(service, "_REQUEST_S", 0.5)
     session = sealed.door.invite().session
     with closing(Line(knock(sealed.service.address, sealed.service.door_port))) as line:
         sealed.asks(line, frames.GREETING + session)
