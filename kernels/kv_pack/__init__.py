@@ -43,9 +43,9 @@ Buffer: TypeAlias = torch.Tensor | npt.NDArray[Any]
 def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) -> None:
     """Gather blocks into records.
 
-    block_ids: [n] int64, blocks of the table. records: [n, table.record_bytes] uint8, contiguous, overwritten.
-    digests: [n] 64-bit integers, overwritten with the bits of a uint64. Raises ValueError if shapes do not
-    match.
+    block_ids: [n] int64, blocks of the table. records: [n, table.record_bytes] uint8, contiguous,
+    overwritten. digests: [n] 64-bit integers, overwritten with the bits of a uint64. Raises ValueError if
+    shapes do not match.
     """
     _check(table, block_ids, records, digests)
     if table.on_cpu:

@@ -37,8 +37,8 @@ _HALF, _ONE = np.uint64(32), np.uint64(1)
 _FP8_LARGEST, _INT8_LARGEST = np.float32(LARGEST["fp8_e4m3"]), np.float32(LARGEST["int8"])
 _TINY_BITS = np.float32(TINY).view(np.uint32)
 _MAGNITUDE, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
-# Adding this to a float32 rounds it to an integer, ties to even: the sum's last bit is worth 1, and its lowest
-# bits are the integer's two's complement.
+# Adding this to a float32 rounds it to an integer, ties to even: the sum's last bit is worth 1, and its
+# lowest bits are the integer's two's complement.
 _INTEGERS = np.float32(1.5 * 2**23)
 # Likewise for the subnormal steps: 2**-9 for e4m3 below 2**-6, and 2**-24 for float16 below 2**-14.
 _FP8_STEPS, _FP8_STEPS_BITS = np.float32(2.0**14), np.float32(2.0**14).view(np.uint32)

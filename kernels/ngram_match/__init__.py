@@ -25,8 +25,8 @@ def ngram_match(
 ) -> None:
     """Continue each request's text after its longest match of min_n to max_n tokens, the latest if several.
 
-    tokens [rows, width] int32: the texts, of which lengths [rows] int32 tokens count. rows [batch] int64: each
-    request's row; None: the first `batch` rows. tails [batch, n], any integer type: tokens that follow a
+    tokens [rows, width] int32: the texts, of which lengths [rows] int32 tokens count. rows [batch] int64:
+    each request's row; None: the first `batch` rows. tails [batch, n], any integer type: tokens that follow a
     request's text; None: no such tokens. limits [batch] int32: most drafts per request.
 
     Fills drafts [batch, k], any integer type, and counts [batch] int32: min(limit, k) drafts per request,

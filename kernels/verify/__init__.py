@@ -26,8 +26,8 @@ def verify(
     seed and number alone, for callers that pass a new seed each time.
 
     `standard`: speculative sampling (Leviathan et al., 2023; Chen et al., 2023). `block`: block verification
-    (Sun et al., 2024), which accepts no fewer tokens on average. At temperature 0 a draft is accepted if it is
-    the most likely token, or the first of several.
+    (Sun et al., 2024), which accepts no fewer tokens on average. At temperature 0 a draft is accepted if it
+    is the most likely token, or the first of several.
 
     On a GPU nothing waits for the host, and a CUDA graph may capture all launches. Raises ValueError if the
     shapes do not fit together.

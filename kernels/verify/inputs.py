@@ -16,8 +16,8 @@ class DraftedTokens:
     """The drafted tokens of R requests; request r has c[r], which may be 0.
 
     N = sum(c + 1), D = sum(c). A negative token, or one beyond the vocabulary, is a placeholder: neither it
-    nor any token after it is accepted. At most one of `probs` and `logits` is given. Without both, the drafter
-    was certain of each token (greedy, or a match), so its distribution is one-hot.
+    nor any token after it is accepted. At most one of `probs` and `logits` is given. Without both, the
+    drafter was certain of each token (greedy, or a match), so its distribution is one-hot.
     """
 
     tokens: torch.Tensor  # int [D]; or [N], where a request's drafts follow the token that they continue

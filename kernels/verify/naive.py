@@ -96,7 +96,7 @@ class _Request:
         return written
 
     def _target(self, row: Weights) -> Weights:
-        """Return the distribution to sample from: softmax, filtered by min-p, top-k and top-p in this order."""
+        """Return the distribution to sample from: softmax, filtered by min-p, top-k, top-p in this order."""
         probabilities = _softmax(row, self.temperature)
         # Among equal tokens the first in the vocabulary are kept.
         order = sorted(range(len(row)), key=lambda token: (-row[token], token))

@@ -1,9 +1,9 @@
 """Draw random numbers as a function of seed, position and row number: Philox 4x32-10 (Salmon et al., 2011).
 
 One evaluation gives a row's three numbers: for accepting its draft, for a tile of the vocabulary, and for a
-token of the tile. The row's number in its request is part of the counter, because a position is verified again
-in the next step if a draft before it was rejected. Block verification has by then conditioned on the numbers
-drawn for that position (they were too large), so they must not be drawn again.
+token of the tile. The row's number in its request is part of the counter, because a position is verified
+again in the next step if a draft before it was rejected. Block verification has by then conditioned on the
+numbers drawn for that position (they were too large), so they must not be drawn again.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from baton.kernels.verify.gpu.rows import (
     weigh_draft,
 )
 
-# Masses are summed as integers, so the order in which candidates arrive does not matter. A weight is at most 1,
-# so a sum of 2**20 weights is at most 2**60.
+# Masses are summed as integers, so the order in which candidates arrive does not matter. A weight is at most
+# 1, so a sum of 2**20 weights is at most 2**60.
 _ONE = tl.constexpr(float(1 << 40))
-# The bound is lowered by this, so that the k-th token is not lost to rounding: a product and a difference may be
-# rounded together or separately.
+# The bound is lowered by this, so that the k-th token is not lost to rounding: a product and a difference may
+# be rounded together or separately.
 _SLACK = tl.constexpr(1e-3)
 _ALL = tl.constexpr(-(1 << 31))  # below every key
 

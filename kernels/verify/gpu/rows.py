@@ -2,9 +2,9 @@
 
 Arguments: `logits` *[N, V] and `stride` of its rows; `tokens`, `row_ends`, `slots`, `temperature`, ... as in
 inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: for each tile of a row, the largest scaled logit, its first
-place, and the sum of exp(scaled logit - largest) over all tokens except the row's draft. The draft's weight is
-added where needed, so the mass of the other tokens is never a difference of two nearly equal numbers. TILES:
-`tiles` rounded up to a power of 2.
+place, and the sum of exp(scaled logit - largest) over all tokens except the row's draft. The draft's weight
+is added where needed, so the mass of the other tokens is never a difference of two nearly equal numbers.
+TILES: `tiles` rounded up to a power of 2.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -88,7 +88,7 @@ def key_of(logits, SHIFT: tl.constexpr):
 
 @triton.jit
 def merge(maxes, sums, row, tiles, TILES: tl.constexpr):
-    """Return a row's largest scaled logit, and [TILES] sums of exp(scaled logit - largest), draft excluded."""
+    """Return a row's largest scaled logit, and [TILES] sums of exp(scaled logit - largest), without draft."""
     which = tl.arange(0, TILES)
     some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
     masses = tl.load(sums + row * tiles + which, mask=which < tiles, other=0.0)
@@ -113,7 +113,7 @@ def weigh_draft(
     TILES: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
-    """Return a row's top and the weights of its draft and of all other tokens, filtered if `cuts` is given."""
+    """Return a row's top and the weights of its draft and of all other tokens; filtered with `cuts`."""
     top, masses = merge(maxes, sums, row, tiles, TILES)
     logit = clean(tl.load(logits + row * stride + draft, mask=draft >= 0, other=float("-inf")))
     mine = tl.exp(logit * inverse - top)

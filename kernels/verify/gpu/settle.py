@@ -2,9 +2,9 @@
 
 `probs` *[D, V] and its stride, or `proposal` *[slots, steps, V] and its strides: the distributions from
 which drafts were drawn; one-hot if both are None. `scales` *[N] float32, for block verification: the factor
-of a row's target in its residual. `chosen` *[R] int32: the place of a request's last token. `residuals` *[R or
-N, tiles] float32: the tiles' masses in the distribution of that token, for the chosen row, or for every row if
-block verification needs them.
+of a row's target in its residual. `chosen` *[R] int32: the place of a request's last token. `residuals` *[R
+or N, tiles] float32: the tiles' masses in the distribution of that token, for the chosen row, or for every
+row if block verification needs them.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
