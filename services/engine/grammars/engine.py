@@ -1,11 +1,11 @@
 """Compile, in the worker's process, the grammars that passed their trial.
 
-vLLM compiles all grammars with the first request's backend, in one queue. Here each grammar is compiled by its own
-backend before vLLM's scheduler sees the request. Compilers release the GIL while they work, and their threads have a
-lower priority than the engine's.
+vLLM compiles all grammars with the first request's backend, in one queue. Here each grammar is compiled by
+its own backend before vLLM's scheduler sees the request. Compilers release the GIL while they work, and their
+threads have a lower priority than the engine's.
 
-`_create_grammar` compiles with the `backend` of the manager it is called on, so each backend has a copy of vLLM's
-manager.
+`_create_grammar` compiles with the `backend` of the manager it is called on, so each backend has a copy of
+vLLM's manager.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Let a request with drafts and a recurrent state miss a step and resume from the right state.
 
 A model with states (Mamba, Gated DeltaNet) keeps one for each token of a step, and a request resumes from the
-state of its last accepted token. vLLM keeps the number of accepted tokens by batch row, so a request that a step
-leaves out loses its row, and would resume from the state of its first token. Here the number is kept with the
-request. Preempted requests are recomputed, so they begin with their first state.
+state of its last accepted token. vLLM keeps the number of accepted tokens by batch row, so a request that a
+step leaves out loses its row, and would resume from the state of its first token. Here the number is kept
+with the request. Preempted requests are recomputed, so they begin with their first state.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def keeps(config: Any) -> bool:
     """Return whether this engine's requests may miss steps."""
     if config.speculative_config is None or not config.model_config.is_hybrid:
         return True
-    # Untested: model runner V2, which keeps the number by request, and asynchronous scheduling, which computes
-    # it on the device from the step before. A prefix cache copies states whenever a block is full.
+    # Untested: model runner V2, which keeps the number by request, and asynchronous scheduling, which
+    # computes it on the device from the step before. A prefix cache copies states whenever a block is full.
     return (
         not config.use_v2_model_runner
         and not config.scheduler_config.async_scheduling

@@ -1,10 +1,11 @@
 """Continue a request that began elsewhere, with its tokens so far as output.
 
-Penalties, min_tokens, max_tokens, seeds and grammars count output, so the n tokens that a request brings must be
-output here too, not a longer prompt. The host builds vLLM's Request that way (services/engine/requests.py), which
-model runner V2 takes unchanged, and grammars/engine.py feeds the tokens to its grammar. V1's model runner takes
-every new request for a prompt alone, so it gets prompt and output together, with n in `SamplingParams.extra_args`,
-and splits them again. It also advances a seeded generator by n draws.
+Penalties, min_tokens, max_tokens, seeds and grammars count output, so the n tokens that a request brings must
+be output here too, not a longer prompt. The host builds vLLM's Request that way
+(services/engine/requests.py), which model runner V2 takes unchanged, and grammars/engine.py feeds the tokens
+to its grammar. V1's model runner takes every new request for a prompt alone, so it gets prompt and output
+together, with n in `SamplingParams.extra_args`, and splits them again. It also advances a seeded generator by
+n draws.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from baton.services.engine.patches.replace import replace, wrappers
 
-# Keys of SamplingParams.extra_args, removed from whatever a client sends: how many of the tokens sent to V1's model
-# runner are output, and the width of its logits, which is also the width of a seeded draw on a GPU.
+# Keys of SamplingParams.extra_args, removed from whatever a client sends: how many of the tokens sent to V1's
+# model runner are output, and the width of its logits, which is also the width of a seeded draw on a GPU.
 GENERATED_KEY = "baton_generated"
 VOCABULARY_KEY = "baton_vocabulary"
 
@@ -40,7 +41,7 @@ def generated(sampling_params: Any) -> int:
     return int(extra.get(GENERATED_KEY, 0)) if extra else 0
 
 
-def _send_whole(
+def _send_whole(  # noqa: PLR0917 (vLLM's parameters)
     original: Any,
     cls: Any,
     request: Any,

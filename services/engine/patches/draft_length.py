@@ -1,11 +1,11 @@
 """Choose how many tokens each step drafts, and observe how the drafts fare.
 
-A step in which no request goes on decoding drafts nothing, whatever else was chosen. These are all steps of a worker
-that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs over the prompts,
-because its KV is handed over too.
+A step in which no request goes on decoding drafts nothing, whatever else was chosen. These are all steps of a
+worker that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs over
+the prompts, because its KV is handed over too.
 
-vLLM's scheduler looks the number up by the number of requests in the step, in the list `dynamic_sd_lookup`, which our
-objects replace.
+vLLM's scheduler looks the number up by the number of requests in the step, in the list `dynamic_sd_lookup`,
+which our objects replace.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ def _handed(scheduler_output: Any, model_runner_output: Any) -> list[tuple[int, 
 def lengths_by_batch(limit: int, max_num_seqs: int, *, adaptive: bool) -> list[tuple[int, int, int]]:
     """Return vLLM's list of how many tokens are drafted at which batch sizes: (from, to, tokens).
 
-    Model runner V2 captures full CUDA graphs only for the numbers in the list, so it contains the lengths that
-    may be chosen, `MOST_CAPTURED` at most; the scheduler uses DraftLengthSeam instead. With vLLM's sizes, 64
-    requests with up to 5 tokens have 187 graphs instead of 41, for 69 % instead of 17 % of all pairs of batch
-    size and length; in batches of up to 4 requests every length has one.
+    Model runner V2 captures full CUDA graphs only for the numbers in the list, so it contains the lengths
+    that may be chosen, `MOST_CAPTURED` at most; the scheduler uses DraftLengthSeam instead. With vLLM's
+    sizes, 64 requests with up to 5 tokens have 187 graphs instead of 41, for 69 % instead of 17 % of all
+    pairs of batch size and length; in batches of up to 4 requests every length has one.
     """
     most = min(limit, MOST_CAPTURED - 1)
     lengths = [limit * step // most for step in range(most)] if adaptive else []

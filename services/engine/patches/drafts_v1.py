@@ -1,15 +1,16 @@
-"""Run our proposers inside vLLM's model runner V1: drafts from tokens alone, and continuations of a draft model.
+"""Run our proposers in vLLM's model runner V1: drafts from tokens alone, or continuations of a draft model's.
 
-A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. A hybrid first
-looks for long matches, then runs vLLM's own drafter for `num_model_steps` tokens or one, and a proposer continues
-those drafts. Both give vLLM a list per request with as many drafts as are worth verifying, possibly none.
+A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. A hybrid
+first looks for long matches, then runs vLLM's own drafter for `num_model_steps` tokens or one, and a proposer
+continues those drafts. Both give vLLM a list per request with as many drafts as are worth verifying, possibly
+none.
 
 Drafts are written after a request's tokens in `token_ids_cpu`, where vLLM itself puts scheduled drafts, so no
 sequence is copied. The next step writes its own there before it uses any.
 
-Only model runner V1 without asynchronous scheduling takes lists. It is the only runner on CPUs, and vLLM chooses
-it for a `custom_class`. V2, the GPU's default, drafts before the host knows a token; drafts_v2.py matches on the
-device there.
+Only model runner V1 without asynchronous scheduling takes lists. It is the only runner on CPUs, and vLLM
+chooses it for a `custom_class`. V2, the GPU's default, drafts before the host knows a token; drafts_v2.py
+matches on the device there.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def _add_desk(original: Any, self: Any, vllm_config: Any, device: Any) -> None:
     setattr(self, _DESK, _desk_of(self, vllm_config))
 
 
-def _forget_finished(original: Any, self: Any, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
+def _forget_finished(
+    original: Any, self: Any, scheduler_output: Any, intermediate_tensors: Any = None
+) -> Any:
     desk: Desk | None = getattr(self, _DESK)
     if desk is not None and scheduler_output.finished_req_ids:
         desk.proposer.forget(sorted(scheduler_output.finished_req_ids))
@@ -107,7 +110,8 @@ class Desk:
         """Return the drafts of each row, at most `wanted`.
 
         sampled: this step's tokens; a tensor [rows, 1 + drafts] with -1 for rejected ones if they are not in
-        the batch yet, else lists. model: runs a hybrid's draft model for n tokens and returns them, [rows, n].
+        the batch yet, else lists. model: runs a hybrid's draft model for n tokens and returns them, [rows,
+        n].
         """
         batch = self._batch(runner, sampled, wanted)
         if isinstance(self.proposer, Hybrid):

@@ -1,13 +1,14 @@
 """Keep blocks free for growing answers when requests reserve blocks for prompts computed elsewhere.
 
-A DECODE reserves the blocks of its whole prompt before its source has reported anything, and vLLM cannot take them
-back. While they wait for the source's queue, answers that need another block would be preempted and recomputed. So
-while requests run, such a reservation waits unless it leaves `GROWTH_TOKENS` free for each of them: at 30 ms per token
-that is two seconds, in which most prompts are computed. It stops waiting once its source has KV to pull.
+A DECODE reserves the blocks of its whole prompt before its source has reported anything, and vLLM cannot take
+them back. While they wait for the source's queue, answers that need another block would be preempted and
+recomputed. So while requests run, such a reservation waits unless it leaves `GROWTH_TOKENS` free for each of
+them: at 30 ms per token that is two seconds, in which most prompts are computed. It stops waiting once its
+source has KV to pull.
 
-vLLM asks `_handle_blocked_waiting_request` of each request before anything else, and goes on to the next request if it
-returns False. That costs 4 us per step and waiting request. Asking the connector would be too late, as vLLM first looks
-the prompt up in the prefix cache, which takes 7 ms if 100,000 tokens are found.
+vLLM asks `_handle_blocked_waiting_request` of each request before anything else, and goes on to the next
+request if it returns False. That costs 4 us per step and waiting request. Asking the connector would be too
+late, as vLLM first looks the prompt up in the prefix cache, which takes 7 ms if 100,000 tokens are found.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ class EarlyLoads:
 
         self._scheduler, self._connector = scheduler, connector
         self._waiting = RequestStatus.WAITING
-        groups = len(scheduler.kv_cache_config.kv_cache_groups)
-        self._growth = groups * -(-GROWTH_TOKENS // scheduler.block_size)
+        self._growth = self._blocks(GROWTH_TOKENS)
         self._kept = 0  # blocks to keep free in this step
         self._held: set[Any] = set()  # requests
         replace(scheduler, "schedule", self._schedule)
@@ -56,10 +56,13 @@ class EarlyLoads:
         self._scheduler.deferred_waiting.difference_update(waiting)
 
     def _fits(self, request: Any) -> bool:
-        scheduler = self._scheduler
-        free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        needed: int = scheduler._request_remaining_blocks(request)
-        return free - needed >= self._kept
+        free: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return free - self._blocks(request.num_tokens) >= self._kept
+
+    def _blocks(self, tokens: int) -> int:
+        """Return how many blocks these tokens take at most, in all groups of layers."""
+        groups, block = len(self._scheduler.kv_cache_config.kv_cache_groups), self._scheduler.block_size
+        return int(groups * -(-tokens // block))
 
 
 def install(engine: Any) -> None:

@@ -1,11 +1,11 @@
 """Keep the engine going after a step that raised: the step's requests fail, and the others are served.
 
-vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does not
-expect, a grammar's matcher. With one rank, this module clears what the step left behind. Every request that has run
-ends, and its blocks leave the prefix cache, because this step's blocks may never have been written. The KV connector's
-work of the step is started or dropped, and reported. The model runner's batch is emptied. Requests that only wait, for
-their turn or for KV from another worker, stay. Then the engine answers a request of its own; if it cannot, it is broken
-and ends as before.
+vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
+not expect, a grammar's matcher. With one rank, this module clears what the step left behind. Every request
+that has run ends, and its blocks leave the prefix cache, because this step's blocks may never have been
+written. The KV connector's work of the step is started or dropped, and reported. The model runner's batch is
+emptied. Requests that only wait, for their turn or for KV from another worker, stay. Then the engine answers
+a request of its own; if it cannot, it is broken and ends as before.
 
 There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
 """
@@ -153,7 +153,7 @@ class FailedStep:
                 logger.error("in the step that failed: %s: %s", name, shape_of(request), extra=names)
 
     def _wait_for_steps(self) -> None:
-        """Wait for the other steps in flight (asynchronous scheduling), because they still write to blocks."""
+        """Wait for the other steps in flight (asynchronous scheduling): they still write to blocks."""
         queue = self._engine.batch_queue
         while queue:
             future = queue.pop()[0]
@@ -170,7 +170,7 @@ class FailedStep:
         self._engine.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def _probe(self) -> None:
-        """Have the engine answer a request of its own, alone. Raises EngineFailed, or what the step raises."""
+        """Have the engine answer a request of its own, alone. Raises EngineFailed, or the step's error."""
         engine, scheduler = self._engine, self._engine.scheduler
         request = self._own_request()
         deadline = time.monotonic() + PROBE_S
@@ -235,7 +235,7 @@ def _alone(scheduler: Any) -> Iterator[None]:
 
 
 def _clear_runner(runner: Any) -> None:
-    """Empty the model runner's batch. It drops other state once the scheduler reports requests as finished."""
+    """Empty the model runner's batch. Its other state goes once the scheduler reports finished requests."""
     import torch
 
     with torch.inference_mode():  # its tensors were made in this mode

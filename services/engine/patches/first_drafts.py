@@ -1,14 +1,14 @@
 """Hand over the drafts for a decode worker's first step with the prompt.
 
-The step that ends a prompt samples its first token, and the drafter has run over that step, so it can already draft.
-vLLM drops such drafts if the request ends there, as every handed-over prompt does. And its scheduler takes drafts only
-for running requests, so a decode worker's first step would verify nothing.
+The step that ends a prompt samples its first token, and the drafter has run over that step, so it can already
+draft. vLLM drops such drafts if the request ends there, as every handed-over prompt does. And its scheduler
+takes drafts only for running requests, so a decode worker's first step would verify nothing.
 
-Here the step that ends such a prompt drafts, unless it also decodes, and the drafts are kept for the worker's host. On
-the decode worker they are attached to the request and scheduled with its first step, if that step computes the one token
-before them; then they are dropped, used or not. They take what is left of the step's token budget, up to the current
-draft length. Verification is exact for any draft, so it does not matter which drafter made them, or that its
-probabilities are unknown.
+Here the step that ends such a prompt drafts, unless it also decodes, and the drafts are kept for the worker's
+host. On the decode worker they are attached to the request and scheduled with its first step, if that step
+computes the one token before them; then they are dropped, used or not. They take what is left of the step's
+token budget, up to the current draft length. Verification is exact for any draft, so it does not matter which
+drafter made them, or that its probabilities are unknown.
 
 This does not apply to asynchronous scheduling or model runner V2, where drafts stay on the device.
 
@@ -25,7 +25,8 @@ from baton.services.decode.proposers import registry
 from baton.services.engine.patches.replace import replace
 from baton.services.speculation import SpeculativeSettings
 
-# Most tokens that a draft model drafts for a handoff. Each one after the first delays the first token by a pass.
+# Most tokens that a draft model drafts for a handoff. Each one after the first delays the first token by a
+# pass.
 MOST = 2
 
 ALLOCATE_SLOTS = (  # only the first two are passed by position

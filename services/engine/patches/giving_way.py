@@ -1,14 +1,16 @@
 """Make requests of lower classes give way in an engine's steps, slots and KV.
 
-vLLM schedules running requests before waiting ones, in order of arrival, and takes all that fit. Here, if several
-classes want a step, requests that give way are left out of it as `StepShare` decides. They keep their KV and take
-turns in later steps. If a first-class request finds no slot, or KV runs short, preemptible requests are preempted as
-vLLM does it: they are recomputed, or use what the prefix cache still has of them. A request is preempted at most
-`MOST_PREEMPTIONS` times this way, and never if it is next in the queue (services/prefill/fair_share.py). None is
-preempted for a request whose prompt is still computed elsewhere, which reserves only free blocks. While first-class
-requests keep arriving, steps without one are short (services/prefill/step_length.py).
+vLLM schedules running requests before waiting ones, in order of arrival, and takes all that fit. Here, if
+several classes want a step, requests that give way are left out of it as `StepShare` decides. They keep their
+KV and take turns in later steps. If a first-class request finds no slot, or KV runs short, preemptible
+requests are preempted as vLLM does it: they are recomputed, or use what the prefix cache still has of them. A
+request is preempted at most `MOST_PREEMPTIONS` times this way, and never if it is next in the queue
+(services/prefill/fair_share.py). None is preempted for a request whose prompt is still computed elsewhere,
+which reserves only free blocks. While first-class requests keep arriving, steps without one are short
+(services/prefill/step_length.py).
 
-A request's class is its attribute `standing`. If all requests are of one class, a step costs one look at each.
+A request's class is its attribute `standing`. If all requests are of one class, a step costs one look at
+each.
 
 Relied on: a step may leave out any request of `running`; PAUSED_NEW admits only requests that hold KV;
 long_prefill_token_threshold is read in each step.
@@ -291,8 +293,8 @@ class GivingWay:
     def _finds_no_room(self, one: Any) -> bool:
         """Return whether a request cannot begin and must not preempt others.
 
-        Such a request only reserves blocks, for a prompt that is still computed elsewhere, and finds no slot or
-        not enough blocks.
+        Such a request only reserves blocks, for a prompt that is still computed elsewhere, and finds no slot
+        or not enough blocks.
         """
         scheduler = self._scheduler
         return _only_reserves(one) and (
@@ -352,8 +354,8 @@ class GivingWay:
     def _make_room(self, best: int, newcomer: Any) -> int | None:
         """Preempt as many requests as the first class needs for slots and KV. Return their number.
 
-        Return None if that does not suffice, so that vLLM chooses among all. `_leaving` gets requests that can
-        only be preempted after the next step.
+        Return None if that does not suffice, so that vLLM chooses among all. `_leaving` gets requests that
+        can only be preempted after the next step.
         """
         scheduler = self._scheduler
         pool, most = scheduler.kv_cache_manager.block_pool, scheduler.max_num_scheduled_tokens
@@ -406,8 +408,8 @@ def install(engine: Any, *, measured_share: bool = False) -> GivingWay | None:
     may_miss = accepted_states.keeps(engine.vllm_config)
     if not may_miss:
         logger.warning(
-            "classes: decoding requests are not left out of steps, because this model keeps states and drafts "
-            "with a prefix cache, asynchronous scheduling or model runner V2"
+            "classes: decoding requests are not left out of steps, because this model keeps states and "
+            "drafts with a prefix cache, asynchronous scheduling or model runner V2"
         )
     ahead = engine.batch_queue_size - 1 if engine.batch_queue is not None else 0
     seam = GivingWay(engine.scheduler, rows_may_miss=may_miss, ahead=ahead)

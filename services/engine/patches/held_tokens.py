@@ -1,8 +1,8 @@
 """Stream a token's id together with its text, even if the text may still contain a stop string.
 
-vLLM holds back as many characters as the longest stop string has, but sends the ids of their tokens at once. A
-reasoning parser that sees the id of a thought's end then looks for its mark in text that has not arrived, and
-streams the thought twice. Here whole tokens are held back, with their ids and log-probabilities.
+vLLM holds back as many characters as the longest stop string has, but sends the ids of their tokens at once.
+A reasoning parser that sees the id of a thought's end then looks for its mark in text that has not arrived,
+and streams the thought twice. Here whole tokens are held back, with their ids and log-probabilities.
 """
 
 from __future__ import annotations

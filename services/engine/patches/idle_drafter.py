@@ -1,13 +1,13 @@
 """Make a step that drafts nothing as cheap on a CPU as a step without speculation.
 
-When drafting does not pay, "auto" drafts 0 tokens. vLLM then still runs the drafter over the step's tokens, because
-its KV cache must not have holes when drafting resumes, and sends the step through the rejection sampler. With the
-demo model on one core such a step took 40 % longer than without speculation (16 streams).
+When drafting does not pay, "auto" drafts 0 tokens. vLLM then still runs the drafter over the step's tokens,
+because its KV cache must not have holes when drafting resumes, and sends the step through the rejection
+sampler. With the demo model on one core such a step took 40 % longer than without speculation (16 streams).
 
 Here the drafter's pass is deferred. A step with one token per request that drafts nothing keeps the drafter's
-inputs: tokens, positions, the target's hidden states, slots. When drafts are wanted again, when prompts arrive, or
-after `_STEPS` steps, one pass runs over all of them and the new tokens. Drafts are verified in any case, so a pass
-that comes late, or is lost with a request that left, changes no output.
+inputs: tokens, positions, the target's hidden states, slots. When drafts are wanted again, when prompts
+arrive, or after `_STEPS` steps, one pass runs over all of them and the new tokens. Drafts are verified in any
+case, so a pass that comes late, or is lost with a request that left, changes no output.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Backlog:
         self._most = drafter.max_num_tokens  # per pass
         self._propose = drafter.propose
         drafter.propose = self._catch_up
-        self._steps: list[tuple[Any, Any, Any, Any]] = []  # tokens, positions, states, slots; one row per token
+        self._steps: list[tuple[Any, Any, Any, Any]] = []  # tokens, positions, states, slots, by row
         self._rows: dict[str, list[int]] = {}  # each request's rows, numbered across all steps
         self._count = 0
         self._batch: Sequence[str] = ()

@@ -19,8 +19,8 @@ _WRAPPERS = "_baton_wrappers"  # attribute of a function that replaces vLLM's
 def replace(owner: Any, name: str, ours: Function, expects: Sequence[str] = ()) -> None:
     """Call `ours` instead of `owner.name`, with the original function before the call's own arguments.
 
-    owner: a module, class or object. expects: the names of the original's parameters, with `self` and `cls`; by
-    default those of `ours` after its first. The last wrapper is outermost, and a second call with the same
+    owner: a module, class or object. expects: the names of the original's parameters, with `self` and `cls`;
+    by default those of `ours` after its first. The last wrapper is outermost, and a second call with the same
     `ours` does nothing. Raises StartError, which names the symbol, if vLLM's function differs.
     """
     original = check(owner, name, expects or _parameters_of(ours)[1:])
@@ -34,7 +34,7 @@ def replace(owner: Any, name: str, ours: Function, expects: Sequence[str] = ()) 
 
 
 def around(original: Function, ours: Function) -> Function:
-    """Return a function that calls `ours` with the original and the arguments. `__wrapped__` is the original."""
+    """Return a function that calls `ours` with the original, its `__wrapped__`, and the arguments."""
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:

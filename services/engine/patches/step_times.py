@@ -1,8 +1,8 @@
 """Time the parts of an engine step: drafting, and the forward pass with sampling.
 
-Each rank measures them, and the step's output carries them to the scheduler's process, as a rank may be another
-process. The times are those of the calls. On a CPU a call is the work itself. On a GPU a call returns when its work
-is launched, and the wait for that work is counted in sampling, which first uses a result.
+Each rank measures them, and the step's output carries them to the scheduler's process, as a rank may be
+another process. The times are those of the calls. On a CPU a call is the work itself. On a GPU a call returns
+when its work is launched, and the wait for that work is counted in sampling, which first uses a result.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def time_sample(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def time_speculator(runner: Any) -> None:
-    """Time model runner V2's speculator from its first use on, because other patches replace it before that."""
+    """Time model runner V2's speculator, at its first use because other patches replace it before that."""
     if hasattr(runner, _KEY):
         return
     setattr(runner, _KEY, True)

@@ -1,7 +1,7 @@
 """Expand sampling parameters from requests to drafted tokens in place.
 
-vLLM writes the expanded temperature, top-k and top-p into a copy unless they are int64, and then verifies drafts
-against uninitialised memory. A worker registers the kernel after it has loaded plug-ins.
+vLLM writes the expanded temperature, top-k and top-p into a copy unless they are int64, and then verifies
+drafts against uninitialised memory. A worker registers the kernel after it has loaded plug-ins.
 """
 
 from __future__ import annotations

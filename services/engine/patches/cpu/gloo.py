@@ -1,7 +1,7 @@
 """Let process groups of one rank share one Gloo device, and so one polling thread.
 
-Each of an engine's 13 groups polls a hundred times a second, even groups of one rank: half of an idle engine's
-load.
+Each of an engine's 13 groups polls a hundred times a second, even groups of one rank: half of an idle
+engine's load.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def install() -> None:
     replace(ProcessGroupGloo, "__init__", _share_device, ("self", "store", "rank", "size", "options"))
 
 
-def _share_device(original: Any, self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+def _share_device(  # noqa: PLR0917 (vLLM's parameters)
+    original: Any, self: Any, store: Any, rank: int, size: int, timeout: timedelta
+) -> None:
     if size > 1:
         original(self, store, rank, size, timeout)
         return

@@ -1,8 +1,8 @@
 """Let Mamba-2 verify drafts on a CPU.
 
 When drafts are verified, a request has several tokens in a step, some tokens of its last step may have been
-rejected, and each token's state is kept. vLLM's CPU functions take one token per request and ignore the rest, so
-answers are wrong.
+rejected, and each token's state is kept. vLLM's CPU functions take one token per request and ignore the rest,
+so answers are wrong.
 
 State indices are [requests, 1 + most drafts], and their first column is the convolution's slot. conv_state is
 [slots, channels, kernel - 1 + most drafts], state is [slots, heads, size, state].
@@ -32,7 +32,7 @@ def install() -> None:
     replace(mamba_mixer2, "selective_state_update", _update_states, state)
 
 
-def _convolve(
+def _convolve(  # noqa: PLR0917 (vLLM's parameters)
     original: Any, x: Any, conv_state: Any, weight: Any, bias: Any = None, activation: Any = None, **more: Any
 ) -> Any:
     accepted = more.get("num_accepted_tokens")

@@ -1,7 +1,7 @@
 """Compile the n-gram search when its proposer is made, and restore OpenMP's number of threads.
 
-vLLM's warm-up compiles nothing, so the first request stalls the engine for seconds. numba also resets OpenMP to
-all cores, which on one core makes operators 30 times slower.
+vLLM's warm-up compiles nothing, so the first request stalls the engine for seconds. numba also resets OpenMP
+to all cores, which on one core makes operators 30 times slower.
 """
 
 from __future__ import annotations
@@ -26,12 +26,8 @@ def _compile(original: Any, self: Any, vllm_config: Any) -> None:
     from vllm.v1.spec_decode import ngram_proposer
 
     threads = torch.get_num_threads()
-    for search in (
-        ngram_proposer.batch_propose_numba,
-        ngram_proposer._find_longest_matched_ngram_and_propose_tokens,
-    ):
-        with contextlib.suppress(RuntimeError):  # numba has no writable cache folder
-            search.enable_caching()
+    with contextlib.suppress(RuntimeError):  # numba has no writable cache folder
+        ngram_proposer.batch_propose_numba.enable_caching()
     original(self, vllm_config)
     tokens = np.zeros((1, self.max_model_len), dtype=np.int32)  # shaped as in the model runner's batch
     with warnings.catch_warnings():  # numba warns about lists in its signature
