@@ -75,7 +75,7 @@ def test_amx_is_used_for_it_where_asked_for(model: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "extra", "problem"),
     [
-        ("float32", {"attention_backend": "amx_mla"}, "bfloat16 alone, and engine.dtype is float32"),
+        ("float32", {"attention_backend": "amx_mla"}, "only in bfloat16, and engine.dtype is float32"),
         ("bfloat16", {"attention_backend": "AMX_MLA", "block_size": 16}, "value 16. is no multiple of 32"),
         ("bfloat16", {"attention_backend": "TRITON_MLA"}, "CPU_MLA or AMX_MLA"),
     ],

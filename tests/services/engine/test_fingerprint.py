@@ -130,7 +130,7 @@ def test_a_name_whose_commit_nobody_knows(caplog: pytest.LogCaptureFixture) -> N
     known.append(model_fingerprint("org/tiny", revision="v1"))
     assert len(set(known)) == 4
     assert model_fingerprint("org/tiny") == known[0]
-    assert "told from others by its name alone, org/tiny at revision main: " in caplog.text
+    assert "identified only by its name, org/tiny at revision main: " in caplog.text
 
 
 def test_what_comes_from_another_hub(

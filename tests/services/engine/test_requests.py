@@ -120,7 +120,7 @@ def test_prompt_logprobs_come_from_the_source_and_hold_nothing_up() -> None:
     ("word", "text"),
     [
         (complete(8), "0 tokens"),
-        (complete(8, *range(20)), "20 tokens from the source do not go on behind the 0"),
+        (complete(8, *range(20)), "20 tokens from the source do not follow the 0"),
         (complete(8, VOCABULARY), f"token id {VOCABULARY} from the source is outside"),
     ],
 )
@@ -135,7 +135,7 @@ def test_tokens_that_do_not_go_on_are_refused(word: pb.Complete, text: str) -> N
 def test_tokens_are_given_once() -> None:
     made = prepare(start())
     requests.resume(made, complete(8, 42))()
-    with pytest.raises(RequestRefused, match="do not go on"):
+    with pytest.raises(RequestRefused, match="do not follow"):
         requests.resume(made, complete(8, 42))
 
 

@@ -65,7 +65,7 @@ REFUSED: list[tuple[dict[str, Any], StepLimits, str]] = [
     ({"repetition_detection": RepetitionDetectionParams(129, 0, 2)}, V1, "max_pattern_size is 129; 128"),
     ({"repetition_detection": RepetitionDetectionParams(100, 0, 11)}, V1, "1100 in all; 1024"),
     ({"trace_decode_token_ids": [1]}, V1, "trace_decode_token_ids is not served"),
-    ({"prompt_logprob_token_ids": np.zeros((7, 1), np.int32)}, V1, "by vLLM's model runner V2 alone"),
+    ({"prompt_logprob_token_ids": np.zeros((7, 1), np.int32)}, V1, "only by vLLM's model runner V2"),
     ({"prompt_logprob_token_ids": np.zeros((6, 1), np.int32)}, V2, "has 6 rows; the prompt has 7"),
     ({"prompt_logprob_token_ids": np.full((7, 1), 8192)}, V2, "a token outside the model's"),
     ({"prompt_logprobs": 0}, FAST_PREFILL, "prompt_logprobs is not served with engine.extra.kv_sharing"),
