@@ -357,7 +357,7 @@ def test_the_scheduler_gets_as_many_drafts_as_there_are(
 
     speculator = made(config(method="ngram", asynchronous=asynchronous))
     if timed:  # as from the first step on
-        step_times._time_speculator(SimpleNamespace(speculator=speculator))
+        step_times.time_speculator(SimpleNamespace(speculator=speculator))
     propose(speculator.propose, states, fill(states, [[1, 2, 1, 2], [1, 2, 3], [4, 4, 4]]))
     taken = DraftTokenIds(["a", "b", "c"], [[-1] * MOST for _ in range(3)])
     runner = SimpleNamespace(
