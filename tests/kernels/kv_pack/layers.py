@@ -21,7 +21,7 @@ class Layer:
     gap: int = 0  # elements between blocks that belong to others
 
     def make(self, seed: int, device: str) -> torch.Tensor:
-        """Return random numbers, with rows of very different magnitude; some are zero, tiny or a single number."""
+        """Return random rows of very different magnitude; some are zero, tiny or a single number."""
         generator = torch.Generator().manual_seed(seed)
         elements = torch.Size(self.shape).numel()
         if self.dtype in _BYTES:

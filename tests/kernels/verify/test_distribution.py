@@ -57,7 +57,7 @@ def sampling(way: dict[str, Any], requests: int, seed: int = 0) -> Sampling:
 def draft(
     tables: Tables, text: torch.Tensor, temperature: float, proposal: str, make: torch.Generator
 ) -> Any:
-    """Return drafts [R, DRAFTED] after tokens [R], drawn or the most likely, and their logits [R, DRAFTED, V]."""
+    """Return drafts [R, DRAFTED] after tokens [R], drawn or most likely, and logits [R, DRAFTED, V]."""
     tokens, logits = [text], []
     for _ in range(DRAFTED):
         logits.append(tables.drafter[tokens[-1]])

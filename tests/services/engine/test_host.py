@@ -1,4 +1,4 @@
-"""The engine's thread with several steps in flight, over real engines: who waits for a load, and how long."""
+"""The thread that steps a real engine: how long requests wait for loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.handoff import checkpoints
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test
 
-POLL_S = 5.0  # a load that is only seen by the next poll comes too late
+POLL_S = 5.0  # so long that a load seen only by the next poll is too late
 POLLS_S = hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S
 
 
@@ -44,7 +44,7 @@ def engine(model: Path) -> Iterator[EngineProcess]:
 
 
 class _Listener:
-    """Notes when a load's end is told of, and the request's last token."""
+    """Notes when the end of a load is reported, and the request's last token."""
 
     def __init__(self) -> None:
         self.loaded_at = 0.0
@@ -60,7 +60,7 @@ class _Listener:
 
 @contextlib.contextmanager
 def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
-    """Let a host's thread step the engine. In a running loop, whose callbacks go to the listener."""
+    """Let a host's thread step the engine, and call the listener in the running loop."""
     plan: Any = None
     host = hosts.EngineHost(plan)
     host._engine, host._connector = engine.core, engine.connector
@@ -76,7 +76,7 @@ def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
 
 
 def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Manifest, depth: int) -> float:
-    """Let the host's thread step the engine while it loads; return the seconds until the answer's end."""
+    """Let the host's thread step the engine while it loads. Return the seconds until the answer's end."""
     queue_batches(engine, depth)
     hosts._POLL_S = hosts._POLL_MOST_S = hosts._POLL_WOKEN_S = POLL_S
 
@@ -95,9 +95,9 @@ def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Man
 def pull_during_a_step(
     engine: Engine, name: str, prompt: list[int], manifest: Manifest, written: list[int]
 ) -> tuple[list[int], int]:
-    """Hold a step up while a load begins, ends and is completed; return the answer, and the steps until it.
+    """Delay a step while a load begins, ends and is completed.
 
-    The calls come from the loop's thread, as a worker's do.
+    Returns the answer, and in which step after that the request ran.
     """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
@@ -129,7 +129,7 @@ def pull_during_a_step(
             host.begin_load(name, 1, manifest)
             deadline = time.monotonic() + POLL_S
             while loads[name, 1].state is not State.HELD:
-                assert time.monotonic() < deadline, "it is not pulled beside a step"
+                assert time.monotonic() < deadline, "it is not pulled during a step"
                 await asyncio.sleep(0.001)
             host.resume(name, 1, manifest, lambda: engine.give(name, written))
             assert len(seen) == 1
@@ -162,7 +162,7 @@ class _Tokens:
 
 
 def steps_while_waiting(engine: Engine, count: int) -> int:
-    """Let so many requests wait for words of their sources; return an idle engine's steps in a second."""
+    """Let `count` requests wait for their sources. Return how many steps the engine takes in a second."""
     queue_batches(engine, 1)
     hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S = POLLS_S
     schedule, seen = engine.core.scheduler.schedule, list[float]()
@@ -207,9 +207,7 @@ def test_the_end_of_a_load_is_noticed_at_once(
     assert took_s < POLL_S / 2, "it was noticed by the next poll"
 
 
-def test_a_load_begins_and_ends_beside_a_step_and_runs_in_the_next_one(
-    engine: EngineProcess, source: EngineProcess
-) -> None:
+def test_a_load_during_a_step_runs_in_the_next_one(engine: EngineProcess, source: EngineProcess) -> None:
     draw = random.Random("beside")
     prompt = clear_prompt(source, lambda: draw.choices(range(2, checkpoints.VOCAB), k=300), 7)
     expected = source.call(generate, "beside-alone", prompt, 7)
@@ -218,8 +216,8 @@ def test_a_load_begins_and_ends_beside_a_step_and_runs_in_the_next_one(
     assert kept.saved.manifest is not None
     tokens, steps = engine.call(pull_during_a_step, "beside", prompt, kept.saved.manifest, kept.tokens)
     assert kept.tokens + tokens == expected
-    assert steps == 1  # the one after that which was held up
+    assert steps == 1
 
 
-def test_an_idle_engine_does_not_step_while_requests_wait_for_their_sources(engine: EngineProcess) -> None:
+def test_an_engine_does_not_step_while_all_requests_wait_for_their_sources(engine: EngineProcess) -> None:
     assert engine.call(steps_while_waiting, 20) <= 2

@@ -1,4 +1,4 @@
-"""Requests of one class give way to those of another inside vLLM, in slots, KV and steps; answers stay."""
+"""Requests of one class give way to another in vLLM's slots, KV and steps; answers stay the same."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FIRST = Standing(0, 0.25, itl_s=0.01)
 BATCH = Standing(10, 0.1, preemptible=True)
 SLOTS, STEP, BLOCKS = 4, 128, 56
 ANSWER = 40
-LATER_MS = 30_000  # of those that give way in the engine's queue
-LONG_S = 0.02  # of a step: longer than the goal
+LATER_MS = 30_000  # how much later requests that give way are in the engine's queue
+LONG_S = 0.02  # a step's time, which exceeds the goal
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
@@ -30,7 +30,7 @@ def prompts(count: int, length: int) -> list[list[int]]:
     return [[draw.randrange(10, 500) for _ in range(length)] for _ in range(count)]
 
 
-# In the engine's process.
+# The following functions run in the engine's process. "first" is the request that goes first.
 
 
 @dataclass
@@ -38,13 +38,12 @@ class Told:
     tokens: list[list[int]]
     preempted: int = 0
     held: int = 0
-    steps: int = 0  # from the arrival of the one that goes first to the end of the scene
-    beside: list[int] = field(default_factory=list)  # others in each step in which it took part
-    grown: list[int] = field(default_factory=list)  # tokens of the others in these steps, by request
+    beside: list[int] = field(default_factory=list)  # number of other requests in each step of "first"
+    grown: list[int] = field(default_factory=list)  # tokens of the others until "first" ended, by request
 
 
 GATE: list[Any] = []
-COUNT: list[str] = []  # of requests
+COUNT: list[str] = []  # names of all requests
 
 
 def install(engine: Engine) -> None:
@@ -93,7 +92,6 @@ def step(engine: Engine, told: Told | None = None) -> None:
     if told is not None:
         told.held += counts.held
         told.preempted += counts.preempted
-        told.steps += 1
         names = outputs[0].num_scheduled_tokens
         if "first" in names:
             told.beside.append(len(names) - 1)
@@ -109,9 +107,9 @@ def until_tokens(engine: Engine, names: list[str], count: int) -> None:
 def scene(
     engine: Engine, others: list[list[int]], first: list[int], tokens: int, answer: int, loaded: bool
 ) -> Told:
-    """Let others decode, or with `tokens` of 0 be computed, when a request comes that goes before them.
+    """Let "first" arrive while others decode, or are prefilled if `tokens` is 0.
 
-    loaded: the last one's KV comes by a handoff.
+    loaded: whether the last one's KV comes from a handoff.
     """
     names = [f"batch {number}" for number in range(len(others))]
     left = dict(zip(names, others, strict=True))
@@ -143,14 +141,14 @@ def scene(
 @dataclass
 class Begun:
     tokens: list[list[int]]
-    steps: int = 0  # of the others alone, from the arrival of the one that goes first to its first step
-    at_once: bool = False  # it ran in the step before which its KV was here
+    steps: int = 0  # steps of the others alone after "first" arrived
+    at_once: bool = False  # whether "first" ran in the next step after its KV arrived
 
 
 def loaded_scene(
     engine: Engine, others: list[list[int]], first: list[int], standing: Standing = BATCH
 ) -> Begun:
-    """Let others decode when one comes that goes first, and whose KV is loaded."""
+    """Let "first" arrive while others decode, and load its KV."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
@@ -178,12 +176,12 @@ def loaded_scene(
 @dataclass
 class Reserved:
     tokens: list[list[int]]
-    preempted_before: int  # until the prompt was complete
-    preempted: int  # until it decoded
+    preempted_before: int  # before the prompt of "first" was complete
+    preempted: int  # before it decoded
 
 
 def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
-    """Let others decode in all slots, when one comes that goes first, whose prompt is computed elsewhere."""
+    """Let "first" arrive while others decode in all slots and its prompt is computed elsewhere."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
@@ -205,7 +203,7 @@ def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) ->
 
 
 def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
-    """Let one that goes first find no blocks to reserve while there is a slot; later blocks, but no slot."""
+    """Let "first" find a slot but no blocks to reserve, and later blocks but no slot."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     scheduler = engine.core.scheduler
@@ -233,12 +231,12 @@ def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -
     return Reserved([*tokens, kept.tokens + engine.answers["first"].tokens], before, after)
 
 
-# In the test's own.
+# The following functions run in the test's process.
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """One that drafts, without a prefix cache: who loses its KV is computed again."""
+    """Start an engine that drafts and has no prefix cache, so that preempted requests are recomputed."""
     model, drafter = model_and_head(tmp_path_factory.mktemp("giving-way"))
     settings = {
         "dtype": "float32",
@@ -263,7 +261,7 @@ def played(
     answer: int = ANSWER,
     loaded: bool = False,
 ) -> Told:
-    """Play a scene; check that every answer is the one that its request gets alone."""
+    """Play a scene, and check that every request gets the same answer as alone."""
     alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate(others)]
     alone.append(engine.call(generate, "alone", first, answer))
     told = engine.call(scene, others, first, tokens, answer, loaded)
@@ -272,16 +270,16 @@ def played(
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_one_of_a_full_batch_gives_its_slot_and_goes_on_exactly(engine: EngineProcess, loaded: bool) -> None:
+def test_a_preempted_request_continues_exactly(engine: EngineProcess, loaded: bool) -> None:
     told = played(engine, prompts(SLOTS, 40), prompts(1, 100)[0], 4, loaded=loaded)
     assert told.preempted == 1
     assert told.held
-    # Steps take longer than the goal: one of the others takes part at a time, and each of them in turn.
+    # Steps take longer than the goal, so at most one of the others takes part at a time, in turns.
     assert sorted(told.beside)[len(told.beside) // 2] <= 1
-    assert all(told.grown[:-1])  # the last one had lost its slot
+    assert all(told.grown[:-1])  # the last one lost its slot
 
 
-def test_kv_is_taken_from_those_that_give_way(engine: EngineProcess) -> None:
+def test_requests_that_give_way_lose_their_kv(engine: EngineProcess) -> None:
     told = played(engine, prompts(3, 450), prompts(1, 300)[0], 2)
     assert told.preempted >= 1
 
@@ -291,17 +289,17 @@ def test_a_prompt_in_chunks_gives_way_at_the_next_step(engine: EngineProcess) ->
     assert told.preempted == 0
     assert told.held
     chunks = told.beside[: 500 // STEP]
-    assert sum(chunks) <= 2  # a share of a tenth
+    assert sum(chunks) <= 2  # their share is a tenth
 
 
-def test_nobody_gives_way_for_ever(engine: EngineProcess) -> None:
-    """A prompt gets its share of the steps while others decode, though these take longer than the goal."""
+def test_no_request_gives_way_for_ever(engine: EngineProcess) -> None:
+    """A prompt gets its share of the steps while others decode, although steps take longer than the goal."""
     told = played(engine, prompts(2, 500), prompts(1, 60)[0], 0, answer=6 * ANSWER)
     assert told.held
     assert sum(1 for others in told.beside if others) >= 2
 
 
-def test_one_that_goes_first_runs_as_soon_as_its_kv_is_here(engine: EngineProcess) -> None:
+def test_the_first_request_runs_as_soon_as_its_kv_arrives(engine: EngineProcess) -> None:
     others, first = prompts(SLOTS, 40), prompts(1, 100)[0]
     alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
     told = engine.call(loaded_scene, others, first)
@@ -309,7 +307,7 @@ def test_one_that_goes_first_runs_as_soon_as_its_kv_is_here(engine: EngineProces
     assert told.at_once
 
 
-def test_no_slot_is_given_twice_where_nobody_may_be_preempted(engine: EngineProcess) -> None:
+def test_no_slot_is_given_twice_if_none_may_be_preempted(engine: EngineProcess) -> None:
     others, first = prompts(SLOTS + 1, 40), prompts(1, 100)[0]
     alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
     lasting = BATCH._replace(preemptible=False)
@@ -319,7 +317,7 @@ def test_no_slot_is_given_twice_where_nobody_may_be_preempted(engine: EngineProc
 
 
 @pytest.mark.parametrize("arrives", [reserved_scene, held_back_scene])
-def test_nobody_loses_a_slot_to_one_whose_prompt_is_computed_elsewhere(
+def test_prompts_computed_elsewhere_preempt_nothing(
     engine: EngineProcess, arrives: Callable[..., Reserved]
 ) -> None:
     others, first = prompts(SLOTS, 40), prompts(1, 100)[0]
@@ -327,4 +325,4 @@ def test_nobody_loses_a_slot_to_one_whose_prompt_is_computed_elsewhere(
     told = engine.call(arrives, others, first)
     assert told.tokens == alone
     assert told.preempted_before == 0
-    assert told.preempted > 0  # its prompt is complete: it takes a slot at once
+    assert told.preempted > 0  # once its prompt is complete it takes a slot at once

@@ -1,4 +1,4 @@
-"""Our verifier in the place of vLLM's: in vLLM's own objects, and in engines that run with it."""
+"""Our verifier instead of vLLM's, in vLLM's own objects and in a running engine."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ VOCABULARY = 97
 DRAFTED = [[3, 4], [], [5], [6, 7, 8]]
 DEMO = ROOT / "deploy" / "demo-model" / "weights-mtp"
 SAMPLES = 1_500
-CHANCE = 1e-6  # of a right sample to be called wrong
+CHANCE = 1e-6  # that a right sample fails
 WAY = Way(0.8, top_k=5, top_p=0.9)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_in_a_worker() -> None:
-    """Patch vLLM's sampler for CPU, which uses uninitialised memory as it is shipped."""
+    """Patch vLLM's CPU sampler, which uses uninitialised memory as shipped."""
     table.install()
-    with warnings.catch_warnings():  # it looks into every module there is, deprecated names included
+    with warnings.catch_warnings():  # vLLM looks into every module, and triggers deprecation warnings
         warnings.simplefilter("ignore")
         current_platform.import_kernels()
         current_platform.register_triton_kernel_overrides()
 
 
 def metadata(**more: Any) -> SamplingMetadata:
-    """Four greedy requests; `more` says otherwise."""
+    """Return the metadata of four greedy requests, changed by `more`."""
     requests = len(DRAFTED)
     plain: dict[str, Any] = {
         "temperature": None,
@@ -78,7 +78,7 @@ def metadata(**more: Any) -> SamplingMetadata:
 
 
 def step() -> tuple[Any, torch.Tensor]:
-    """Which drafts there are, and logits under which some of them are the most likely tokens."""
+    """Return drafts, and logits under which some of the drafts are the most likely tokens."""
     drafts = SpecDecodeMetadata.make_dummy(DRAFTED, torch.device("cpu"))
     ends = drafts.cu_num_sampled_tokens
     rows = torch.arange(int(ends[-1]))
@@ -117,8 +117,7 @@ def verifier(method: Any = "block") -> verify_v1.Verifier:
         "one is sampled",
     ],
 )
-def test_greedy_output_is_vllms(more: dict[str, Any]) -> None:
-    """And so are their log-probabilities."""
+def test_greedy_output_and_log_probabilities_equal_vllms(more: dict[str, Any]) -> None:
     named_logprobs.install()
     drafts, logits = step()
     one = verifier()
@@ -131,10 +130,10 @@ def test_greedy_output_is_vllms(more: dict[str, Any]) -> None:
             torch.testing.assert_close(ours, theirs)
 
 
-def test_what_only_vllm_can_do_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeded_requests_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     drafts, logits = step()
     one = verifier()
-    monkeypatch.setattr(verify_v1, "verify", None)  # it would not be called in vain
+    monkeypatch.setattr(verify_v1, "verify", None)  # a call would raise
     sampled = {"temperature": torch.full((4,), 0.7), "all_greedy": False, "all_random": True}
     found = one(drafts, None, logits, metadata(**sampled, generators={1: torch.Generator()}))
     assert found.sampled_token_ids.shape == (4, 4)
@@ -148,7 +147,7 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         verify_v1.check_symbols()
 
 
-def test_whose_verifier_is_a_setting() -> None:
+def test_a_setting_chooses_the_verifier() -> None:
     spec = {
         "method": "mtp",
         "num_speculative_tokens": 2,
@@ -164,8 +163,8 @@ def test_whose_verifier_is_a_setting() -> None:
     assert SpeculativeSettings(method="mtp").verifier == "vllm"
 
 
-def test_v2_hands_over_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With V2's own sampling states, on the CPU: one greedy request, one that its filter makes certain."""
+def test_v2s_states_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request is greedy, and a filter makes the other one certain."""
     monkeypatch.setattr(buffer_utils, "UvaBuffer", _Host)
     states = SamplingStates(8, VOCABULARY)
     states.temperature.np[[5, 2]] = 0.0, 0.8
@@ -180,7 +179,7 @@ def test_v2_hands_over_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.zeros(6, VOCABULARY)
     logits[torch.arange(6), torch.tensor([1, 2, 3, 4, 5, 6])] = 5.0
     slots = torch.tensor([5, 2])
-    fed = torch.tensor([90, 1, 2, 91, 4, 60])  # drafts 1, 2 are right; of 4, 60 the first is
+    fed = torch.tensor([90, 1, 2, 91, 4, 60])  # the drafts 1, 2 and 4 are right, 60 is wrong
     processed, tokens, counts = verify_v2._verify(
         shipped,
         "standard",
@@ -203,10 +202,10 @@ def test_v2_hands_over_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["one-hot", "drawn"])
-def test_no_step_of_v2_meets_a_kernel_that_was_not_compiled(
+def test_every_kernel_that_v2_needs_is_compiled_at_the_start(
     monkeypatch: pytest.MonkeyPatch, drawn: bool
 ) -> None:
-    """Triton compiles anew for each argument that is there or not, and for each dtype."""
+    """Triton compiles a variant for each combination of dtypes and missing arguments."""
     monkeypatch.setattr(buffer_utils, "UvaBuffer", _Host)
     seen: list[tuple[Any, ...]] = []
 
@@ -259,7 +258,7 @@ def test_no_step_of_v2_meets_a_kernel_that_was_not_compiled(
 
 
 class _Host:
-    """vLLM's UvaBuffer without pinned memory, which needs an accelerator."""
+    """Replaces vLLM's UvaBuffer, whose pinned memory needs an accelerator."""
 
     def __init__(self, size: Any, dtype: torch.dtype) -> None:
         self.cpu = torch.zeros(size, dtype=dtype)
@@ -271,7 +270,7 @@ class _Host:
 
 @pytest.mark.timeout(600)
 def test_blocks_are_verified_in_an_engine(tmp_path: Path) -> None:
-    """A draft model whose tokens are drawn; with WHOLE_TABLE the demo model with its MTP head, too."""
+    """Test a draft model whose tokens are drawn and, with WHOLE_TABLE, the demo model with its MTP head."""
     spec = {"num_speculative_tokens": 2, "rejection_sample_method": "block", "verifier": "baton"}
     dense.qwen2(tmp_path / "target", layers=2, gain=1.2)
     dense.small_qwen2(tmp_path / "small")
