@@ -107,7 +107,7 @@ class Pool:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_reports_agree_with_the_pool(seed: int) -> None:
-    """This includes requests that compute the same blocks at the same time, and evictions of single copies."""
+    """Requests may compute the same blocks at the same time, and single copies may be evicted."""
     draw, pool = random.Random(seed), Pool(14)
     for _ in range(60):
         what = draw.random()
