@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from baton.protos import scheduler_pb2
@@ -54,28 +54,18 @@ class Counts:
             self.external_hits += stats.connector_prefix_cache_stats.hits
 
     def add(self, other: Counts) -> None:
-        self.prefix_queries += other.prefix_queries
-        self.prefix_hits += other.prefix_hits
-        self.external_queries += other.external_queries
-        self.external_hits += other.external_hits
-        self.computed_tokens += other.computed_tokens
-        self.output_tokens += other.output_tokens
-        self.busy_s += other.busy_s
-        self.request_s += other.request_s
+        for name in _PLAIN:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.drafts.drafts:
             self.drafts.add(other.drafts)
 
     def message(self) -> scheduler_pb2.EngineCounts:
         return scheduler_pb2.EngineCounts(
-            prefix_queries=self.prefix_queries,
-            prefix_hits=self.prefix_hits,
-            external_queries=self.external_queries,
-            external_hits=self.external_hits,
+            **{name: getattr(self, name) for name in _PLAIN},
             drafts=self.drafts.drafts,
             drafted_tokens=self.drafts.drafted_tokens,
             accepted_by_position=self.drafts.accepted,
-            computed_tokens=self.computed_tokens,
-            output_tokens=self.output_tokens,
-            busy_s=self.busy_s,
-            request_s=self.request_s,
         )
+
+
+_PLAIN = [field.name for field in fields(Counts) if field.name != "drafts"]

@@ -16,9 +16,7 @@ ends.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -26,7 +24,6 @@ import torch
 from baton.kernels.verify import DraftedTokens, Method, Sampling, verify
 from baton.services.engine.patches.replace import replace
 from baton.services.engine.rank_settings import settings_of
-from baton.services.errors import StartError
 
 _SEEDS = 1 << 62
 
@@ -47,59 +44,7 @@ def _add_verifier(original: Any, self: Any, vllm_config: Any, device: Any) -> No
     original(self, vllm_config, device)
     method = method_of(vllm_config)
     if method is not None and hasattr(self, "rejection_sampler"):  # absent in ranks that do not draft
-        check_symbols()
         self.rejection_sampler = Verifier(self.rejection_sampler, method)
-
-
-def check_symbols() -> None:
-    """Raise StartError if vLLM's names or parameters differ from those used here."""
-    from vllm.v1.sample.logits_processor import builtin
-    from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.sample.rejection_sampler import RejectionSampler
-    from vllm.v1.sample.sampler import Sampler
-    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-
-    require(RejectionSampler, "forward", "metadata", "draft_probs", "logits", "sampling_metadata")
-    require(RejectionSampler, "apply_logits_processors", "logits", "sampling_metadata", "metadata")
-    require(
-        RejectionSampler,
-        "_get_logprobs_tensors",
-        *("max_num_logprobs", "metadata", "logits", "target_logits", "bonus_logits", "sampled_token_ids"),
-    )
-    require(Sampler, "apply_logits_processors", "logits", "sampling_metadata", "predict_bonus_token")
-    for name in ("MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor"):
-        if not hasattr(builtin, name):
-            raise other_vllm(f"{builtin.__name__}.{name}")
-    for owner, names in (
-        (
-            SamplingMetadata,
-            "temperature all_greedy top_p top_k generators max_num_logprobs no_penalties "
-            "allowed_token_ids_mask bad_words_token_ids logitsprocs thinking_budget_state_holder",
-        ),
-        (
-            SpecDecodeMetadata,
-            "draft_token_ids num_draft_tokens cu_num_sampled_tokens target_logits_indices "
-            "bonus_logits_indices",
-        ),
-    ):
-        missing = set(names.split()) - {field.name for field in fields(owner)}
-        if missing:
-            raise other_vllm(f"{owner.__name__}.{', '.join(sorted(missing))}")
-
-
-def require(owner: Any, name: str, *parameters: str) -> None:
-    """Raise StartError unless a method takes exactly these parameters."""
-    function = getattr(owner, name, None)
-    if function is None or tuple(inspect.signature(function).parameters) != ("self", *parameters):
-        raise other_vllm(f"{owner.__name__}.{name}({', '.join(parameters)})")
-
-
-def other_vllm(what: str) -> StartError:
-    """Return the error for a name that this vLLM lacks or defines differently."""
-    return StartError(
-        f"verifier 'baton' leans on vLLM's {what}, which this vLLM does not have: install the vLLM version "
-        "that this Baton is made for, or say verifier 'vllm'"
-    )
 
 
 class Verifier:

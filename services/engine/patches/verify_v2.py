@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -26,33 +25,30 @@ import torch
 
 from baton.kernels.verify import DraftedTokens, Method, Sampling, Verified, verify
 from baton.services.engine.patches import verify_v1
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import check, replace
 
 _VERIFY = (
-    *("logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping", "idx_mapping_np"),
+    *(
+        "self",
+        "logits",
+        "draft_logits",
+        "draft_sampled",
+        "pos",
+        "cu_num_logits",
+        "idx_mapping",
+        "idx_mapping_np",
+    ),
     *("expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np", "verify_draft_sampled"),
 )
-_CONTEXT = {
-    *("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids", "pos"),
-    "seq_lens_upper_bound_np",
-}
 
 
 def install() -> None:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-
-    load = ("self", "load_dummy_weights", "args", "model", "kwargs")
-    replace(GPUModelRunner, "load_model", _load_model, load)
-
-
-def check_symbols() -> None:
-    """Raise StartError if vLLM's names or parameters differ from those used here."""
-    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-    verify_v1.require(RejectionSampler, "_verify", *_VERIFY)
-    if {field.name for field in fields(LogitsContext)} != _CONTEXT:
-        raise verify_v1.other_vllm(f"{LogitsContext.__name__} of {', '.join(sorted(_CONTEXT))}")
+    check(RejectionSampler, "_verify", _VERIFY)
+    load = ("self", "load_dummy_weights", "args", "model", "kwargs")
+    replace(GPUModelRunner, "load_model", _load_model, load)
 
 
 def _load_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +66,6 @@ def seat(shipped: Any, method: Method) -> bool:
 
     if type(shipped) is not RejectionSampler:
         return False  # a model's own sampler
-    check_symbols()
     sampler = shipped.sampler
     if (
         shipped.watermark_key is None
