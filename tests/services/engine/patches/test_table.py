@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from baton.services.engine.patches import table
 from baton.services.engine.patches.replace import Function, wrappers
-from harness.support import ROOT
+from harness.support import PYTHON, ROOT
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -35,6 +36,11 @@ def owner_of(symbol: str) -> tuple[Any, str]:
 
 def around(symbol: str) -> list[Function]:
     return list(wrappers(*owner_of(symbol)))
+
+
+def test_the_page_is_up_to_date() -> None:
+    done = subprocess.run([PYTHON, "deploy/setup/patches-docs", "--check"], cwd=ROOT, check=False, timeout=60)
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
