@@ -32,6 +32,7 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu.states import RequestState
 
     from baton.services.engine import wire
+    from tests.services.engine.host_buffer import HostBuffer
     from tests.services.worker.router import request
 
 VOCABULARY = 8192
@@ -127,16 +128,7 @@ def test_min_p_and_logit_bias_pass_if_they_are_applied_to_drafts(limits: StepLim
 @pytest.fixture
 def v2(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that adds a request to V2's own states, on the CPU."""
-
-    class Host:
-        def __init__(self, size: Any, dtype: torch.dtype) -> None:
-            self.cpu = torch.zeros(size, dtype=dtype)
-            self.np = self.cpu.numpy()
-
-        def uva(self) -> torch.Tensor:
-            return self.cpu
-
-    monkeypatch.setattr(buffer_utils, "UvaBuffer", Host)
+    monkeypatch.setattr(buffer_utils, "UvaBuffer", HostBuffer)
     monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
     device = torch.device("cpu")
     states: Any = LogitsProcRequestState.from_request_state(RequestState(2, 64, 64, 0, VOCABULARY, device))

@@ -40,8 +40,10 @@ def check() -> None:
     patched.triton, patched.tl = triton, language
     from vllm.v1.worker.gpu import buffer_utils
 
+    from tests.services.engine.host_buffer import HostBuffer
+
     patched = buffer_utils
-    patched.UvaBuffer = _Host
+    patched.UvaBuffer = HostBuffer
     import numpy as np
     from vllm import SamplingParams
     from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
@@ -90,16 +92,3 @@ def check() -> None:
     assert biased[:, LIKELY].tolist() == [5.0] * ROWS
     assert torch.isinf(cut).sum(1).tolist() == [VOCABULARY - 1] * ROWS
     assert torch.equal(plain, logits[:ROWS])
-
-
-class _Host:
-    """Replaces vLLM's UvaBuffer, whose pinned memory needs an accelerator."""
-
-    def __init__(self, size: Any, dtype: Any) -> None:
-        import torch
-
-        self.cpu = torch.zeros(size, dtype=dtype)
-        self.np = self.cpu.numpy()
-
-    def uva(self, size: int) -> Any:
-        return self.cpu[:size]

@@ -59,12 +59,11 @@ def add(
     name: str,
     prompt: list[int],
     standing: Standing,
-    answer: int,
     *,
     later_ms: int = 0,
     **how: Any,
 ) -> None:
-    engine.add(name, prompt, answer, **how)
+    engine.add(name, prompt, ANSWER, **how)
     scheduler = engine.core.scheduler
     request = scheduler.requests[name]
     scheduler.waiting.remove_request(request)
@@ -105,7 +104,7 @@ def until_tokens(engine: Engine, names: list[str], count: int) -> None:
 
 
 def scene(
-    engine: Engine, others: list[list[int]], first: list[int], tokens: int, answer: int, loaded: bool
+    engine: Engine, others: list[list[int]], first: list[int], tokens: int, loaded: bool = False
 ) -> Told:
     """Let "first" arrive while others decode, or are prefilled if `tokens` is 0.
 
@@ -118,17 +117,17 @@ def scene(
         kept = prefill(engine, name, prompt)
         assert kept.saved is not None
         params, written = load_params(1, kept.saved.manifest.num_tokens, kept.saved.manifest), kept.tokens
-        add(engine, name, prompt, BATCH, ANSWER, later_ms=1_000, params=params, written=written)
+        add(engine, name, prompt, BATCH, later_ms=1_000, params=params, written=written)
         engine.answers[name].tokens += written
         until_tokens(engine, [name], 2)
         assert engine.answers[name].loaded is not None
     for name, prompt in left.items():
-        add(engine, name, prompt, BATCH, ANSWER)
+        add(engine, name, prompt, BATCH)
     step(engine)
     until_tokens(engine, names, tokens)
     told = Told([])
     before = [len(engine.answers[name].tokens) for name in names]
-    add(engine, "first", first, FIRST, answer)
+    add(engine, "first", first, FIRST)
     while engine.answers["first"].finish_reason is None:
         step(engine, told)
     told.grown = [len(engine.answers[name].tokens) - had for name, had in zip(names, before, strict=True)]
@@ -153,10 +152,10 @@ def loaded_scene(
     assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names, others, strict=True):
-        add(engine, name, prompt, standing, ANSWER, later_ms=LATER_MS)
+        add(engine, name, prompt, standing, later_ms=LATER_MS)
     until_tokens(engine, names[:SLOTS], 2)
     params, told = load_params(1, kept.saved.manifest.num_tokens, kept.saved.manifest), Begun([])
-    add(engine, "first", first, FIRST, ANSWER, params=params, written=kept.tokens)
+    add(engine, "first", first, FIRST, params=params, written=kept.tokens)
     engine.answers["first"].tokens += kept.tokens
     loaded = False
     while len(engine.answers["first"].tokens) < 2:
@@ -186,10 +185,10 @@ def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) ->
     assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names, others, strict=True):
-        add(engine, name, prompt, BATCH, ANSWER)
+        add(engine, name, prompt, BATCH)
     until_tokens(engine, names, 2)
     requests = [engine.core.scheduler.requests[name] for name in names]
-    add(engine, "first", first, FIRST, ANSWER, params=load_params(1, len(first)))
+    add(engine, "first", first, FIRST, params=load_params(1, len(first)))
     until_tokens(engine, names, 12)
     before = sum(one.num_preemptions for one in requests)
     engine.resume("first", kept.tokens, kept.saved.manifest)
@@ -209,14 +208,14 @@ def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -
     scheduler = engine.core.scheduler
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names[1:], others[1:], strict=True):
-        add(engine, name, prompt, BATCH, ANSWER)
+        add(engine, name, prompt, BATCH)
     until_tokens(engine, names[1:], 2)
     pool = scheduler.kv_cache_manager.block_pool
     taken = pool.get_new_blocks(engine.free_blocks - 5)
-    add(engine, "first", first, FIRST, ANSWER, params=load_params(1, len(first)))
+    add(engine, "first", first, FIRST, params=load_params(1, len(first)))
     step(engine)
     assert scheduler.requests["first"] in scheduler.deferred_waiting
-    add(engine, names[0], others[0], BATCH, ANSWER)
+    add(engine, names[0], others[0], BATCH)
     until_tokens(engine, names[:1], 1)
     pool.free_blocks(taken)
     requests = [scheduler.requests[name] for name in names]
@@ -254,75 +253,56 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 def played(
     engine: EngineProcess,
+    play: Callable[..., Any],
     others: list[list[int]],
     first: list[int],
-    tokens: int,
-    *,
-    answer: int = ANSWER,
-    loaded: bool = False,
-) -> Told:
+    *args: Any,
+) -> Any:
     """Play a scene, and check that every request gets the same answer as alone."""
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate(others)]
-    alone.append(engine.call(generate, "alone", first, answer))
-    told = engine.call(scene, others, first, tokens, answer, loaded)
+    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
+    told = engine.call(play, others, first, *args)
     assert told.tokens == alone
     return told
 
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_preempted_request_continues_exactly(engine: EngineProcess, loaded: bool) -> None:
-    told = played(engine, prompts(SLOTS, 40), prompts(1, 100)[0], 4, loaded=loaded)
+    told = played(engine, scene, prompts(SLOTS, 40), prompts(1, 100)[0], 4, loaded)
     assert told.preempted == 1
     assert told.held
-    # Steps take longer than the goal, so at most one of the others takes part at a time, in turns.
+    # Steps take longer than the goal, so at most one of the others takes part in a step.
     assert sorted(told.beside)[len(told.beside) // 2] <= 1
     assert all(told.grown[:-1])  # the last one lost its slot
 
 
 def test_requests_that_give_way_lose_their_kv(engine: EngineProcess) -> None:
-    told = played(engine, prompts(3, 450), prompts(1, 300)[0], 2)
+    told = played(engine, scene, prompts(3, 450), prompts(1, 300)[0], 2)
     assert told.preempted >= 1
 
 
 def test_a_prompt_in_chunks_gives_way_at_the_next_step(engine: EngineProcess) -> None:
-    told = played(engine, prompts(1, 900), prompts(1, 500)[0], 0)
+    told = played(engine, scene, prompts(1, 900), prompts(1, 500)[0], 0)
     assert told.preempted == 0
     assert told.held
     chunks = told.beside[: 500 // STEP]
     assert sum(chunks) <= 2  # their share is a tenth
 
 
-def test_no_request_gives_way_for_ever(engine: EngineProcess) -> None:
-    """A prompt gets its share of the steps while others decode, although steps take longer than the goal."""
-    told = played(engine, prompts(2, 500), prompts(1, 60)[0], 0, answer=6 * ANSWER)
-    assert told.held
-    assert sum(1 for others in told.beside if others) >= 2
-
-
 def test_the_first_request_runs_as_soon_as_its_kv_arrives(engine: EngineProcess) -> None:
-    others, first = prompts(SLOTS, 40), prompts(1, 100)[0]
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
-    told = engine.call(loaded_scene, others, first)
-    assert told.tokens == alone
+    told = played(engine, loaded_scene, prompts(SLOTS, 40), prompts(1, 100)[0])
     assert told.at_once
 
 
 def test_no_slot_is_given_twice_if_none_may_be_preempted(engine: EngineProcess) -> None:
-    others, first = prompts(SLOTS + 1, 40), prompts(1, 100)[0]
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
     lasting = BATCH._replace(preemptible=False)
-    told = engine.call(loaded_scene, others, first, lasting)  # each step checks the slots
-    assert told.tokens == alone
-    assert told.steps > 0
+    told = played(engine, loaded_scene, prompts(SLOTS + 1, 40), prompts(1, 100)[0], lasting)
+    assert told.steps > 0  # each of which checked the slots
 
 
 @pytest.mark.parametrize("arrives", [reserved_scene, held_back_scene])
 def test_prompts_computed_elsewhere_preempt_nothing(
     engine: EngineProcess, arrives: Callable[..., Reserved]
 ) -> None:
-    others, first = prompts(SLOTS, 40), prompts(1, 100)[0]
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
-    told = engine.call(arrives, others, first)
-    assert told.tokens == alone
+    told = played(engine, arrives, prompts(SLOTS, 40), prompts(1, 100)[0])
     assert told.preempted_before == 0
     assert told.preempted > 0  # once its prompt is complete it takes a slot at once

@@ -21,6 +21,7 @@ from baton.services.speculation import SpeculativeSettings
 from harness.architectures import dense
 from harness.speculation.sampling import Engine, Order, Way, expected, fit, prompt, reference
 from harness.support import ROOT
+from tests.services.engine.host_buffer import HostBuffer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's imports
@@ -81,10 +82,10 @@ def step() -> tuple[Any, torch.Tensor]:
     drafts = SpecDecodeMetadata.make_dummy(DRAFTED, torch.device("cpu"))
     ends = drafts.cu_num_sampled_tokens
     rows = torch.arange(int(ends[-1]))
-    behind = ends.long() - 1
+    last = ends.long() - 1
     before = torch.ones(len(rows), dtype=torch.bool)
-    before[behind] = False
-    drafts.bonus_logits_indices, drafts.target_logits_indices = behind, rows[before]
+    before[last] = False
+    drafts.bonus_logits_indices, drafts.target_logits_indices = last, rows[before]
     logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(1))
     likely = rows[before][[0, 1, 3, 4]]
     logits[likely, drafts.draft_token_ids[[0, 1, 3, 4]].long()] = 9.0
@@ -154,38 +155,49 @@ def test_a_setting_chooses_the_verifier() -> None:
     assert SpeculativeSettings(method="mtp").verifier == "vllm"
 
 
-def test_v2s_states_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request is greedy, and a filter makes the other one certain."""
-    monkeypatch.setattr(buffer_utils, "UvaBuffer", _Host)
-    states = SamplingStates(8, VOCABULARY)
-    states.temperature.np[[5, 2]] = 0.0, 0.8
-    states.top_k.np[2] = 1
-    states.seeds.np[[5, 2]] = 1, 2
-    states.apply_staged_writes()
-    for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
-        assert getattr(states, name).gpu.shape == (8,)
-    idle = SimpleNamespace(enabled=False)
-    sampler = SimpleNamespace(sampling_states=states, logits_processors=[], thinking_budget_state=idle)
-    shipped = SimpleNamespace(sampler=sampler, num_speculative_steps=3)
-    logits = torch.zeros(6, VOCABULARY)
-    logits[torch.arange(6), torch.tensor([1, 2, 3, 4, 5, 6])] = 5.0
-    slots = torch.tensor([5, 2])
-    fed = torch.tensor([90, 1, 2, 91, 4, 60])  # the drafts 1, 2 and 4 are right, 60 is wrong
-    processed, tokens, counts = verify_v2._verify(
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's rejection sampler on V2, with its own states of 8 slots."""
+    monkeypatch.setattr(buffer_utils, "UvaBuffer", HostBuffer)
+    sampler = SimpleNamespace(
+        sampling_states=SamplingStates(8, VOCABULARY),
+        logits_processors=[],
+        thinking_budget_state=SimpleNamespace(enabled=False),
+    )
+    return SimpleNamespace(sampler=sampler, num_speculative_steps=2)
+
+
+def verify_on_v2(shipped: Any, logits: torch.Tensor, drafter: torch.Tensor | None, fed: torch.Tensor) -> Any:
+    """Verify two drafts each of the requests in the slots 5 and 2."""
+    slots, rows = torch.tensor([5, 2]), torch.arange(6)
+    return verify_v2._verify(
         shipped,
         "standard",
         logits,
-        torch.zeros(8, 3, VOCABULARY + 3),
+        drafter,
         fed,
-        torch.arange(6),
+        rows,
         torch.tensor([0, 3, 6], dtype=torch.int32),
         slots,
         slots.numpy(),
         slots.repeat_interleave(3),
-        torch.arange(6) % 3,
+        rows % 3,
         None,
         fed,
     )
+
+
+def test_v2s_states_reach_the_kernel(shipped: Any) -> None:
+    """One request is greedy, and a filter makes the other one certain."""
+    states, shipped.num_speculative_steps = shipped.sampler.sampling_states, 3
+    states.temperature.np[[5, 2]] = 0.0, 0.8
+    states.top_k.np[2] = 1
+    states.seeds.np[[5, 2]] = 1, 2
+    states.apply_staged_writes()
+    logits = torch.zeros(6, VOCABULARY)
+    logits[torch.arange(6), torch.tensor([1, 2, 3, 4, 5, 6])] = 5.0
+    fed = torch.tensor([90, 1, 2, 91, 4, 60])  # the drafts 1, 2 and 4 are right, 60 is wrong
+    processed, tokens, counts = verify_on_v2(shipped, logits, torch.zeros(8, 3, VOCABULARY + 3), fed)
     assert processed.data_ptr() == logits.data_ptr()
     assert tokens.tolist() == [[1, 2, 3, -1], [4, 5, -1, -1]]
     assert tokens.dtype == torch.int64
@@ -194,10 +206,9 @@ def test_v2s_states_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["one-hot", "drawn"])
 def test_every_kernel_that_v2_needs_is_compiled_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, drawn: bool
+    monkeypatch: pytest.MonkeyPatch, shipped: Any, drawn: bool
 ) -> None:
     """Triton compiles a variant for each combination of dtypes and missing arguments."""
-    monkeypatch.setattr(buffer_utils, "UvaBuffer", _Host)
     seen: list[tuple[Any, ...]] = []
 
     def noted(logits: Any, drafts: Any, sampling: Any, *, method: Any, positions: Any) -> Any:
@@ -208,10 +219,6 @@ def test_every_kernel_that_v2_needs_is_compiled_at_the_start(
         return verify(logits, drafts, sampling, method=method, positions=positions)
 
     monkeypatch.setattr(verify_v2, "verify", noted)
-    states = SamplingStates(8, VOCABULARY)
-    idle = SimpleNamespace(enabled=False)
-    sampler = SimpleNamespace(sampling_states=states, logits_processors=[], thinking_budget_state=idle)
-    shipped = SimpleNamespace(sampler=sampler, num_speculative_steps=2)
     drafter = torch.zeros(8, 2, VOCABULARY) if drawn else None
     runner = SimpleNamespace(
         rejection_sampler=shipped,
@@ -222,41 +229,15 @@ def test_every_kernel_that_v2_needs_is_compiled_at_the_start(
     )
     verify_v2.compile_kernels(runner, "standard")
     compiled, seen[:] = set(seen), []
-    slots = torch.tensor([5, 2])
-    rows = torch.arange(6)
-    fed = rows.to(torch.int32)
+    states = shipped.sampler.sampling_states
     for name, values in (("top_k", (1, 97)), ("top_p", (0.5, 1.0)), ("min_p", (0.1, 0.0))):
         for value in values:
             getattr(states, name).np[2] = value
             states.apply_staged_writes()
             for dtype in (torch.bfloat16, torch.float32):
-                verify_v2._verify(
-                    shipped,
-                    "standard",
-                    torch.zeros(6, VOCABULARY, dtype=dtype),
-                    drafter,
-                    fed,
-                    rows,
-                    torch.tensor([0, 3, 6], dtype=torch.int32),
-                    slots,
-                    slots.numpy(),
-                    slots.repeat_interleave(3),
-                    rows % 3,
-                    None,
-                    fed,
-                )
+                logits = torch.zeros(6, VOCABULARY, dtype=dtype)
+                verify_on_v2(shipped, logits, drafter, torch.arange(6, dtype=torch.int32))
     assert set(seen) == compiled
-
-
-class _Host:
-    """Replaces vLLM's UvaBuffer, whose pinned memory needs an accelerator."""
-
-    def __init__(self, size: Any, dtype: torch.dtype) -> None:
-        self.cpu = torch.zeros(size, dtype=dtype)
-        self.np = self.cpu.numpy()
-
-    def uva(self, size: int) -> torch.Tensor:
-        return self.cpu[:size]
 
 
 @pytest.mark.timeout(600)
