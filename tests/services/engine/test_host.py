@@ -44,18 +44,21 @@ def engine(model: Path) -> Iterator[EngineProcess]:
 
 
 class _Listener:
-    """Notes when the end of a load is reported, and the request's last token."""
+    """Collects the tokens of a request, and whether the end of a load was reported."""
 
-    def __init__(self) -> None:
-        self.loaded_at = 0.0
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.loaded = False
+        self.tokens: list[int] = []
         self.ended = asyncio.Event()
 
     def on_step(self, step: Any) -> None:
-        if step.loaded:
-            self.loaded_at = time.monotonic()
-        outputs = [one for group in step.outputs.values() for one in group.outputs]
-        if any(one.finish_reason is not None for one in outputs):
-            self.ended.set()
+        self.loaded |= bool(step.loaded)
+        for output in (one for group in step.outputs.values() for one in group.outputs):
+            if output.request_id == self._name:
+                self.tokens += output.new_token_ids
+                if output.finish_reason is not None:
+                    self.ended.set()
 
 
 @contextlib.contextmanager
@@ -81,12 +84,12 @@ def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Man
     hosts._POLL_S = hosts._POLL_MOST_S = hosts._POLL_WOKEN_S = POLL_S
 
     async def run() -> float:
-        listener = _Listener()
+        listener = _Listener(name)
         engine.add(name, prompt, 4, load_params(1, manifest.num_tokens, manifest))
         began = time.monotonic()
         with hosted(engine, listener):
             await asyncio.wait_for(listener.ended.wait(), 2 * POLL_S)
-        assert listener.loaded_at
+        assert listener.loaded
         return time.monotonic() - began
 
     return asyncio.run(run())
@@ -117,7 +120,7 @@ def pull_during_a_step(
         return output
 
     async def run() -> list[int]:
-        listener = _Tokens(name)
+        listener = _Listener(name)
         engine.add(name, prompt, 7, load_params(1, manifest.num_tokens))
         engine.add(f"{name}-beside", [5] * 40, 20)
         engine.step()
@@ -145,22 +148,6 @@ def pull_during_a_step(
         engine.core.scheduler.schedule = schedule
 
 
-class _Tokens:
-    """Collects the tokens of a request."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.tokens: list[int] = []
-        self.ended = asyncio.Event()
-
-    def on_step(self, step: Any) -> None:
-        for output in (one for group in step.outputs.values() for one in group.outputs):
-            if output.request_id == self._name:
-                self.tokens += output.new_token_ids
-                if output.finish_reason is not None:
-                    self.ended.set()
-
-
 def steps_while_waiting(engine: Engine, count: int) -> int:
     """Let `count` requests wait for their sources. Return how many steps the engine takes in a second."""
     queue_batches(engine, 1)
@@ -174,7 +161,7 @@ def steps_while_waiting(engine: Engine, count: int) -> int:
     async def run() -> int:
         names = [f"waits-{number}" for number in range(count)]
         engine.core.scheduler.schedule = noting
-        with hosted(engine, _Listener()) as host:
+        with hosted(engine, _Listener("none")) as host:
             for name in names:
                 request = engine.made(name, [5] * 40, 6, load_params(1, 40))
                 host.submit(request)
