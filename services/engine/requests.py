@@ -149,9 +149,8 @@ def _request(
     request = Request.from_engine_core_request(core, limits.block_hasher)
     if generated:
         request.append_output_token_ids(list(generated))
-        request.prefill_stats = (
-            None  # they went out with its first token, and vLLM fails on a hit beyond the prompt
-        )
+        # They went out with its first token, and vLLM fails on a hit beyond the prompt.
+        request.prefill_stats = None
     return request
 
 
@@ -235,7 +234,7 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
     if not core.prompt_token_ids or core.prompt_embeds is not None:
         raise _invalid("a prompt of token ids is needed; prompt embeddings are not served")
     if core.mm_features:
-        raise _invalid("images, audio and video are not served: only text is")
+        raise _invalid("images, audio and video are not served, only text")
     if core.resumable:
         raise _invalid("streaming input is not served")
     if len(core.prompt_token_ids) + len(generated) >= limits.max_model_len:
@@ -295,7 +294,7 @@ def _is_late(request: Request, limits: EngineLimits) -> bool:
 def _cut(core: EngineCoreRequest, tokens: int) -> None:
     """Reduce a request to the prompt's first tokens, whose KV is to be saved."""
     if not 0 < tokens < len(core.prompt_token_ids):
-        raise _invalid(f"{tokens} tokens are no beginning of a prompt of {len(core.prompt_token_ids)}")
+        raise _invalid(f"cannot save the first {tokens} of {len(core.prompt_token_ids)} prompt tokens")
     core.prompt_token_ids = core.prompt_token_ids[:tokens]
     # With one token more than is generated it never ends by itself, so its KV is always saved.
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)

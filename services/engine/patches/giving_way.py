@@ -219,7 +219,7 @@ class GivingWay:
         self._note(goes_first)
         best = goes_first.priority
         if waits is not None and standing_of(waits).priority == best:
-            wanting = [*wanting, *self._behind(best)]
+            wanting = [*wanting, *self._first_that_gives_way(best)]
         if all(standing_of(one).priority == best for one in wanting):
             return self._alone() if best > self._first.priority else None
         newcomer = waits if standing_of(waits).priority == best else None
@@ -311,7 +311,7 @@ class GivingWay:
         loaded = waits.request_id in self._scheduler.finished_recving_kv_req_ids
         return loaded and waits.num_output_tokens > 0 and waits.num_tokens - waits.num_computed_tokens <= 1
 
-    def _behind(self, best: int) -> list[Any]:
+    def _first_that_gives_way(self, best: int) -> list[Any]:
         """Return the first waiting request that gives way, as vLLM might start it in the same step; or []."""
         scheduler = self._scheduler
         for one in scheduler.waiting:
