@@ -50,7 +50,7 @@ def digests(paths: Sequence[Path]) -> list[str]:
         found[at] = _digest(paths[at], store, progress)
 
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
-        list(pool.map(work, largest))  # raises what they raise
+        list(pool.map(work, largest))  # to raise their errors
     progress.end()
     return found
 

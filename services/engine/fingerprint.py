@@ -27,9 +27,9 @@ def model_fingerprint(
     For a folder, it covers every byte of settings, code and weights. Weights are read once per machine;
     `file_digests` keeps their digests.
 
-    For a name on Hugging Face's hub, it covers the commit, which determines every byte. The hub is asked for
-    it, as vLLM does, or the cache if the hub does not answer or is not to be asked. For other hubs, and if
-    the commit is unknown, it covers name and revision, and a warning is logged. The options are vLLM's.
+    For a name on Hugging Face's hub, it covers the commit, which determines every byte. The commit comes from
+    the hub, like vLLM's, or from the cache if the hub does not answer or is switched off. For other hubs, and
+    if the commit is unknown, it covers name and revision, and a warning is logged. The options are vLLM's.
     """
     digest = hashlib.sha256()
     folder = expanded(model, "engine.model")

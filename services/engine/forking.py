@@ -19,9 +19,9 @@ _LOOK_S = 5.0  # usually it takes milliseconds
 def cuda_begun() -> bool:
     """Return whether CUDA is initialized here, so that a forked process could not use it.
 
-    Counting GPUs leaves no trace in this process, so if torch is built for GPUs a child is forked to find
-    out; a child that hangs counts as unable. This process must have one thread. Raises OSError if there is no
-    room for another process.
+    Counting GPUs leaves no trace in this process, so if torch is built for GPUs, a forked child finds out. A
+    child that hangs cannot use CUDA. This process must have one thread. Raises OSError if there is no room
+    for another process.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.backends.cuda.is_built():

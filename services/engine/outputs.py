@@ -58,7 +58,7 @@ def _has_arrays(output: Any) -> bool:
 
 
 def _split(outputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield the outputs in groups; one group if there are no arrays, as steps have few tokens."""
+    """Yield the outputs in groups; one group if there are no arrays, because tokens alone are small."""
     group: list[Any] = []
     room = REPLY_BYTES
     for output in outputs if any(map(_has_arrays, outputs)) else ():
@@ -113,8 +113,8 @@ def end_of_prefill(
 
     A prefill is cut after one token. If only the cut ended it, its last output is changed to that of a
     request that goes on. If the token really ended the request (a stop, the client's max_tokens), the output
-    keeps its end, with the reason that an uncut run would have had, and the KV is not needed. tokens: the
-    output tokens that follow the KV. drafts: drafts that follow them.
+    gets the finish reason that an uncut run would have had, and the KV is not needed. tokens: the output
+    tokens that follow the KV. drafts: drafts that follow them.
     """
     if output.finish_reason != FinishReason.LENGTH or not (prepared.saves or prepared.cut):
         return None
@@ -122,7 +122,7 @@ def end_of_prefill(
         output.finish_reason, output.stop_reason = requests.finish_of(prepared.request)
         return None
     if prepared.cut:
-        return None  # its router sees by the number of tokens that the request goes on
+        return None  # the number of tokens tells its router that the request goes on
     output.finish_reason = None
     output.stop_reason = None
     output.spec_decode_metrics = None

@@ -85,7 +85,7 @@ def spawn_helper() -> Helper:
 def _help(connection: socket.socket, worker: int) -> NoReturn:
     _die_with(worker)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a drain needs the helper to the end
+        signal.signal(number, signal.SIG_IGN)  # a worker that drains still needs the helper
     setproctitle.setproctitle(f"baton: grammars of process {worker}")
     _Server(connection).serve()
 

@@ -12,17 +12,15 @@ scheduled_spec_decode_tokens, as it decides all shapes. V2's kernels take any nu
 the drafts cannot shorten a row, because drafts are the model's input, and its embedding has no -1.
 
 - Without asynchronous scheduling the scheduler takes lists from `take_draft_token_ids` after each step, when
-  the host has
-  waited for the step's tokens anyway. We copy each row's number of drafts to the host and cut the lists: if
-  nothing matches, nothing is verified. This always holds for `ngram`, for which vLLM turns asynchronous
-  scheduling off.
+  the host has waited for the step's tokens anyway. We copy each row's number of drafts to the host and cut
+  the lists: if nothing matches, nothing is verified. This is always the case for `ngram`, for which vLLM
+  turns asynchronous scheduling off.
 - With asynchronous scheduling, the default for mtp, eagle and eagle3, the next step is scheduled before this
-  one has
-  drafted, with the number of drafts per row that this step was asked for. If matches do not fill a row, its
-  last draft is repeated and verified; `num_speculative_tokens: auto` sees it rejected, and drafts fewer. With
-  engine.extra.async_scheduling false each row has its own length. (vLLM's adaptive verification drops drafts
-  on the device, within a total that the host chooses. It judges them by the draft model's logits, which a
-  match does not have.)
+  one has drafted, with the number of drafts per row that this step was asked for. If matches do not fill a
+  row, its last draft is repeated and verified; `num_speculative_tokens: auto` sees it rejected, and drafts
+  fewer. With engine.extra.async_scheduling false each row has its own length. (vLLM's adaptive verification
+  drops drafts on the device, within a total that the host chooses. It judges them by the draft model's
+  logits, which a match does not have.)
 
 V2 keeps the sequences, [max_num_seqs, max_model_len], in the host's memory except for `ngram`. Here they move
 to the device, at 4 bytes per token.

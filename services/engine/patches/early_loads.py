@@ -8,7 +8,7 @@ source has KV to pull.
 
 vLLM asks `_handle_blocked_waiting_request` of each request before anything else, and goes on to the next
 request if it returns False. That costs 4 us per step and waiting request. Asking the connector would be too
-late, as vLLM first looks the prompt up in the prefix cache, which takes 7 ms if 100,000 tokens are found.
+late, because vLLM first looks the prompt up in the prefix cache, which takes 7 ms if it finds 100,000 tokens.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ GROWTH_TOKENS = 64  # per running request
 
 
 class EarlyLoads:
-    """The seam in a loaded engine's scheduler. For the engine's thread."""
+    """Holds reservations back in a loaded engine's scheduler. For the engine's thread."""
 
     def __init__(self, scheduler: Any, connector: Any) -> None:
-        """Hold reservations back from now on."""
         from vllm.v1.request import RequestStatus
 
         self._scheduler, self._connector = scheduler, connector

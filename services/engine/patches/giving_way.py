@@ -255,7 +255,7 @@ class GivingWay:
         return step
 
     def _note(self, goes_first: Standing) -> None:
-        """Note which class goes first, as steps stay short for it a while longer."""
+        """Note which class goes first, because steps stay short for it a while longer."""
         now = time.monotonic()
         if goes_first.priority <= self._first.priority or now - self._first_at > LATELY_S:
             self._first, self._first_at = goes_first, now
@@ -312,7 +312,7 @@ class GivingWay:
         return loaded and waits.num_output_tokens > 0 and waits.num_tokens - waits.num_computed_tokens <= 1
 
     def _first_that_gives_way(self, best: int) -> list[Any]:
-        """Return the first waiting request that gives way, as vLLM might start it in the same step; or []."""
+        """Return the first waiting request that gives way, or []: vLLM might start it in the same step."""
         scheduler = self._scheduler
         for one in scheduler.waiting:
             if standing_of(one).priority > best and one not in scheduler.deferred_waiting:

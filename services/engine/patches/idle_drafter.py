@@ -30,7 +30,7 @@ def install() -> None:
 
 
 def _prepare(original: Any, self: Any, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
-    """Sample a step without drafts like any other: vLLM reads speculative_config here only for that."""
+    """Keep a step without drafts out of the rejection sampler, which speculative_config leads it into."""
     spec = self.speculative_config
     if spec is None or scheduler_output.scheduled_spec_decode_tokens or not _can_wait(self):
         return original(self, scheduler_output, num_scheduled_tokens)
@@ -188,7 +188,7 @@ class Backlog:
         bounds = starts.tolist()
         for request, first, end in zip(self._batch, bounds, bounds[1:], strict=False):
             late = self._rows.get(request, [])
-            # Otherwise the request was preempted since: it is recomputed, or continues elsewhere.
+            # Otherwise the request has been preempted since, and is recomputed or continues elsewhere.
             if late and old[late[-1]] + 1 == old[self._count + first]:
                 order += late
             order += range(self._count + first, self._count + end)

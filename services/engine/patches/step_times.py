@@ -1,8 +1,8 @@
 """Time the parts of an engine step: drafting, and the forward pass with sampling.
 
-Each rank measures them, and the step's output carries them to the scheduler's process, as a rank may be
-another process. The times are those of the calls. On a CPU a call is the work itself. On a GPU a call returns
-when its work is launched, and the wait for that work is counted in sampling, which first uses a result.
+Each rank measures them, and the step's output carries them to the scheduler's process. The times are those of
+the calls. On a CPU a call is the work itself. On a GPU a call returns when its work is launched, and the wait
+for that work is counted in sampling, which first uses a result.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def install() -> None:
         return
     from transformers.utils import is_torchvision_available
 
-    is_torchvision_available()  # caches the answer: no
+    is_torchvision_available()  # caches that it is missing
     sys.meta_path.append(_Finder())
 
 
