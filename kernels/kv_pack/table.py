@@ -24,7 +24,7 @@ TINY = 2.0**-96
 
 
 class PartKind(enum.IntEnum):
-    """How a layer is stored in a record: as is, or quantised from this dtype."""
+    """The form of a layer in a record: as is, or quantised from this dtype."""
 
     AS_IS = 0
     FLOAT32 = 1

@@ -202,12 +202,12 @@ class EngineHost:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the compatibility hash covers, in words."""
+        """The facts that the compatibility hash covers, in words."""
         return dict(self._connector.facts) if self._connector is not None else {}
 
     @property
     def hashing(self) -> BlockHashing | None:
-        """How the reported blocks are named, or None if the engine reports none."""
+        """The naming of the reported blocks, or None if the engine reports none."""
         return self._cache_events.hashing if self._cache_events is not None else None
 
     def staged(self, timeout_s: float) -> Staged | None:

@@ -12,7 +12,7 @@ WARPS = 8
 
 @dataclass(frozen=True)
 class Cut:
-    """How a kernel cuts quantised rows into tiles."""
+    """The way a kernel cuts quantised rows into tiles."""
 
     rows: int  # maximum per tile
     warps: int

@@ -16,7 +16,7 @@ LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a trial may use before its process is killed."""
+    """The resources that a trial may use before its process is killed."""
 
     cpu_s: float
     wall_s: float
