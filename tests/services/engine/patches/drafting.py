@@ -85,7 +85,7 @@ def answered(engine: EngineProcess, name: str, prompts: list[list[int]], answer:
     return found
 
 
-def speculating(model: Path, **spec: Any) -> Options:
+def speculating(model: Path, /, **spec: Any) -> Options:
     settings = SpeculativeSettings(**{"num_speculative_tokens": LIMIT, **spec})
     config = registry.method(settings.method).engine_config(settings)
     config["num_speculative_tokens_per_batch_size"] = [(1, 256, settings.limit)]
