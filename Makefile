@@ -7,7 +7,7 @@ CONFIG ?= deploy/laptop.yaml
 # Many images set it; then every start would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup up test pytest null-gpu gpu-kit chaos lint format bench bench-spec table proto docs config-docs dashboards clean
+.PHONY: help setup up test pytest null-gpu gpu-kit chaos lint format bench bench-spec table proto docs config-docs patches-docs dashboards clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,7 @@ lint: $(READY) ## Ruff, mypy --strict, layers of imports, words, generated files
 	@deploy/setup/words
 	@deploy/setup/proto --check
 	@$(BIN)/python deploy/setup/config-docs --check
+	@$(BIN)/python deploy/setup/patches-docs --check
 	@$(BIN)/python -m deploy.boards --check
 
 format: $(READY) ## Let ruff fix what it can
@@ -74,6 +75,9 @@ $(DOCS_READY): docs/mkdocs/requirements.txt
 
 config-docs: $(READY) ## Write docs/configuration.md from the configuration tree
 	@$(BIN)/python deploy/setup/config-docs
+
+patches-docs: $(READY) ## Write docs/patches.md from the table of patches and their docstrings
+	@$(BIN)/python deploy/setup/patches-docs
 
 dashboards: $(READY) ## Write Grafana's boards from deploy/boards/boards.yaml
 	@$(BIN)/python -m deploy.boards

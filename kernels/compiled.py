@@ -14,18 +14,18 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(*signatures: str) -> Callable[[F], F]:
-    """Compile for these types when the module is imported, so that no request waits for it.
+    """Compile for these types when the module is imported, so that no request waits for the compiler.
 
-    The machine code is cached beside the source, or in the user's cache: the next start loads it. Functions
-    called only by compiled functions take no signatures: they are compiled into their callers. Arguments of
-    other types raise TypeError.
+    The machine code is cached next to the source, or in the user's cache folder, and loaded by the next
+    start. A function that only compiled functions call needs no signatures: it is compiled into its callers.
+    Arguments of other types raise TypeError.
     """
 
     def compile_now(function: F) -> F:
         try:
             made: F = njit(list(signatures) or None, cache=True, nogil=True, error_model="numpy")(function)
-        except RuntimeError as error:  # numba found no folder that it may write to
-            logger.info("%s is compiled anew at every start: %s", function.__qualname__, error)
+        except RuntimeError as error:  # numba has no writable cache folder
+            logger.info("%s is recompiled at every start: %s", function.__qualname__, error)
             made = njit(list(signatures) or None, nogil=True, error_model="numpy")(function)
         return made
 

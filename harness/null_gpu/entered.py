@@ -14,20 +14,19 @@ FILE = "NULL_GPU_ENTERED"
 _PACKAGE = "baton.services.engine.patches."
 Entry = tuple[str, str]  # the patch, and the attribute that it replaces
 Function = Callable[..., Any]
-Wrapper = Callable[[Function], Function]
 
 
 def count(module: ModuleType) -> None:
     """Let `replace` record the calls of each wrapper that it installs."""
     real = module.replace
 
-    def replace(owner: Any, name: str, wrapper: Wrapper, expects: Sequence[str]) -> None:
+    def replace(owner: Any, name: str, ours: Function, expects: Sequence[str] = ()) -> None:
         there = inspect.getattr_static(owner, name, None)
-        real(owner, name, wrapper, expects)
+        real(owner, name, ours, expects)
         made = inspect.getattr_static(owner, name)
         if made is not there:
             kind, function = type(made), getattr(made, "__func__", made)
-            noting = _noting(function, wrapper.__module__.removeprefix(_PACKAGE), name)
+            noting = _noting(function, ours.__module__.removeprefix(_PACKAGE), name)
             setattr(owner, name, kind(noting) if kind in (classmethod, staticmethod) else noting)
 
     if FILE in os.environ:

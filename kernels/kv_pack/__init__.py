@@ -4,10 +4,10 @@
     pack(table, block_ids, records, digests)             blocks -> records [n, table.record_bytes]
     unpack(table, records, block_ids, digests)           records -> blocks
 
-`records` and `digests` lie on the device of the table's tensors: tensors on CUDA, where all work is queued on
-the current stream and nothing waits; tensors or numpy arrays on the CPU, where all work is done on return, on
-the calling thread. To pack only some of the blocks, pass slices of `block_ids`, `records` and `digests`.
-README.md has the maths.
+`records` and `digests` are on the same device as the table's tensors. On CUDA they are tensors, and the work
+is queued on the current stream without waiting. On the CPU they are tensors or numpy arrays, and the calling
+thread does all the work before the call returns. To pack only some of the blocks, pass slices of `block_ids`,
+`records` and `digests`. README.md has the maths.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Buffer: TypeAlias = torch.Tensor | npt.NDArray[Any]
 def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) -> None:
     """Gather blocks into records.
 
-    block_ids: [n] int64, each a block of the table; records: [n, table.record_bytes] uint8, contiguous;
-    digests: [n], 64-bit integers, each with the bits of a uint64. The latter two are overwritten.
-    Raises ValueError for buffers of another shape.
+    block_ids: [n] int64, blocks of the table. records: [n, table.record_bytes] uint8, contiguous,
+    overwritten. digests: [n] 64-bit integers, overwritten with the bits of a uint64. Raises ValueError if
+    shapes do not match.
     """
     _check(table, block_ids, records, digests)
     if table.on_cpu:
@@ -63,10 +63,10 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
 
 
 def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
-    """Scatter records to blocks, in the cache's own dtype; a negative block id is skipped.
+    """Scatter records to blocks, in the cache's own dtype; skip negative block ids.
 
-    Shapes as in `pack`; `digests` are overwritten with those of the records, on a GPU with those of the parts
-    that the table names. On the CPU they may be left out. Raises ValueError for buffers of another shape.
+    Shapes are as in `pack`. `digests` are overwritten with the digests of the records; on a GPU, of the parts
+    that the table names. On the CPU they may be None. Raises ValueError if shapes do not match.
     """
     _check(table, block_ids, records, digests)
     if table.on_cpu:
@@ -86,7 +86,7 @@ def digest(records: Buffer, digests: Buffer) -> None:
     _cpu().digest(_address(records), records.shape[1], _array(digests, np.uint64))
 
 
-# Imported on first use, and cached: a piece of a handoff is 20 us of work.
+# Cached because packing one piece of a handoff takes only 20 us.
 
 
 @functools.cache
@@ -113,6 +113,6 @@ def _address(buffer: Buffer) -> int:
 
 
 def _array(buffer: Buffer, dtype: Any) -> npt.NDArray[Any]:
-    """Return the same memory as a numpy array of 64-bit integers."""
+    """View a buffer as a numpy array of 64-bit integers."""
     array: npt.NDArray[Any] = buffer.numpy() if isinstance(buffer, torch.Tensor) else buffer
     return array.view(dtype)

@@ -1,14 +1,13 @@
-"""The CPU form: one thread of machine code, compiled by numba on first import (3 s, once on each machine).
+"""The CPU form, compiled by numba on first import (3 s, once per machine).
 
 It runs on the calling thread and without the GIL. torch would start a second team of OpenMP threads on the
-cores that an engine is pinned to, and needs a pass over memory for every operation. Here the digest is
-computed while a part is in the cache, so that copying with it takes no longer than without.
+cores that an engine is pinned to, and would need a pass over memory for every operation. Here the digest is
+computed while the data is in the cache, so it costs a copy no extra time.
 
-A quantised part goes through a buffer of float32, with one simple loop for each operation, which LLVM
-vectorises.
+Quantised parts go through a float32 buffer, with one simple loop per operation, which LLVM vectorises.
 """
 
-# ruff: noqa: PLR0917 (inlined into what calls them)
+# ruff: noqa: PLR0917 (these functions are inlined into their callers)
 
 from __future__ import annotations
 
@@ -38,10 +37,10 @@ _HALF, _ONE = np.uint64(32), np.uint64(1)
 _FP8_LARGEST, _INT8_LARGEST = np.float32(LARGEST["fp8_e4m3"]), np.float32(LARGEST["int8"])
 _TINY_BITS = np.float32(TINY).view(np.uint32)
 _MAGNITUDE, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
-# Adding this to a float32 leaves the sum's last bit worth 1: the value is rounded to an integer, ties to
-# even, whose two's complement is in the lowest bits.
+# Adding this to a float32 rounds it to an integer, ties to even: the sum's last bit is worth 1, and its
+# lowest bits are the integer's two's complement.
 _INTEGERS = np.float32(1.5 * 2**23)
-# The same for multiples of 2**-9, the step of e4m3 below 2**-6; and of 2**-24, that of float16 below 2**-14.
+# Likewise for the subnormal steps: 2**-9 for e4m3 below 2**-6, and 2**-24 for float16 below 2**-14.
 _FP8_STEPS, _FP8_STEPS_BITS = np.float32(2.0**14), np.float32(2.0**14).view(np.uint32)
 _FP16_STEPS, _FP16_STEPS_BITS = np.float32(0.5), np.float32(0.5).view(np.uint32)
 _FP8_NORMAL, _FP16_NORMAL = np.float32(2.0**-6).view(np.uint32), np.float32(2.0**-14).view(np.uint32)
@@ -50,7 +49,7 @@ _FP16_OVERFLOW = np.float32(65520.0).view(np.uint32)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(typing: Any, address: Any) -> Any:
-    """Turn an address into a pointer, so that one compiled function serves every array, aligned or not."""
+    """Turn an address into a pointer. One compiled function then serves every array, aligned or not."""
     del typing, address
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -83,7 +82,7 @@ def _float(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _move(typing: Any, source: Any, target: Any, size: Any) -> Any:
-    """Call the C library's memcpy, on addresses. For blocks of 32 KiB it is a fifth faster than a loop."""
+    """Call the C library's memcpy on addresses. For blocks of 32 KiB it is a fifth faster than a loop."""
     del typing, source, target, size
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -110,7 +109,7 @@ def _digest(address: Any, words: Any, first: Any) -> Any:
 
 @compiled("uint64(int64, int64, int64, uint64)")
 def _copy(source: Any, target: Any, words: Any, first: Any) -> Any:
-    """Copy, and compute the digest on the way."""
+    """Copy `words` words and return their digest."""
     left, right = carray(_pointer(source), words, np.uint64), carray(_pointer(target), words, np.uint64)
     total = np.uint64(0)
     for i in range(words):
@@ -124,7 +123,7 @@ def _copy(source: Any, target: Any, words: Any, first: Any) -> Any:
 
 @compiled()
 def _load(kind: Any, source: Any, count: Any, bits: Any) -> None:
-    """Load elements as the bits of float32."""
+    """Convert elements to float32, as raw bits."""
     if kind == _FLOAT32:
         words = carray(_pointer(source), count, np.uint32)
         for i in range(count):
@@ -148,7 +147,7 @@ def _load(kind: Any, source: Any, count: Any, bits: Any) -> None:
 
 @compiled()
 def _store(kind: Any, bits: Any, count: Any, target: Any) -> None:
-    """Store the bits of float32 as elements, rounded to the nearest, ties to even."""
+    """Convert raw float32 bits to elements, rounding to the nearest, ties to even."""
     if kind == _FLOAT32:
         words = carray(_pointer(target), count, np.uint32)
         for i in range(count):
@@ -182,7 +181,7 @@ def _scale(largest: Any, rows: Any, width: Any, bits: Any, scales: Any) -> None:
         most = _TINY_BITS
         for i in range(width):
             size = np.uint32(here[i] & _MAGNITUDE)
-            # NaN compares above all. `max` would use 64 bits, and be slower
+            # NaN's bits compare above all others. `max` would use 64 bits, which is slower.
             most = size if size > most else most
         factor = largest / _float(most)
         scales[row] = _float(most) / largest
@@ -192,7 +191,7 @@ def _scale(largest: Any, rows: Any, width: Any, bits: Any, scales: Any) -> None:
 
 @compiled()
 def _encode(fp8: Any, count: Any, bits: Any, codes: Any) -> None:
-    """Round to codes. bits: float32 in the format's range; overwritten."""
+    """Round to codes. bits: float32 values within the format's range; overwritten."""
     if fp8:
         for i in range(count):
             sign, rest = (bits[i] >> np.uint32(24)) & np.uint32(0x80), np.uint32(bits[i] & _MAGNITUDE)
@@ -227,7 +226,7 @@ def _decode(fp8: Any, codes: Any, rows: Any, width: Any, scales: Any, values: An
 
 @compiled("void(int64[:, ::1], int64, int64[::1], int64, int64, uint64[::1])")
 def pack(table: Any, fp8: Any, block_ids: Any, records: Any, record_bytes: Any, digests: Any) -> None:
-    """Gather blocks. table: `KVTable.columns`; records: address of the first; digests: [n], overwritten."""
+    """Gather blocks. table: `KVTable.columns`; records: the first record's address; digests: overwritten."""
     digests[:] = np.uint64(0)
     for layer in range(table.shape[0]):
         base, stride, size = table[layer, _BASE], table[layer, _STRIDE], table[layer, _SIZE]
@@ -249,7 +248,7 @@ def pack(table: Any, fp8: Any, block_ids: Any, records: Any, record_bytes: Any, 
 
 @compiled("void(int64[:, ::1], int64, int64, int64, int64[::1])")
 def unpack(table: Any, fp8: Any, records: Any, record_bytes: Any, block_ids: Any) -> None:
-    """Scatter records to blocks; a negative block id is skipped."""
+    """Scatter records to blocks; skip negative block ids."""
     for layer in range(table.shape[0]):
         base, stride, size = table[layer, _BASE], table[layer, _STRIDE], table[layer, _SIZE]
         offset, kind = table[layer, _OFFSET], table[layer, _KIND]
@@ -271,6 +270,6 @@ def unpack(table: Any, fp8: Any, records: Any, record_bytes: Any, block_ids: Any
 
 @compiled("void(int64, int64, uint64[::1])")
 def digest(records: Any, record_bytes: Any, digests: Any) -> None:
-    """Digest whole records. records: address of the first."""
+    """Digest whole records. records: the first record's address."""
     for i in range(digests.shape[0]):
         digests[i] = _digest(records + i * record_bytes, record_bytes // 8, np.uint64(0))

@@ -1,4 +1,4 @@
-"""The plainest form, a byte and a row at a time: the others are tested against it."""
+"""The reference form, one byte and one row at a time; the other forms are tested against it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 def digest(record: bytes) -> int:
-    """Return a record's digest: README.md, "The digest". The record's size is a multiple of 8."""
+    """Return a record's digest (README.md, "The digest"). The record's size is a multiple of 8."""
     total = 0
     for position in range(len(record) // WORD):
         (word,) = struct.unpack_from("<Q", record, position * WORD)
@@ -29,7 +29,7 @@ def digest(record: bytes) -> int:
 def pack(
     blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str, block_ids: Sequence[int]
 ) -> tuple[list[bytes], list[int]]:
-    """Return records and their digests. blocks: each layer's, [num_blocks, elements]."""
+    """Return records and their digests. blocks: [num_blocks, elements] per layer."""
     records = []
     for block in block_ids:
         record = b""
@@ -51,7 +51,7 @@ def unpack(
     block_ids: Sequence[int],
     blocks: Sequence[torch.Tensor],
 ) -> None:
-    """Write the records into the blocks; a negative block id is skipped."""
+    """Write the records into the blocks; skip negative block ids."""
     for record, block in zip(records, block_ids, strict=True):
         at = 0
         for layer, width in zip(blocks, widths, strict=True):

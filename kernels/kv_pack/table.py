@@ -1,4 +1,4 @@
-"""The table of a cache: each layer's blocks in memory, and their places in a record."""
+"""Describe where each layer's blocks are in memory, and where they go in a record."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SCALE_BYTES = 4  # float32
 AS_IS = "auto"
 WIRE_DTYPES = (AS_IS, "fp8_e4m3", "int8")
 
-# The largest value of each format; a scale maps a row's largest magnitude to it.
+# Each format's largest value, to which a row's largest magnitude is scaled.
 LARGEST = {"fp8_e4m3": 448.0, "int8": 127.0}
-# Rows of a smaller magnitude come back as zeros: its reciprocal times LARGEST must be finite in float32.
+# Rows of smaller magnitude come back as zeros, because LARGEST / TINY must be finite in float32.
 TINY = 2.0**-96
 
 
 class PartKind(enum.IntEnum):
-    """The form of a layer's part of a record: as is, or quantised from this dtype."""
+    """The form of a layer in a record: as is, or quantised from this dtype."""
 
     AS_IS = 0
     FLOAT32 = 1
@@ -49,21 +49,21 @@ _KINDS = {torch.float32: PartKind.FLOAT32, torch.float16: PartKind.FLOAT16, torc
 
 
 class Place(NamedTuple):
-    """Locate a layer's part in a record, in bytes from its start."""
+    """A layer's place in a record, in bytes from the record's start."""
 
     offset: int
     scales: int = 0  # offset of the scales of a quantised part
 
 
 class KVTable:
-    """Describe one cache's layers for one wire format. Immutable; keeps the tensors alive.
+    """The layers of one cache in one wire format. Immutable; keeps the tensors alive.
 
-    A record is one block of all layers, one part after another in the given order. An unquantised part is the
-    block's bytes. A quantised one is one byte for each element, in the block's order, then a float32 scale
-    for each row. Layers whose elements are bytes already stay as they are.
+    A record holds one block of every layer, in the given order. An unquantised part is the block's bytes. A
+    quantised part is one byte per element, in the block's order, then one float32 scale per row. Layers of
+    one-byte elements are never quantised.
 
-    Explicit places make the parts pieces of larger ones, in records of another table: such a table can only
-    unpack, and skips the parts of a record that it does not name.
+    With explicit places, the parts are pieces of another table's records. Such a table can only unpack, and
+    skips the parts of a record that it does not name.
     """
 
     def __init__(
@@ -74,12 +74,11 @@ class KVTable:
         places: Sequence[Place] | None = None,
         record_bytes: int = 0,
     ) -> None:
-        """Describe a cache.
+        """Describe a cache. Raises ValueError for a layer that cannot be packed.
 
-        blocks: each layer's, [num_blocks, elements], the last dimension contiguous, all on one device.
-        widths: each layer's number of elements that share a scale; used only for quantised layers. places:
-        each layer's in a record of `record_bytes`; one after another by default. Raises ValueError for a
-        layer that cannot be packed.
+        blocks: [num_blocks, elements] per layer, the last dimension contiguous, all on one device. widths:
+        per layer, the elements that share a scale; used only for quantised layers. places: per layer, in
+        records of `record_bytes`; by default one after another.
         """
         if wire not in WIRE_DTYPES:
             raise ValueError(f"unknown wire format {wire!r}; allowed: {', '.join(WIRE_DTYPES)}")
@@ -107,7 +106,7 @@ class KVTable:
 
     @cached_property
     def part_bytes(self) -> tuple[int, ...]:
-        """Bytes of each layer's part in a record."""
+        """Bytes per layer in a record."""
         return tuple(part_bytes(row) for row in self.columns)
 
 

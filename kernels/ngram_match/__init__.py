@@ -1,7 +1,6 @@
-"""N-gram matches of a whole batch: drafts are the tokens that followed a text's last tokens earlier in it.
+"""Draft by n-gram matching: find a text's last tokens earlier in it, and draft the tokens that followed.
 
-This is prompt lookup decoding (Saxena, 2023). README.md defines the matches, and describes how they are
-found.
+This is prompt lookup decoding (Saxena, 2023). README.md defines the matches and describes the search.
 """
 
 from __future__ import annotations
@@ -24,20 +23,19 @@ def ngram_match(
     tails: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """Continue each request's text by its most recent longest match, of max_n down to min_n tokens.
+    """Continue each request's text after its longest match of min_n to max_n tokens, the latest if several.
 
-    tokens [rows, width] int32 and lengths [rows] int32: texts, and how many tokens of each count. rows
-    [batch] int64: each request's row; None: the first `batch`, in order. tails [batch, n], of any integer
-    type: tokens that follow a request's text; None: there are none. limits [batch] int32: maximum number of
-    drafts.
+    tokens [rows, width] int32: the texts, of which lengths [rows] int32 tokens count. rows [batch] int64:
+    each request's row; None: the first `batch` rows. tails [batch, n], any integer type: tokens that follow a
+    request's text; None: no such tokens. limits [batch] int32: most drafts per request.
 
-    Fills drafts [batch, k], of any integer type, and counts [batch] int32: min(limit, k) drafts per request,
-    or none if its last min_n tokens do not occur earlier. Elements after a request's drafts are left alone.
+    Fills drafts [batch, k], any integer type, and counts [batch] int32: min(limit, k) drafts per request,
+    or none if its last min_n tokens do not occur earlier. Elements after a request's drafts are not written.
     The last dimension of `tokens`, `drafts` and `tails` must be contiguous.
 
-    On a GPU this is one launch that does not wait for the host, and that a CUDA graph may capture.
-    `workspace`, from `new_workspace`, may not be used by two launches at a time; each call without one makes
-    its own. On the CPU numba computes the same. Raises ValueError for arguments that do not fit.
+    On a GPU this is one launch, which does not wait for the host and which a CUDA graph may capture. Two
+    launches must not use a `workspace`, from `new_workspace`, at the same time; without one, each call makes
+    its own. Raises ValueError for arguments that do not fit.
     """
     if not 1 <= min_n <= max_n:
         raise ValueError(f"n-grams of {min_n} to {max_n} tokens: give 1 <= min_n <= max_n")
@@ -71,7 +69,7 @@ def ngram_match(
 
 
 def new_workspace(batch: int, device: torch.device | str) -> torch.Tensor:
-    """Allocate memory that a launch's programs share, for `batch` requests; a launch leaves it as new."""
+    """Allocate the memory that a launch's programs share, for `batch` requests; each launch clears it."""
     return torch.zeros(2, batch, dtype=torch.int64, device=device)
 
 

@@ -1,4 +1,4 @@
-"""The CPU form of `ngram_match`: numba's loops over arrays."""
+"""The CPU form of `ngram_match`: loops over arrays, compiled by numba."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from baton.kernels.compiled import compiled
 
 Ints = npt.NDArray[np.int32]
 
-_BLOCK = 1024  # tokens compared at once: that loop becomes SIMD, and hits are rare
-# Tokens searched first; most matches lie there. The rest is searched forward, the direction of prefetching:
-# backward, 256 rows of 32,768 tokens took a third longer.
+_BLOCK = 1024  # tokens compared at once: the loop becomes SIMD, and hits are rare
+# Tokens searched first, because most matches are there. The rest is searched forward, which the CPU
+# prefetches: searching 256 rows of 32,768 tokens backward took a third longer.
 _RECENT = 4096
 
 
@@ -28,7 +28,7 @@ def ngram_match(
     rows: torch.Tensor | None = None,
     tails: torch.Tensor | None = None,
 ) -> None:
-    """Like `baton.kernels.ngram_match.ngram_match`. Texts are copied if `rows` or `tails` are given."""
+    """Like `baton.kernels.ngram_match.ngram_match`. Copies the texts if `rows` or `tails` are given."""
     texts = tokens.numpy() if rows is None else tokens[rows].numpy()
     sizes = lengths.numpy() if rows is None else lengths[rows].numpy()
     batch = limits.shape[0]
@@ -60,7 +60,7 @@ def ngram_match(
 def _last_longest(text: Ints, low: int, high: int, shortest: int, max_n: int) -> tuple[int, int]:
     """Find the last of the longest matches of at least `shortest` tokens that end in text[low:high].
 
-    Returns its length and the place after it; two zeros without one.
+    Returns its length and the place after it, or two zeros without a match.
     """
     size = text.shape[0]
     last = text[size - 1]
@@ -85,7 +85,7 @@ def _last_longest(text: Ints, low: int, high: int, shortest: int, max_n: int) ->
 
 @compiled()
 def _continuation(text: Ints, min_n: int, max_n: int) -> int:
-    """Return the place after the best match, where its continuation begins; 0 without a match."""
+    """Return the place where the best match's continuation begins, or 0 without a match."""
     high = text.shape[0] - 1
     low = max(0, high - _RECENT)
     longest, found = _last_longest(text, low, high, min_n, max_n)
@@ -100,11 +100,9 @@ def _continuation(text: Ints, min_n: int, max_n: int) -> int:
 def match(  # noqa: PLR0917 (compiled code takes no keywords)
     tokens: Ints, lengths: Ints, limits: Ints, min_n: int, max_n: int, drafts: Ints, counts: Ints
 ) -> None:
-    """Continue each row of tokens [rows, width] by its most recent longest match.
+    """Draft for each row as `ngram_match` does, without `rows` and `tails`.
 
-    lengths [rows]: tokens that count. limits [rows]: maximum number of drafts. Fills drafts [rows, k] and
-    counts [rows]: the drafts of a row are min(limit, k) tokens, or none if its last min_n tokens do not occur
-    earlier. Linear in the tokens of a row, less if a match of max_n tokens lies near the end.
+    The time is linear in a row's tokens, and less if a match of max_n tokens is near the end.
     """
     for row in range(lengths.shape[0]):
         counts[row] = 0

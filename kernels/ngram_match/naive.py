@@ -1,4 +1,4 @@
-"""The definition of `ngram_match`, by loops over lists: its tests compare with it."""
+"""The reference form of `ngram_match`, with loops over lists; tests compare the others with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ngram_match(
 
 
 def continuation(text: list[int], limit: int, min_n: int, max_n: int) -> list[int]:
-    """Return `limit` tokens that follow the most recent of the longest matches; none without one."""
+    """Return the `limit` tokens that follow the last of the longest matches, or none without a match."""
     for n in range(max_n, min_n - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):  # the match is text[end - n : end]
             if text[end - n : end] == text[len(text) - n :]:

@@ -1,4 +1,4 @@
-"""Verification: the target accepts drafted tokens, and adds one token of its own; see README.md."""
+"""Verify drafted tokens against the target's logits, and sample one more token; see README.md."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def verify(
 ) -> Verified:
     """Accept drafts so that the output is distributed as if the target had sampled it token by token.
 
-    logits [N, V] of float32, float16 or bfloat16: the target's, for the position of each draft and, for each
-    request, for the one after them; penalties and masks are applied, temperature and filters are not. They
-    are left as they are. positions [N] int64: each row's position in its text; a request's random numbers are
-    a function of its seed, the row's position and the row's number in the request. None: of the number alone,
-    for callers that give a new seed each time.
+    logits [N, V] of float32, float16 or bfloat16: the target's, one row for each draft's position and one for
+    the position after a request's drafts. Penalties and masks have been applied, temperature and filters have
+    not. They are not modified. positions [N] int64: each row's position in its text. A request's random
+    numbers depend on its seed, the row's position and the row's number in the request; without positions, on
+    seed and number alone, for callers that pass a new seed each time.
 
     `standard`: speculative sampling (Leviathan et al., 2023; Chen et al., 2023). `block`: block verification
-    (Sun et al., 2024), which accepts no fewer tokens on average. At temperature 0 drafts are accepted as long
-    as they are the most likely tokens, of equal ones the first.
+    (Sun et al., 2024), which accepts no fewer tokens on average. At temperature 0 a draft is accepted if it
+    is the most likely token, or the first of several.
 
-    On a GPU nothing waits for the host, and all of it may be captured into a CUDA graph. Raises ValueError
-    for shapes that do not fit together.
+    On a GPU nothing waits for the host, and a CUDA graph may capture all launches. Raises ValueError if the
+    shapes do not fit together.
     """
     job = Job(logits, drafts, sampling, method, positions)
     if logits.is_cuda:

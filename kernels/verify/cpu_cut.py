@@ -1,7 +1,7 @@
-"""The filters' cuts in rows of logits, found without sorting, for the CPU.
+"""Apply min-p, top-k and top-p to rows of logits on the CPU, without sorting.
 
-A cut is the smallest logit that is kept, and the last place in the vocabulary where that logit is kept: of
-equal tokens the first ones stay, as in vLLM's GPU kernels.
+A cut is the smallest logit that is kept, and the last place in the vocabulary where that logit is kept. Among
+equal logits the first ones are kept, as in vLLM's GPU kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-_FIRST_WIDTH = 256  # most cuts lie within this many of a row's largest logits
+_FIRST_WIDTH = 256  # most cuts are among this many of a row's largest logits
 _WIDER = 8
 
 
@@ -18,16 +18,16 @@ _WIDER = 8
 class Filters:
     """The filters of each row, [M]."""
 
-    top_k: torch.Tensor  # int64, V or more: all
-    top_p: torch.Tensor  # float32, 1 or more: all
-    min_p: torch.Tensor  # float32, 0: all
+    top_k: torch.Tensor  # int64; V or more keeps all tokens
+    top_p: torch.Tensor  # float32; 1 or more keeps all
+    min_p: torch.Tensor  # float32; 0 keeps all
 
     def of(self, which: torch.Tensor) -> Filters:
         """Return the filters of these rows."""
         return Filters(self.top_k[which], self.top_p[which], self.min_p[which])
 
     def active(self, vocabulary: int) -> torch.Tensor:
-        """Return [M] bool: which rows are filtered at all."""
+        """Return [M] bool: which rows are filtered."""
         return (self.top_k < vocabulary) | (self.top_p < 1) | (self.min_p > 0)
 
 
@@ -37,7 +37,7 @@ class Cuts:
 
     value: torch.Tensor  # float32, of the logits as given
     last: torch.Tensor  # int64
-    mass: torch.Tensor  # float32: sum of exp(scaled logit - largest scaled logit) over what is kept
+    mass: torch.Tensor  # float32: sum of exp(scaled logit - largest scaled logit) over the kept tokens
 
     @classmethod
     def none(cls, mass: torch.Tensor, vocabulary: int) -> Cuts:
@@ -49,7 +49,7 @@ class Cuts:
         )
 
     def kept(self, rows: torch.Tensor, logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return which of [M', n] logits of these rows [M'], at these places of the vocabulary, are kept."""
+        """Return [M', n] bool: which logits of these rows, at these places in the vocabulary, are kept."""
         value, last = self.value[rows].unsqueeze(1), self.last[rows].unsqueeze(1)
         return (logits > value) | ((logits == value) & (places <= last))
 
@@ -57,7 +57,7 @@ class Cuts:
 def find(
     logits: torch.Tensor, inverse_temperature: torch.Tensor, mass: torch.Tensor, filters: Filters
 ) -> Cuts:
-    """Find the cuts of [M, V] float32 logits without nan; `mass` [M] is the total over all tokens."""
+    """Find the cuts of [M, V] float32 logits without nan. mass: [M], the total over all tokens."""
     vocabulary = logits.shape[1]
     cuts = Cuts.none(mass, vocabulary)
     left = filters.active(vocabulary).nonzero().flatten()
@@ -82,7 +82,7 @@ def find(
 def _kept(
     weights: torch.Tensor, mass: torch.Tensor, filters: Filters, vocabulary: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of each row's largest logits are kept, and [M] whether nothing else of the row is."""
+    """Return which of each row's largest logits are kept, and [M] whether all other logits are cut."""
     width = weights.shape[1]
     order = torch.arange(width)
     kept = (order < filters.top_k.unsqueeze(1)) & (weights >= filters.min_p.unsqueeze(1))
@@ -90,7 +90,7 @@ def _kept(
     if width == vocabulary:
         whole = torch.ones_like(whole)
     weights = weights * kept
-    # With top-p alone, the row's mass is known before all of it has been seen.
+    # With top-p alone, the row's total mass is known in advance.
     alone = (filters.top_k >= vocabulary) & (filters.min_p == 0)
     total = torch.where(alone, mass, weights.sum(1))
     before = weights.cumsum(1) - weights
@@ -100,7 +100,7 @@ def _kept(
 
 
 def _last(rows: torch.Tensor, value: torch.Tensor, ties: torch.Tensor) -> torch.Tensor:
-    """Return [M]: the place of the `ties`-th of the row's logits of this value."""
+    """Return [M]: the place of the `ties`-th logit with this value in each row."""
     equal = rows == value
     last = torch.full_like(ties, rows.shape[1])
     split = (equal.sum(1) > ties).nonzero().flatten()

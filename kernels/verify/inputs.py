@@ -1,4 +1,4 @@
-"""Arguments and results of `verify`: drafts, sampling parameters, accepted tokens."""
+"""The arguments and results of `verify`."""
 
 from __future__ import annotations
 
@@ -13,48 +13,47 @@ TILE = 1024  # vocabulary tokens whose weights are summed together
 
 @dataclass(frozen=True)
 class DraftedTokens:
-    """Hold the drafted tokens of R requests, c[r] of them, possibly 0, for request r.
+    """The drafted tokens of R requests; request r has c[r], which may be 0.
 
     N = sum(c + 1), D = sum(c). A negative token, or one beyond the vocabulary, is a placeholder: neither it
-    nor any after it is accepted. At most one of `probs` and `logits` is given; with neither, the drafter
-    chose each token with certainty (greedily, or by a match), which makes its distribution one-hot.
+    nor any token after it is accepted. At most one of `probs` and `logits` is given. Without both, the
+    drafter was certain of each token (greedy, or a match), so its distribution is one-hot.
     """
 
-    tokens: torch.Tensor  # [D] int, or [N]: each request's after the token that they continue
+    tokens: torch.Tensor  # int [D]; or [N], where a request's drafts follow the token that they continue
     row_ends: torch.Tensor  # [R] int32: cumsum(c + 1), where each request's rows of logits end
-    most: int  # no c[r] is larger; on the host, so that nothing waits for the device
+    most: int  # an upper bound of c, known to the host
     probs: torch.Tensor | None = None  # [D, V] float32: the distribution each draft was drawn from
-    logits: torch.Tensor | None = None  # [slots, at least most, V]: the same before temperature and softmax
+    logits: torch.Tensor | None = None  # [slots, at least most, V]: the same, before temperature and softmax
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of each request: [S] with S = R, or any S if `slots` gives each request's place.
+    """The sampling parameters, [S]: S is R, or any number if `slots` maps requests to places.
 
-    Filters apply in vLLM's order: min-p, then the top-k of what is left, then top-p of those,
-    normalised again. None: no request has that filter. The drafter's distribution is not filtered.
+    Filters apply in vLLM's order: min-p, top-k, then top-p of the renormalised rest. None means that no
+    request has that filter. The drafter's distribution is not filtered.
     """
 
-    temperature: torch.Tensor  # [S] float32; 0: greedy
+    temperature: torch.Tensor  # [S] float32; 0 is greedy
     seeds: torch.Tensor  # [S] int64
-    top_k: torch.Tensor | None = None  # [S] int32; V or more, or 0: all
-    top_p: torch.Tensor | None = None  # [S] float32 in (0, 1]; 1: all
-    min_p: torch.Tensor | None = None  # [S] float32 in [0, 1]; 0: all
+    top_k: torch.Tensor | None = None  # [S] int32; 0, or V and more, keep all tokens
+    top_p: torch.Tensor | None = None  # [S] float32 in (0, 1]; 1 keeps all
+    min_p: torch.Tensor | None = None  # [S] float32 in [0, 1]; 0 keeps all
     slots: torch.Tensor | None = None  # [R] int32 or int64
 
 
 @dataclass(frozen=True)
 class Verified:
-    """Hold the output tokens of a step."""
+    """The output tokens of a step."""
 
-    # [R, most + 1] int32: accepted drafts, then one token of the target's own, then -1
-    tokens: torch.Tensor
-    counts: torch.Tensor  # [R] int32: tokens that are not -1, so 1 + accepted
+    tokens: torch.Tensor  # [R, most + 1] int32: accepted drafts, one token sampled from the target, then -1
+    counts: torch.Tensor  # [R] int32: 1 + accepted drafts
 
 
 @dataclass(frozen=True)
 class Job:
-    """Hold the arguments of `verify`, checked: each form of it takes these."""
+    """The checked arguments of `verify`, which each of its forms takes."""
 
     logits: torch.Tensor  # [N, V]
     drafts: DraftedTokens
@@ -75,7 +74,7 @@ class Job:
 
     @property
     def packed(self) -> bool:
-        """Whether draft tokens are given without the tokens that they continue."""
+        """Whether `drafts.tokens` is [D], without the tokens that the drafts continue."""
         return bool(self.drafts.tokens.shape[0] != self.logits.shape[0])
 
     @property

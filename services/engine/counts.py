@@ -1,15 +1,9 @@
-"""Count an engine's work, in one step or since it started; the heartbeat carries the latter.
-
-Leans on: vllm.v1.engine.EngineCoreOutput (new_token_ids, prefill_stats.num_computed_tokens),
-EngineCoreOutputs.scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
-vllm.v1.spec_decode.metrics.SpecDecodingStats (num_drafts, num_draft_tokens_per_pos,
-num_accepted_tokens_per_pos).
-"""
+"""Count an engine's work, in one step or, for the heartbeat, since it started."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from baton.protos import scheduler_pb2
@@ -18,23 +12,23 @@ from baton.services.decode.acceptance import DraftCounts
 
 @dataclass(slots=True)
 class Counts:
-    """Prompt tokens (looked up, computed), drafts, outputs and time.
+    """Counts of prompt tokens, drafts, output tokens and time.
 
-    Tokens looked up are counted when their request is admitted, as in vLLM.
+    Lookups are counted when their request is admitted, as in vLLM.
     """
 
-    prefix_queries: int = 0  # looked up in the prefix cache
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0
-    external_queries: int = 0  # asked of the handoff, beyond the cache hits
+    external_queries: int = 0  # prompt tokens not in the prefix cache that a handoff was asked for
     external_hits: int = 0
-    drafts: DraftCounts = field(default_factory=DraftCounts)  # verified
-    computed_tokens: int = 0  # prompt tokens found in no cache and not handed over
+    drafts: DraftCounts = field(default_factory=DraftCounts)  # verified drafts
+    computed_tokens: int = 0  # prompt tokens neither cached nor handed over
     output_tokens: int = 0
     busy_s: float = 0.0  # time spent in steps
-    request_s: float = 0.0  # time of each step times the requests that got tokens in it
+    request_s: float = 0.0  # sum over steps of the step's time, times the requests that got tokens in it
 
     def take(self, groups: Iterable[Any], seconds: float) -> None:
-        """Add a step's outputs. seconds: its time; 0 for a step without tokens."""
+        """Add a step's outputs. seconds: its duration, or 0 if it made no tokens."""
         requests = 0
         for group in groups:
             if group.scheduler_stats is not None:  # vLLM attaches them to one of the groups
@@ -42,7 +36,7 @@ class Counts:
             for output in group.outputs:
                 requests += bool(output.new_token_ids)
                 self.output_tokens += len(output.new_token_ids)
-                if output.prefill_stats is not None:  # comes with a request's first output
+                if output.prefill_stats is not None:  # in a request's first output
                     self.computed_tokens += output.prefill_stats.num_computed_tokens
         self.busy_s += seconds
         self.request_s += seconds * requests
@@ -60,28 +54,18 @@ class Counts:
             self.external_hits += stats.connector_prefix_cache_stats.hits
 
     def add(self, other: Counts) -> None:
-        self.prefix_queries += other.prefix_queries
-        self.prefix_hits += other.prefix_hits
-        self.external_queries += other.external_queries
-        self.external_hits += other.external_hits
-        self.computed_tokens += other.computed_tokens
-        self.output_tokens += other.output_tokens
-        self.busy_s += other.busy_s
-        self.request_s += other.request_s
+        for name in _PLAIN:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.drafts.drafts:
             self.drafts.add(other.drafts)
 
     def message(self) -> scheduler_pb2.EngineCounts:
         return scheduler_pb2.EngineCounts(
-            prefix_queries=self.prefix_queries,
-            prefix_hits=self.prefix_hits,
-            external_queries=self.external_queries,
-            external_hits=self.external_hits,
+            **{name: getattr(self, name) for name in _PLAIN},
             drafts=self.drafts.drafts,
             drafted_tokens=self.drafts.drafted_tokens,
             accepted_by_position=self.drafts.accepted,
-            computed_tokens=self.computed_tokens,
-            output_tokens=self.output_tokens,
-            busy_s=self.busy_s,
-            request_s=self.request_s,
         )
+
+
+_PLAIN = [field.name for field in fields(Counts) if field.name != "drafts"]

@@ -1,4 +1,4 @@
-"""Convolve, on a CPU, each request's tokens of a step with the earlier ones, which buffers keep."""
+"""Convolve a step's tokens with the requests' earlier ones, which are kept in buffers, on a CPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def convolved(  # noqa: PLR0917
     buffers: Sequence[Any],
     accepted: Sequence[int],
 ) -> Any:
-    """Return the convolved inputs, and keep what the next step may need.
+    """Return the convolved inputs, and store in the buffers what the next step may need.
 
-    inputs: [tokens, channels], `counts` tokens per request. weight: [channels, kernel]. buffers: per request
-    [channels, places], whose first `kernel - 2 + tokens` are from its last step. accepted: how many of that
-    step's tokens precede these, at least 1.
+    inputs: [tokens, channels], with `counts` tokens per request. weight: [channels, kernel]. buffers: one
+    [channels, places] per request, of which the first `kernel - 2 + tokens` are from its last step. accepted:
+    how many tokens of that step were accepted, at least 1.
     """
     import torch
 

@@ -1,13 +1,8 @@
-"""Choose which of vLLM's two back ends computes attention over latents (MLA) on a CPU.
+"""Choose which of vLLM's two back ends computes multi-head latent attention (MLA) on a CPU.
 
-CPU_MLA runs on every CPU, in every dtype, in blocks of 16 tokens. AMX_MLA, which vLLM prefers on CPUs with
-AMX, takes only bfloat16 and blocks of 32. Baton takes CPU_MLA unless the other one is set: a model is then
-served in every dtype on every machine, and machines with and without AMX hand KV to each other.
-
-Leans on: vllm.platforms.cpu.CpuPlatform (get_attn_backend_cls and check_and_update_config, which choose the
-back end by torch.cpu._is_amx_tile_supported and by the engine argument attention_backend, and give CPU_MLA
-its block size whatever was asked for), vllm.config.ModelConfig (use_mla, dtype),
-vllm.config.SpeculativeConfig (attention_backend).
+CPU_MLA runs on every CPU, with every dtype, in blocks of 16 tokens. AMX_MLA, which vLLM prefers on CPUs with
+AMX, takes only bfloat16 and blocks of 32 tokens. Baton uses CPU_MLA unless AMX_MLA is set, so that a model
+can be served in every dtype on every machine, and machines with and without AMX can exchange KV.
 """
 
 from __future__ import annotations
@@ -17,11 +12,11 @@ from typing import Any
 from baton.services.errors import ConfigError
 
 _ANY_CPU, _AMX = "CPU_MLA", "AMX_MLA"
-_BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA also takes multiples of it
+_BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA also takes multiples
 
 
 def add_arguments(args: dict[str, Any], model_config: Any) -> None:
-    """Add the back end and its block size, for a model with MLA and its drafter.
+    """Add the back end and its block size, for a model with MLA and for its drafter.
 
     Raises ConfigError for a back end that this machine or dtype cannot use.
     """
@@ -37,7 +32,7 @@ def add_arguments(args: dict[str, Any], model_config: Any) -> None:
     if not asked:
         args["attention_backend"] = backend
     if args.get("speculative_config") is not None:
-        args["speculative_config"]["attention_backend"] = backend  # else vLLM would choose again
+        args["speculative_config"]["attention_backend"] = backend  # vLLM would choose its own
     args.setdefault("block_size", _BLOCK_SIZES[backend])
 
 
@@ -47,7 +42,7 @@ def _check_amx(args: dict[str, Any], dtype: str) -> None:
     if not torch.cpu._is_amx_tile_supported():
         problem = "this process has no AMX"
     elif dtype != "bfloat16":
-        problem = f"it computes in bfloat16 alone, and engine.dtype is {dtype}"
+        problem = f"it computes only in bfloat16, and engine.dtype is {dtype}"
     elif args.get("block_size", 0) % _BLOCK_SIZES[_AMX]:
         problem = f"engine.block_size (value {args['block_size']}) is no multiple of {_BLOCK_SIZES[_AMX]}"
     else:

@@ -2,9 +2,9 @@
 
 ServiceError
 └── EngineError
-    ├── EngineFailed       the engine broke while it ran: the process ends
-    │   └── RankLost       one of its processes has ended
-    └── RequestRefused     a Start is not taken; carries the code of the protocol's Failed
+    ├── EngineFailed       the engine broke while it ran, and the process ends
+    │   └── RankLost       one of the engine's processes has ended
+    └── RequestRefused     a Start is refused, with a code of the protocol's Failed
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class EngineError(ServiceError):
 
 
 class EngineFailed(EngineError):
-    """The engine raised while it ran; its requests are lost, and the router starts them again elsewhere."""
+    """The engine failed while it ran. Its requests are lost, and the router restarts them elsewhere."""
 
 
 class RankLost(EngineFailed):
-    """A process of the engine has ended: killed, out of memory, or by its own fault."""
+    """A process of the engine has ended: killed, out of memory, or crashed."""
 
 
 class RequestRefused(EngineError):
-    """A request is refused. `code` tells the router what to do about it."""
+    """A request is refused. `code` tells the router what to do with it."""
 
     def __init__(self, code: Failed.Code, message: str) -> None:
         super().__init__(message)

@@ -1,9 +1,10 @@
 """Compute SHA-256 of large files, and keep each digest so that a file is read only once.
 
-Digests are kept in a folder of this user only. An entry is found by the file's device and inode, and is valid
-while the file's size and times are the same to the nanosecond; unlike the time of the last write, the time of
-the last change (ctime) cannot be set back. A folder or entry that others may write is not trusted. Files in a
-Hugging Face cache are not read, because their links lead to blobs named by this digest.
+Digests are kept in a folder of the current user. An entry is found by the file's device and inode, and is
+valid while the file's size and times are the same to the nanosecond. Of these the time of the last change
+(ctime) cannot be set back, unlike the time of the last write. A folder or entry that other users may write is
+not trusted. Files in a Hugging Face cache are not read, because their links lead to blobs named by this
+digest.
 
 When processes start together, like the workers of one machine, one of them hashes a file and the others wait.
 """
@@ -28,11 +29,11 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 FOLDER = "baton/fingerprints"  # below the user's cache folder
-THREADS = 16  # maximum; hashing releases the GIL, and does 0.6 to 2 GB/s per core
-KEEP_FROM = 1 << 20  # bytes; hashing a smaller file is as quick as looking it up
-QUIET_S = 2.0  # s; a file changed this recently may change again without a trace in its times
-TELL_S = 10.0  # s between progress lines
-SLOWEST = 20e6  # bytes/s; if another process hashes a file more slowly, it is hashed here
+THREADS = 16  # at most; hashing releases the GIL and reaches 0.6 to 2 GB/s per core
+KEEP_FROM = 1 << 20  # bytes; smaller files are hashed as quickly as looked up
+QUIET_S = 2.0  # a file changed this recently may change again without a trace in its times
+TELL_S = 10.0  # between progress lines
+SLOWEST = 20e6  # bytes/s; another process that hashes more slowly is not waited for
 _LOOK_S = 0.1
 _CHUNK = 8 << 20
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -49,8 +50,7 @@ def digests(paths: Sequence[Path]) -> list[str]:
         found[at] = _digest(paths[at], store, progress)
 
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
-        for _ in pool.map(work, largest):  # passes on their exceptions
-            pass
+        list(pool.map(work, largest))  # to raise their errors
     progress.end()
     return found
 
@@ -66,7 +66,7 @@ def _digest(path: Path, store: _Store | None, progress: _Progress) -> str:
         if known := store.find(before):
             return known
         with store.turn(before):
-            if known := store.find(before):  # another process hashed it meanwhile
+            if known := store.find(before):  # another process has hashed it
                 return known
             began = time.time()
             digest = _hash(file.fileno(), progress)
@@ -87,7 +87,7 @@ def _hash(file: int, progress: _Progress) -> str:
 
 
 def _blob_of(path: Path) -> str:
-    """Return the digest that names a file in a hub's cache; "" if the file is not a link into one."""
+    """Return the digest that names a file in a hub's cache, or "" if the file is not a link into one."""
     if not path.is_symlink():
         return ""
     target = path.resolve(strict=True)
@@ -99,14 +99,14 @@ def _state(seen: os.stat_result) -> list[int]:
 
 
 class _Store:
-    """The known digests, one entry per file. For any thread and any number of processes."""
+    """The known digests, one entry per file. Threads and processes may share it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
     def open(cls) -> _Store | None:
-        """Return the user's store; None, with a line in the log, if there cannot be one."""
+        """Return the user's store; if it cannot be used, log why and return None."""
         try:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             folder = Path(base) / FOLDER
@@ -119,7 +119,7 @@ class _Store:
         return cls(folder)
 
     def find(self, seen: os.stat_result) -> str:
-        """Return the digest of a file in this state; "" for an unknown one."""
+        """Return the digest of a file in this state, or "" if unknown."""
         try:
             entry = os.open(self._entry(seen), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -149,7 +149,7 @@ class _Store:
 
     @contextmanager
     def turn(self, seen: os.stat_result) -> Iterator[None]:
-        """Wait until no other process hashes this file, at most as long as hashing may take."""
+        """Wait until no other process hashes this file, for at most as long as hashing may take."""
         ends = time.monotonic() + 1 + seen.st_size / SLOWEST
         try:
             lock = os.open(f"{self._entry(seen)}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -180,7 +180,7 @@ def _not_ours(seen: os.stat_result, kind: Any) -> str:
 
 
 class _Progress:
-    """Reports progress if hashing takes long. For any thread."""
+    """Logs progress if hashing takes long. Threads may share it."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -195,12 +195,11 @@ class _Progress:
             if (now := time.monotonic()) - self._told < TELL_S:
                 return
             self._told = now
-        logger.info("the fingerprint of the model: %s, so far", self._figures())
+        logger.info("fingerprint of the model: %s so far", self._figures())
 
     def end(self) -> None:
-        """Report the total, if it took long."""
         if time.monotonic() - self._began >= TELL_S:
-            logger.info("the fingerprint of the model: %s; it is kept for the next start", self._figures())
+            logger.info("fingerprint of the model: %s; it is kept for the next start", self._figures())
 
     def _figures(self) -> str:
         spent = time.monotonic() - self._began

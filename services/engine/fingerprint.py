@@ -1,4 +1,4 @@
-"""Identify a model by its files: the same on every worker of a deployment."""
+"""Identify a model by its files, so that all workers of a deployment can compare theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.services.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-# Files that decide what is computed: settings, the model's own code, weights.
+# Files that determine what is computed: settings, the model's own code, weights.
 _SMALL = ("config.json", "*.index.json", "*quant*.json", "params.json", "*.py")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 
@@ -22,14 +22,14 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 def model_fingerprint(
     model: str, *, revision: str | None = None, download_dir: str | None = None, hf_token: Any = None
 ) -> str:
-    """Return a hash in hex that identifies the model's files; the options are vLLM's, for a model from a hub.
+    """Return a hex digest that identifies the model's files. Raises OSError if a file cannot be read.
 
-    For a folder, it covers every byte of settings, code and weights. Weights are read once per machine, with
-    progress in the log if that takes long; `file_digests` keeps their digests.
-    For a name on Hugging Face's hub, it covers the commit behind the name, which determines every byte.
-    The hub is asked, as in vLLM; offline, or if the hub does not answer, the cache is used. For other hubs,
-    and if the commit is unknown, it covers the name and the revision, and the log says so.
-    Raises OSError if a file cannot be read.
+    For a folder, it covers every byte of settings, code and weights. Weights are read once per machine;
+    `file_digests` keeps their digests.
+
+    For a name on Hugging Face's hub, it covers the commit, which determines every byte. The commit comes from
+    the hub, like vLLM's, or from the cache if the hub does not answer or is switched off. For other hubs, and
+    if the commit is unknown, it covers name and revision, and a warning is logged. The options are vLLM's.
     """
     digest = hashlib.sha256()
     folder = expanded(model, "engine.model")
@@ -57,10 +57,10 @@ def _name(model: str, revision: str | None, download_dir: str | None, hf_token: 
 
         try:
             commit = resolve_revision(model, revision=revision, cache_dir=download_dir, token=hf_token)
-        except Exception as error:  # noqa: BLE001 (its client raises much; vLLM will say what is wrong)
+        except Exception as error:  # noqa: BLE001 (vLLM will report what is wrong)
             why = one_line(error)
         else:
             return f"commit:{model}@{commit.resolved}"
     at = f"{model} at revision {revision or 'main'}"
-    logger.warning("the model is told from others by its name alone, %s: %s", at, why)
+    logger.warning("the model is identified only by its name, %s: %s", at, why)
     return f"name:{at}"

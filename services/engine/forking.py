@@ -1,10 +1,8 @@
 """Find out whether a process forked from this one could use the GPU.
 
-CUDA does not survive a fork: torch refuses it in the child. It begins with the first tensor on a GPU, or, if
-NVML cannot count the GPUs, as soon as something counts them, as vLLM does on import.
-
-Leans on: torch.backends.cuda.is_built, torch.cuda.is_initialized and torch.cuda._is_in_bad_fork, which is set
-in forked children by a handler that torch installs before its first call of CUDA's runtime.
+CUDA does not survive a fork, and torch refuses it in the child. It is initialized with the first tensor on a
+GPU or, if NVML cannot count the GPUs, when something counts them, as vLLM does on import. Before its first
+call of CUDA's runtime torch installs a handler that sets `_is_in_bad_fork` in forked children.
 """
 
 from __future__ import annotations
@@ -15,15 +13,15 @@ import sys
 import time
 from typing import Any
 
-_LOOK_S = 5.0  # a look takes milliseconds
+_LOOK_S = 5.0  # usually it takes milliseconds
 
 
 def cuda_begun() -> bool:
-    """Return whether CUDA has begun here, so that a forked process could not use it.
+    """Return whether CUDA is initialized here, so that a forked process could not use it.
 
-    Counting GPUs leaves no trace in this process, so a child is forked and asked, if torch is built for GPUs;
-    a child that hangs counts as unable. For processes with one thread. Raises OSError if there is no room for
-    another process.
+    Counting GPUs leaves no trace in this process, so if torch is built for GPUs, a forked child finds out. A
+    child that hangs cannot use CUDA. This process must have one thread. Raises OSError if there is no room
+    for another process.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.backends.cuda.is_built():

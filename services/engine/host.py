@@ -1,13 +1,8 @@
 """Run one EngineCore and the thread that steps it.
 
-The thread loads the engine, takes messages between steps, steps while there is work and otherwise blocks. The
-results of a step go to the asyncio loop in one call. The engine belongs to the thread: other threads call
-`submit`, `abort` and `stop`, and whatever is marked for them.
-
-Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
-batch_queue, scheduler, structured_output_manager, request_block_hasher), its scheduler
-(requests, has_requests, get_num_unfinished_requests, get_request_counts, deferred_waiting, get_kv_connector,
-kv_cache_manager.{block_pool.get_num_free_blocks, get_blocks}, shutdown), KVCacheBlock.{ref_cnt, is_null}.
+The thread loads the engine, handles messages between steps, steps while there is work and otherwise blocks.
+It passes the results of a step to the asyncio loop in one call. Only this thread uses the engine; the public
+methods of EngineHost may be called from the loop's thread.
 """
 
 from __future__ import annotations
@@ -46,50 +41,49 @@ from baton.services.errors import describe
 
 logger = logging.getLogger(__name__)
 
-# Seconds. While KV is on its way and nothing else is to do, the engine is polled for it: at first this often,
-# then after every twentieth part of the wait so far, as each poll takes a tenth of a millisecond of Python
-# from the pull. A message ends the wait at once.
+# Seconds. While KV is on its way and there is nothing else to do, the engine polls for it, ever less often,
+# because each poll takes 0.1 ms of Python time from the pull. A message ends the wait at once.
 _POLL_S = 0.0005
 _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
-_POLL_WOKEN_S = 1.0  # used if it waits only for loads, whose end a message reports
+_POLL_WOKEN_S = 1.0  # if it waits only for loads, whose end a message reports
 _STOP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """Load of the engine, taken after a step or when work arrived."""
+    """The engine's load after a step."""
 
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
-    deferred: int = 0  # those `waiting` for something other than room, such as KV
+    deferred: int = 0  # waiting requests that wait for something other than room, such as KV
 
 
 @dataclass
 class EngineStep:
-    """The results of one engine step: outputs by client index, the connector's reports, the load."""
+    """The results of one engine step."""
 
-    outputs: dict[int, Any] = field(default_factory=dict)  # EngineCoreOutputs by client
+    outputs: dict[int, Any] = field(default_factory=dict)  # EngineCoreOutputs by client index
     begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()
     loaded: tuple[Loaded, ...] = ()
-    drafts: dict[str, list[int]] = field(default_factory=dict)  # handed-over prompts' drafts, by request
+    drafts: dict[str, list[int]] = field(default_factory=dict)  # drafts for decode workers, by request
     load: EngineLoad = EngineLoad()
     seconds: float = 0.0
     executed: bool = False
     times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
-    counts: Counts = field(default_factory=Counts)  # in this step
+    counts: Counts = field(default_factory=Counts)  # of this step
     shared: dict[str, int] = field(default_factory=dict)  # shared blocks, by request with a first output
-    draft_length: int | None = None  # the most tokens of the next drafts, if chosen step by step
-    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by class, in this step
+    draft_length: int | None = None  # most tokens of the next drafts, if chosen step by step
+    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # in this step
     blocks: Change | None = None  # what the prefix cache gained and lost
-    failed: Sequence[str] = ()  # requests that ended with the step, which raised `problem`
-    problem: str = ""
+    failed: Sequence[str] = ()  # requests that ended because the step raised
+    problem: str = ""  # why it raised
 
     @property
     def matters(self) -> bool:
-        """Whether it brought anything: a step that only waited for KV did not."""
+        """Whether the step had any results. A step that only waited for KV has none."""
         return bool(
             self.executed
             or self.begun
@@ -102,18 +96,18 @@ class EngineStep:
 
 
 class Listener(Protocol):
-    """Callbacks for what the engine does; called in the loop's thread."""
+    """Callbacks of the engine, called in the loop's thread."""
 
     def on_step(self, step: EngineStep) -> None:
-        """Take a step that brought something or changed the load."""
+        """Handle a step that had results or changed the load."""
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """Note that the engine refuses this request and holds nothing of it."""
+        """Handle a request that the engine refuses and has no state of."""
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
         """Handle the engine's failure; called once, as the last call.
 
-        running: the requests that may have caused it; None for all
+        running: the requests that may have caused it, or None for all
         """
 
 
@@ -131,17 +125,17 @@ class EngineHost:
         self._engine: Any = None
         self._connector: Any = None
         self._grammars: EngineGrammars | None = None
-        self._woken = False  # set by each load that ends
-        self._steps_left = 1  # steps until it waits for a message, unless one brings something
+        self._woken = False  # whether the end of a load sends a message
+        self._steps_left = 1  # steps to try before it waits for a message
         self._draft_length: draft_length.DraftLengthSeam | None = None
         self._first_drafts: first_drafts.FirstDrafts | None = None
         self._giving_way: giving_way.GivingWay | None = None
         self._failed_step: failed_step.FailedStep | None = None
         self._cache_events: cache_events.CacheEvents | None = None
         self._load = EngineLoad()
-        self._block_share = 1.0  # EngineInfo's
+        self._block_share = 1.0  # see EngineInfo
         self._step_began = 0.0  # time.monotonic; 0 between steps
-        self._unseen: set[str] = set()  # requests without an output so far
+        self._unseen: set[str] = set()  # requests without any output yet
 
     async def load(self, listener: Listener) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError."""
@@ -155,7 +149,7 @@ class EngineHost:
         self._messages.put(lambda: self._add(request))
 
     def begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let a request that waits for its KV pull what is available, alongside any running step."""
+        """Start to pull the available KV of a waiting request, alongside any running step."""
         if self._connector is not None:
             self._connector.begin_now(internal_id, epoch, manifest)
             self._messages.put(lambda: self._begin_load(internal_id, epoch, manifest))
@@ -163,20 +157,20 @@ class EngineHost:
     def resume(
         self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Callable[[], None]
     ) -> None:
-        """Let a request go on whose prompt is complete at its source.
+        """Continue a waiting request whose prompt is complete at its source.
 
-        Its KV is pulled at once; it gets its tokens on the engine's thread.
+        Its KV is pulled at once. The engine's thread calls `give_tokens`.
         """
         if self._connector is not None:
             self._connector.begin_now(internal_id, epoch, manifest)
         self._messages.put(lambda: self._resume(internal_id, epoch, manifest, give_tokens))
 
     def abort(self, internal_ids: list[str]) -> None:
-        """End requests without any output; unknown ones are ignored."""
+        """End requests without any output. Unknown ones are ignored."""
         self._messages.put(lambda: self._abort(internal_ids))
 
     def stop(self) -> bool:
-        """Let the current step end and shut the engine down. Return whether it did within 10 s."""
+        """Finish the current step and shut the engine down. Return whether that took less than 10 s."""
         if self._thread.ident is None:
             return True
         self._messages.put(None)
@@ -185,44 +179,39 @@ class EngineHost:
 
     @property
     def step_s(self) -> float:
-        """Seconds since the current step began; 0 between steps. From any thread."""
+        """Seconds since the current step began, or 0 between steps."""
         began = self._step_began
         return time.monotonic() - began if began else 0.0
 
-    # Safe for other threads: none of this changes while the engine runs.
-
     @property
     def grammars(self) -> EngineGrammars:
-        """The compilers of grammars. Raises EngineFailed before the engine is loaded."""
+        """The grammar compilers. Raises EngineFailed before the engine is loaded."""
         if self._grammars is None:
             raise EngineFailed("the engine is not loaded")
         return self._grammars
 
     @property
     def block_hasher(self) -> Any:
-        """The function that hashes a request's blocks for the prefix cache; None without one."""
+        """The function that hashes a request's blocks for the prefix cache, or None."""
         return self._engine.request_block_hasher
 
     @property
     def compatibility_hash(self) -> str:
-        """The hash in hex of all that KV depends on, which must be equal at both ends. Empty: no handoffs."""
+        """Hex digest of everything that KV depends on; both ends must agree. Empty without handoffs."""
         return str(self._connector.compatibility_hash) if self._connector is not None else ""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """The facts behind the hash, in words."""
+        """The facts that the compatibility hash covers, in words."""
         return dict(self._connector.facts) if self._connector is not None else {}
 
     @property
     def hashing(self) -> BlockHashing | None:
-        """The naming scheme of the blocks that the engine reports; None if it reports none."""
+        """The naming of the reported blocks, or None if the engine reports none."""
         return self._cache_events.hashing if self._cache_events is not None else None
 
     def staged(self, timeout_s: float) -> Staged | None:
-        """Return what waits to be pulled; None if a rank does not answer in time.
-
-        Waits for the ranks, so do not call it in the loop's thread.
-        """
+        """Return what waits to be pulled, or None if a rank does not answer in time. Blocks."""
         if self._connector is None:
             return Staged()
         try:
@@ -234,14 +223,11 @@ class EngineHost:
 
     @property
     def kv_addresses(self) -> list[str]:
-        """Addresses of the ranks' Handoff services, as this machine dials them; none without handoffs."""
+        """Addresses of the ranks' Handoff services, as this machine dials them."""
         return list(self._connector.kv_addresses) if self._connector is not None else []
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
-        """Have the ranks pull test payloads from another worker's ranks.
-
-        Waits for the ranks, so do not call it in the loop's thread.
-        """
+        """Have the ranks pull test payloads from another worker's ranks. Blocks."""
         if self._connector is None:
             return TrialReply(problem="this worker hands no KV over")
         reply: TrialReply = self._connector.try_handoff(sources, transport, size, timeout_s)
@@ -260,7 +246,7 @@ class EngineHost:
             self._giving_way = giving_way.install(self._engine, measured_share=measures_share(self._plan))
             early_loads.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
-            self._failed_step = failed_step.install(self._engine)  # last, so that it wraps the other patches
+            self._failed_step = failed_step.install(self._engine)  # last, so it wraps the other patches
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
@@ -277,7 +263,7 @@ class EngineHost:
             running = self._holding()
             self._tell(lambda listener: listener.on_failure(failure, running))
             return
-        # Not EngineCore.shutdown: it also collects a gigabyte of garbage, for 1.4 s, in a process that ends.
+        # EngineCore.shutdown would also collect a gigabyte of garbage, for 1.4 s, in a process that exits.
         self._engine.model_executor.shutdown()
         self._engine.scheduler.shutdown()
         self.grammars.close()
@@ -285,7 +271,7 @@ class EngineHost:
     def _step_until_stopped(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
         poll_s = _POLL_S
-        # With several steps in flight, a step's results come with a later step, which must not wait.
+        # With several steps in flight, later calls return a step's results and must not wait.
         burst = engine.batch_queue_size if engine.batch_queue is not None else 1
         self._steps_left = burst
         while True:
@@ -298,16 +284,16 @@ class EngineHost:
                 poll_s = _POLL_S if executed else self._next_poll_s(poll_s)
 
     def _next_poll_s(self, poll_s: float) -> float:
-        """Return how long to wait for a message before another step is tried, after one without tokens."""
+        """Return how long to wait for a message before the next step, after a step without tokens."""
         loads = self._connector.idle_loads(told=self._woken) if self._connector is not None else 0
         if loads and loads >= self._engine.scheduler.get_num_unfinished_requests():
             return _POLL_WOKEN_S
         return min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
 
     def _take(self, block: bool, timeout: float | None, burst: int) -> bool:
-        """Run the pending messages; with `block`, wait for the first one. Return whether to go on.
+        """Run the pending messages; with `block`, wait for the first one. Return False to stop.
 
-        A message returns False if it calls for no step.
+        A message returns False if it needs no step.
         """
         try:
             message = self._messages.get(block, timeout)
@@ -325,7 +311,8 @@ class EngineHost:
 
     def _add(self, request: Any) -> None:
         if request.request_id in self._engine.scheduler.requests:
-            # A load of the same attempt was aborted: vLLM keeps its blocks until it is reported.
+            # The same attempt was aborted while it loaded, and vLLM keeps its blocks until the load is
+            # reported.
             held = RequestRefused(Failed.CODE_FULL, "an abandoned load still holds its blocks")
             self._tell(lambda listener: listener.on_refused(request.request_id, held))
             return
@@ -336,20 +323,20 @@ class EngineHost:
         try:
             self._engine.add_request(request)
         except Exception as error:
-            # Every worker would raise it: the request must not take them all down in turn.
+            # Every worker would raise it, so the request must not take them all down.
             logger.exception(
                 "the engine refuses request %s",
                 request.request_id,
                 extra={"request_id": request.request_id.rpartition("#")[0]},
             )
-            self._engine.abort_requests([request.request_id])  # it may be halfway in
+            self._engine.abort_requests([request.request_id])  # it may have been added in part
             refusal = error
             self._tell(lambda listener: listener.on_refused(request.request_id, refusal))
         else:
             self._unseen.add(request.request_id)
 
     def _begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> bool:
-        """Return whether a step must tell the ranks. If not, the end of the pull calls for one."""
+        """Return whether a step is needed to tell the ranks. Otherwise the end of the pull triggers one."""
         self._connector.begin_load(internal_id, epoch, manifest)
         return not self._woken
 
@@ -357,7 +344,7 @@ class EngineHost:
         self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Callable[[], None]
     ) -> bool:
         request = self._engine.scheduler.requests.get(internal_id)
-        if request is not None and not request.is_finished():  # else its load failed a moment ago
+        if request is not None and not request.is_finished():  # else its load has just failed
             give_tokens()
             self._connector.complete_load(internal_id, epoch, manifest)
         return not self._woken
@@ -403,7 +390,7 @@ class EngineHost:
         return bool(step.executed or step.loaded)  # loaded requests can run in the next step
 
     def _recover(self, error: Exception, step: EngineStep) -> None:
-        """Go on after a step that raised `error`, without its requests. Raises the error if that fails."""
+        """Drop the requests of a step that raised `error`. Raises it if the engine cannot recover."""
         if self._failed_step is None:
             raise error
         step.failed = self._failed_step.recover(error)
@@ -413,7 +400,7 @@ class EngineHost:
             self._giving_way.step_failed()
 
     def _holding(self) -> set[str] | None:
-        """Return the requests that ran when the engine broke; None if unknown."""
+        """Return the requests that ran when the engine failed, or None if unknown."""
         try:
             return self._failed_step.holding() if self._failed_step is not None else None
         except Exception as error:  # noqa: BLE001 (the engine may be in any state)
@@ -421,7 +408,7 @@ class EngineHost:
             return None
 
     def _shared(self, step: EngineStep) -> dict[str, int]:
-        """Return the KV blocks, also held by others, of each request that began to decode in this step."""
+        """Return how many KV blocks each request shares with others, if it began to decode in this step."""
         found = {}
         for outputs in step.outputs.values() if self._unseen else ():
             for output in outputs.outputs:
@@ -442,7 +429,7 @@ class EngineHost:
 
 
 def _look() -> None:
-    """Do nothing except end the wait for a message."""
+    """Do nothing; as a message, this ends a wait."""
 
 
 def _rank_lost() -> None:

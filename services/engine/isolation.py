@@ -1,6 +1,6 @@
-"""Refuse vLLM variables that would let one client reach another's requests, or all requests.
+"""Refuse environment variables with which vLLM would let one client affect other clients' requests.
 
-vLLM itself reads them, in routers or workers. docs/security.md has the table.
+docs/security.md has the table.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _OFF = ("", "0", "false")
 REFUSED: Mapping[str, str] = {
     "VLLM_SERVER_DEV_MODE": "every client could call vLLM's endpoints for developers: put the engine to "
     "sleep, run methods of its workers, empty its cache",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "what comes over a socket would be unpickled, and so could run code",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "data from a socket would be unpickled, and could run code",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "every client could have any path loaded as an adapter; name "
     "adapters in engine.lora",
-    "VLLM_SKIP_MODEL_NAME_VALIDATION": "a request for a model that is not served would get another's answer",
+    "VLLM_SKIP_MODEL_NAME_VALIDATION": "another model would answer requests for one that is not served",
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "clients that send the same X-Request-Id would get each other's "
     "tokens",
-    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "every answer would be in the log; to see answers set "
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "every answer would be logged; to see answers set "
     "router.frontend.enable_log_outputs",
-    "VLLM_RAISE_ON_LOGIT_NANS": "one request with NaN in its logits would end the engine for all of them",
-    "VLLM_V1_USE_OUTLINES_CACHE": "every client's grammars would fill a file without bound",
+    "VLLM_RAISE_ON_LOGIT_NANS": "one request with NaN in its logits would end the engine for all requests",
+    "VLLM_V1_USE_OUTLINES_CACHE": "clients' grammars would fill a file without bound",
 }
 
 
@@ -35,7 +35,7 @@ def is_set(name: str) -> bool:
 
 
 def refuse_variables() -> None:
-    """Raise ConfigError if one of these variables is on."""
+    """Raise ConfigError if any of the variables in REFUSED is on."""
     for name, why in REFUSED.items():
         if is_set(name):
             raise ConfigError(f"environment variable {name}={os.environ[name]}: {why}; unset it")

@@ -1,10 +1,4 @@
-"""Prepare an engine's outputs for the request's router.
-
-Leans on: vllm.v1.engine.{EngineCoreOutputs, EngineCoreOutput, FinishReason}: outputs are changed in place, as
-nobody else holds them; its fields that hold arrays (new_logprobs, new_prompt_logprobs_tensors,
-prompt_token_id_logprobs, routed_experts); vllm.v1.request.Request.spec_decode_metrics (histogram[j]: steps in
-which j drafted tokens were accepted).
-"""
+"""Prepare an engine's outputs for the requests' routers, in place: nothing else uses them."""
 
 from __future__ import annotations
 
@@ -20,16 +14,16 @@ from baton.services.engine import requests, wire
 from baton.services.engine.grammars.metered import problem_of
 from baton.services.engine.requests import Prepared
 
-# Bytes of outputs in one reply. A message above rpc.MAX_MESSAGE_BYTES, twice that, would end the stream and
-# so all other requests on it. An output that is larger by itself is not sent.
+# Bytes of outputs in one reply; a single larger output is not sent. A message above rpc.MAX_MESSAGE_BYTES,
+# twice as much, would end the stream with all its requests.
 REPLY_BYTES = 32 << 20
-_PLAIN_BYTES = 512  # size of an output without arrays: its id, and the fields around its tokens
+_PLAIN_BYTES = 512  # size of an output without tokens and arrays
 _TOKEN_BYTES = 5
 
 
 def encode(outputs: Any, kept: Sequence[Any]) -> list[bytes]:
     """Split one router's outputs into pieces of at most about REPLY_BYTES."""
-    outputs.scheduler_stats = None  # this worker's own business
+    outputs.scheduler_stats = None
     outputs.finished_requests = None
     pieces = []
     for outputs.outputs in _split(kept):
@@ -64,7 +58,7 @@ def _has_arrays(output: Any) -> bool:
 
 
 def _split(outputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield the outputs in groups. Without arrays they fit: a step has at most some ten thousand tokens."""
+    """Yield the outputs in groups; one group if there are no arrays, because tokens alone are small."""
     group: list[Any] = []
     room = REPLY_BYTES
     for output in outputs if any(map(_has_arrays, outputs)) else ():
@@ -81,33 +75,28 @@ def finish(output: Any, prepared: Prepared) -> bool:
     """Reduce an output to what its router needs. Return whether the request ended with it."""
     output.kv_transfer_params = None
     output.ec_transfer_params = None
-    # Any output may be the last one the router gets: this worker may die, and a stop string, which the
-    # router's front end finds, ends a request too. 0.6 us an output, both sides together.
+    # Any output may be the router's last one: this worker may die, or the router's front end may find a stop
+    # string. Sending them costs 0.6 us per output, for both sides together.
     output.spec_decode_metrics = prepared.request.spec_decode_metrics
     return output.finish_reason is not None
 
 
 def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
-    """Return how many drafts of a request were verified so far, and how many had their first token accepted.
-
-    Both are 0 for a request that was never prepared.
-    """
+    """Return how many of a request's drafts were verified, and how many had their first token accepted."""
     metrics = prepared.request.spec_decode_metrics if prepared is not None else None
     if metrics is None:
         return 0, 0
+    # histogram[j] counts steps in which j drafted tokens were accepted.
     return sum(metrics.histogram), sum(metrics.histogram[1:])
 
 
 def is_error(output: Any) -> bool:
-    """Return whether the engine gave the request up: its KV did not come, or its grammar failed."""
+    """Return whether the engine gave up the request because its KV did not arrive or its grammar failed."""
     return bool(output.finish_reason == FinishReason.ERROR)
 
 
 def grammar_problem(output: Any, prepared: Prepared) -> str:
-    """Return why the request's grammar ended it with this output; empty if it did not.
-
-    No other worker would do better.
-    """
+    """Return why the request's grammar ended it with this output, or "". Another worker would fail too."""
     return problem_of(prepared.request) if is_error(output) else ""
 
 
@@ -120,12 +109,12 @@ def end_of_prefill(
     tokens: Sequence[int],
     drafts: Sequence[int] = (),
 ) -> tuple[worker_pb2.Saved, worker_pb2.Complete | reports.Problem] | None:
-    """Return what a router, and the worker that follows, must know of the KV, with a prefill's last output.
+    """Return the messages about a prefill's KV for its router and for the decode worker, or None.
 
-    None means that nobody will want the KV. A prefill is cut after one token. If only the cut ended it, the
-    output is changed to that of a request that goes on. If the token really ended it (a stop, the client's
-    max_tokens), the output keeps its end, with the reason that an uncut run would have given. tokens: those
-    that go on from the KV; drafts: proposed to follow them
+    A prefill is cut after one token. If only the cut ended it, its last output is changed to that of a
+    request that goes on. If the token really ended the request (a stop, the client's max_tokens), the output
+    gets the finish reason that an uncut run would have had, and the KV is not needed. tokens: the output
+    tokens that follow the KV. drafts: drafts that follow them.
     """
     if output.finish_reason != FinishReason.LENGTH or not (prepared.saves or prepared.cut):
         return None
@@ -149,7 +138,7 @@ def end_of_prefill(
 
 
 def admitted(prepared: Prepared, loaded: reports.Loaded) -> worker_pb2.Admitted:
-    """Return the message that a handoff was loaded at this worker, and what it cost."""
+    """Return the message that a handoff was loaded on this worker, with its costs."""
     return worker_pb2.Admitted(
         request_id=prepared.request_id,
         epoch=prepared.epoch,

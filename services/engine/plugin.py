@@ -1,4 +1,4 @@
-"""Set up Baton's plug-in, which vLLM loads in every process of an engine, tensor-parallel ranks included.
+"""The plug-in that vLLM loads in every process of an engine, tensor-parallel ranks included.
 
 vLLM finds it by the entry point `baton` of the group `vllm.general_plugins`.
 """
@@ -11,13 +11,13 @@ from baton.services import logs
 from baton.services.engine import process
 from baton.services.engine.patches import table
 
-# vLLM runs this as a short-lived program that inspects a model class, at the first start of each worker. The
-# patches, which import half of the engine, would add a third to its time.
+# vLLM runs this module as a short-lived program that inspects a model class, at the first start of each
+# worker. The patches import half of the engine and would take a third longer.
 _INSPECTION = "vllm.model_executor.models.registry"
 
 
 def register() -> None:
-    """Set this process up: its logs, the patches, its end. vLLM calls it once; idempotent."""
+    """Set up this process: its logs, the patches, and that it ends with its engine. Idempotent."""
     logs.follow()
     if getattr(sys.modules["__main__"].__spec__, "name", "") != _INSPECTION:
         table.install()

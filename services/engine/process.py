@@ -1,4 +1,4 @@
-"""Make sure that no process of an engine outlives its host, whatever ends that."""
+"""Make sure that no process of an engine outlives its host, even if the host is killed."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _PR_SET_PDEATHSIG = 1
 
 
 def lead_engine_processes() -> None:
-    """Make processes that are started from here on belong to the engine in this one.
+    """Make the processes that this one starts from now on end with it.
 
-    Spawned processes follow it as they load plug-ins; forked ones, which have them already, follow at once.
+    Spawned processes call `follow_engine_process` when they load plug-ins, forked ones at once.
     """
     os.environ[_ENGINE_PID] = str(os.getpid())
     os.register_at_fork(after_in_child=follow_engine_process)
 
 
 def follow_engine_process() -> None:
-    """Die with the process that hosts the engine. Called where vLLM forks, and where it loads plug-ins.
+    """Die with the process that hosts the engine.
 
-    Does nothing in the hosting process itself or outside a worker (the router loads plug-ins too). vLLM ends
-    its rank processes when it shuts down, but not after a SIGKILL.
+    This does nothing in the hosting process itself, or in a router, which loads plug-ins too. vLLM ends its
+    rank processes when it shuts down, but not after a SIGKILL.
     """
     leader = os.environ.get(_ENGINE_PID)
     if leader is None or int(leader) == os.getpid() or sys.platform != "linux":
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if _ended(int(leader)):  # it died before the line above, so its death would signal nothing
+    if _ended(int(leader)):  # it died before prctl, so there will be no signal
         os._exit(1)
 
 

@@ -1,7 +1,4 @@
-"""Carry our own settings to every rank of an engine, in vLLM's additional_config under one key.
-
-Leans on: vllm.config.VllmConfig.additional_config, which vLLM carries to every rank as it is.
-"""
+"""Pass our own settings to every rank of an engine, in VllmConfig.additional_config under one key."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ ADDITIONAL = "baton"  # our key in additional_config
 
 
 def for_ranks(spec: SpeculativeSettings, method: str) -> dict[str, Any]:
-    """Return our part of additional_config; `method`: the method's name, aliases resolved."""
+    """Return our part of additional_config. method: the method's name, with aliases resolved."""
     return {ADDITIONAL: {"speculative": {**spec.model_dump(), "method": method}}}
 
 
 def settings_of(vllm_config: Any) -> SpeculativeSettings | None:
-    """Return a rank's speculation settings; None if it does not draft."""
+    """Return a rank's speculation settings, or None if it does not draft."""
     settings = vllm_config.additional_config.get(ADDITIONAL, {}).get("speculative")
     return None if settings is None else SpeculativeSettings.model_validate(settings)

@@ -1,8 +1,6 @@
 """Reword vLLM's reasons for not starting in terms of our configuration.
 
-Leans on: that vLLM's configuration classes are pydantic's (a refusal is a ValidationError around the reason),
-and on the wording of the refusals in `_SAYINGS`; one that vLLM rewords is passed on as it is, with the
-names of its arguments translated.
+A refusal whose wording is not in `_SAYINGS` is passed on, with the names of vLLM's arguments translated.
 """
 
 from __future__ import annotations
@@ -113,9 +111,9 @@ _LINKS = re.compile(r"\s*(See|For further information,? (visit|see)) `?https?://
 
 
 def reason(error: BaseException, extra: Collection[str] = ()) -> str:
-    """Return one line of at most 600 characters: what is wrong and, if vLLM tells, what to do.
+    """Return one line of at most 600 characters: what is wrong and, if vLLM says so, what to do.
 
-    `extra`: the arguments that came from `engine.extra`, which are named as such.
+    extra: the arguments that came from `engine.extra`, which are named as such.
     """
     if isinstance(error, BatonError):
         return str(error)
@@ -125,7 +123,7 @@ def reason(error: BaseException, extra: Collection[str] = ()) -> str:
             return say(found)
     text = _shorten_lists(_LINKS.sub("", text))
     text = _NAME.sub(lambda m: m[0] if m["name"] in extra else _NAMES[m["name"]], text)
-    for name in (one for one in extra if "_" in one):  # others are ordinary words too
+    for name in (one for one in extra if "_" in one):  # names without "_" may be ordinary words
         text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", f"engine.extra.{name}", text, count=1)
     if isinstance(error, KeyError) or not text:  # a KeyError's text is only the key
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

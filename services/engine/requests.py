@@ -1,15 +1,7 @@
 """Build vLLM's Request from a router's Start, and interpret its end.
 
-Nothing that a client can write steers the engine's transfers: every key of `SamplingParams.extra_args` that
-has a meaning for vLLM or for us is removed, and ours are put in.
-
-Leans on: vllm.v1.request.Request (from_engine_core_request, append_output_token_ids, max_tokens,
-num_output_tokens, num_tokens, kv_transfer_params, prefill_stats, priority, skip_reading_prefix_cache,
-structured_output_request, status, stop_reason, get_finished_reason),
-vllm.v1.core.sched.utils.check_stop, vllm.v1.engine.{EngineCoreRequest, FinishReason},
-vllm.lora.request.LoRARequest (name, number, path),
-vllm.sampling_params.SamplingParams (extra_args, prompt_logprobs, prompt_logprob_token_ids, max_tokens,
-ignore_eos, detokenize).
+A client cannot control the engine's transfers: every key of `SamplingParams.extra_args` that means something
+to vLLM or to us is removed before ours are added.
 """
 
 from __future__ import annotations
@@ -46,7 +38,7 @@ from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY
 from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.prefill import fair_share
 
-# Keys of extra_args with a meaning for vLLM or for us: none may come from outside.
+# Keys of extra_args that clients must not set.
 _RESERVED = (
     "kv_transfer_params",
     "ec_transfer_params",
@@ -58,27 +50,27 @@ _RESERVED = (
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The most that a loaded engine can take."""
+    """The limits of a loaded engine."""
 
-    max_model_len: int  # tokens, prompt and output together
+    max_model_len: int  # tokens of prompt and output together
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
     steps: StepLimits = LOOSEST
-    adapters: Sequence[AdapterFiles] = ()  # ordered by the engine's number for them, from 1
+    adapters: Sequence[AdapterFiles] = ()  # in the order of the engine's numbers for them, from 1
 
 
 @dataclass
 class Prepared:
-    """A request as the engine gets it. `max_tokens` is the client's; the request's own may be cut."""
+    """A request for the engine."""
 
     request_id: str  # the router's; `request` has the engine's
     epoch: int
     request: Request
-    max_tokens: int
-    saves: bool  # its KV is wanted elsewhere after the prefill
-    vocabulary: int  # EngineLimits'
-    cut: bool = False  # tried alone, so it ends after a few tokens
-    late: bool = False  # it needs its first token to be built: prepare it again with that
+    max_tokens: int  # the client's; the request's own may be smaller
+    saves: bool  # whether another worker wants its KV after the prefill
+    vocabulary: int  # see EngineLimits
+    cut: bool = False  # whether it is tried alone and ends after a few tokens
+    late: bool = False  # whether it has to be prepared again once its first token is known
 
 
 def prepare(
@@ -88,15 +80,14 @@ def prepare(
     limits: EngineLimits,
     complete: Complete | None = None,
 ) -> Prepared:
-    """Build the engine's request for one phase of one attempt.
+    """Build the engine's request for one phase of one attempt. Raises RequestRefused(INVALID).
 
-    The tokens generated so far become output: penalties, min_tokens and max_tokens count them. A PREFILL is
-    cut to one more token by the request's own max_tokens, so that SamplingParams still says what the client
-    asked for. A SAVE is a PREFILL of the prompt's beginning, whose token nobody gets.
+    The tokens generated so far become output, so that penalties, min_tokens and max_tokens count them. A
+    PREFILL is cut to one more token by the request's own max_tokens, and SamplingParams keep the client's. A
+    SAVE is a PREFILL of the prompt's beginning, whose token is dropped.
 
-    complete: what the source said at the end of its prompt. Without it a DECODE with a source reserves room
-    for its KV and waits for its first token, and a PREFILL computes its prompt from the beginning. Raises
-    RequestRefused(INVALID) for what cannot be run here.
+    complete: the source's message at the end of its prompt. Without it a DECODE with a source reserves room
+    for its KV and waits for its first token, and a PREFILL computes its prompt from the beginning.
     """
     core = _decode(start)
     decodes, follows = start.phase == PHASE_DECODE, start.HasField("source")
@@ -158,15 +149,13 @@ def _request(
     request = Request.from_engine_core_request(core, limits.block_hasher)
     if generated:
         request.append_output_token_ids(list(generated))
-        request.prefill_stats = None  # sent with its first token; a prefix hit beyond the prompt kills vLLM
+        # They went out with its first token, and vLLM fails on a hit beyond the prompt.
+        request.prefill_stats = None
     return request
 
 
 def _priority(start: Start, prompt: int, complete: Complete | None) -> int:
-    """Return the place in the queue, whatever the client asked for.
-
-    Requests that only decode keep the order in which they arrived.
-    """
+    """Return the priority in the queue; requests that only decode keep their order of arrival."""
     prefills = start.phase == PHASE_PREFILL
     loaded = start.source.tokens if complete is not None else 0
     return fair_share.priority(
@@ -184,7 +173,7 @@ def _standing(service: ServiceClass) -> Standing:
 def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
     """Return a function for the engine's thread that gives a waiting request its first tokens and drafts.
 
-    Raises RequestRefused(HANDOFF) if its source's tokens do not follow the request's own.
+    Raises RequestRefused(HANDOFF) if the source's tokens do not follow the request's own.
     """
     request, tokens = prepared.request, list(complete.token_ids)
     before = request.num_output_tokens
@@ -192,8 +181,8 @@ def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
     if not tokens or has_come or before + len(tokens) >= request.max_tokens:
         raise RequestRefused(
             Failed.CODE_HANDOFF,
-            f"{len(tokens)} tokens from the source do not go on behind the {before} of this attempt; it may"
-            f" have {request.max_tokens}",
+            f"{len(tokens)} tokens from the source do not follow the {before} of this attempt, which may "
+            f"have {request.max_tokens}",
         )
     if max(tokens) >= prepared.vocabulary:
         raise RequestRefused(
@@ -211,14 +200,14 @@ def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
 
 
 def _drafts(complete: Complete, vocabulary: int) -> list[int]:
-    """Return the proposals that came along, up to the first that is not a token."""
+    """Return the drafts in a message, up to the first that is not in the vocabulary."""
     return list(takewhile(lambda token: token < vocabulary, complete.draft_token_ids))
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
-    """Return whether a request that was cut, like a PREFILL at its one token, would have ended there anyway.
+    """Return whether a request that was cut would have ended there anyway.
 
-    This runs vLLM's own check again with the client's max_tokens. If True, the request has the reason.
+    This runs vLLM's own check with the client's max_tokens, which sets the request's finish reason.
     """
     request = prepared.request
     request.max_tokens = prepared.max_tokens
@@ -237,7 +226,7 @@ def _decode(start: Start) -> EngineCoreRequest:
 
 
 def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimits, *, more: bool) -> None:
-    """Refuse what cannot be run. more: another token precedes the first of this worker's own."""
+    """Refuse what cannot be run. more: whether the source's token will precede this worker's first."""
     if core.sampling_params is None or core.sampling_params.max_tokens is None:
         raise _invalid(
             "only text generation with a max_tokens is served; this request has no sampling parameters"
@@ -245,12 +234,12 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
     if not core.prompt_token_ids or core.prompt_embeds is not None:
         raise _invalid("a prompt of token ids is needed; prompt embeddings are not served")
     if core.mm_features:
-        raise _invalid("images, audio and video are not served: only text is")
+        raise _invalid("images, audio and video are not served, only text")
     if core.resumable:
         raise _invalid("streaming input is not served")
     if len(core.prompt_token_ids) + len(generated) >= limits.max_model_len:
         raise _invalid(
-            f"prompt and output so far take {len(core.prompt_token_ids)} + {len(generated)} tokens; "
+            f"prompt and output so far have {len(core.prompt_token_ids)} + {len(generated)} tokens; "
             f"this model's limit of {limits.max_model_len} leaves none to generate"
         )
     if len(generated) + more >= core.sampling_params.max_tokens:
@@ -266,11 +255,11 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
 
 
 def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> LoRARequest | None:
-    """Return the adapter by this engine's number for it.
+    """Return the adapter with this engine's number for it, and its fingerprint as its path.
 
-    Its path is replaced by the fingerprint of its files: vLLM makes both name and path a part of the names of
-    KV blocks, and paths may differ between machines. It reads no path of an adapter that is loaded. Raises
-    RequestRefused(INVALID) for an adapter that is not here, or has other files than the router's.
+    vLLM includes an adapter's name and path in the hashes of KV blocks, and paths may differ between
+    machines. It does not read the path of a loaded adapter. Raises RequestRefused(INVALID) for an adapter
+    that is missing here or has other files than the router's.
     """
     if wanted is None:
         return None
@@ -278,21 +267,22 @@ def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> Lo
         if one.name == wanted.lora_name:
             if one.fingerprint == wanted.lora_path:
                 return LoRARequest(one.name, number, one.fingerprint)
-            raise _invalid(f"the files of the adapter {one.name!r} are others here than at the router")
+            raise _invalid(f"the files of the adapter {one.name!r} differ between this worker and the router")
     raise _invalid(f"this worker does not have the adapter {wanted.lora_name!r} (engine.lora)")
 
 
 def _check_source(start: Start, prompt: int) -> None:
-    """Refuse a source that saves other tokens than this request has."""
+    """Refuse a source that saves a different number of tokens than this request has."""
     here = prompt + len(start.output_token_ids)
     if start.source.tokens != here:
         raise _invalid(f"the source saves the KV of {start.source.tokens} tokens; this attempt has {here}")
 
 
 def _is_late(request: Request, limits: EngineLimits) -> bool:
-    """Return whether a request needs its first token to be built.
+    """Return whether a request can only be built once its first token is known.
 
-    One that must not use the prefix cache loads nothing: vLLM would generate a first token of its own.
+    vLLM loads no KV for a request that must not read the prefix cache, and would generate a first token
+    itself.
     """
     return (
         request.structured_output_request is not None
@@ -302,16 +292,16 @@ def _is_late(request: Request, limits: EngineLimits) -> bool:
 
 
 def _cut(core: EngineCoreRequest, tokens: int) -> None:
-    """Keep only the prompt's first tokens, whose KV is to be saved: nothing else of the request matters."""
+    """Reduce a request to the prompt's first tokens, whose KV is to be saved."""
     if not 0 < tokens < len(core.prompt_token_ids):
-        raise _invalid(f"{tokens} tokens are no beginning of a prompt of {len(core.prompt_token_ids)}")
+        raise _invalid(f"cannot save the first {tokens} of {len(core.prompt_token_ids)} prompt tokens")
     core.prompt_token_ids = core.prompt_token_ids[:tokens]
-    # One token more than is generated: it never ends by itself, so its KV is always wanted.
+    # With one token more than is generated it never ends by itself, so its KV is always saved.
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
 def _load(start: Start, internal_id: str, complete: Complete | None) -> Params:
-    """Return the load of what the source saves: this request's KV, or that of its prompt's beginning."""
+    """Return the parameters to load what the source saves: this request's KV, or its prompt's beginning."""
     source, manifest = start.source, complete.manifest if complete is not None else None
     saved_as = attempt_id(source.request_id, start.epoch)
     return load_params(start.epoch, source.tokens, manifest, saved_as if saved_as != internal_id else "")
@@ -327,7 +317,7 @@ def _mark_generated(params: Any, count: int, vocabulary: int) -> None:
 
 
 def _clear_prompt_logprobs(params: Any) -> None:
-    """Drop all that was sent with the first token, so that the prefix cache and a handoff may be used."""
+    """Drop prompt log-probabilities: they went out with the first token, and forbid the prefix cache."""
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
         params.prompt_logprobs = None
         params.prompt_logprob_token_ids = None

@@ -1,8 +1,4 @@
-"""Describe a request's shape for the log: which fields it sets and how long they are, never their content.
-
-Leans on: vllm.sampling_params.SamplingParams and its StructuredOutputsParams (their fields and defaults),
-prompt_token_ids, sampling_params, num_output_tokens of vLLM's requests.
-"""
+"""Describe a request for the log: which fields it sets and how long they are, never their content."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ _QUIET = frozenset({"output_kind", "skip_clone", "stop_token_ids", "all_stop_tok
 
 
 def shape_of(request: Any) -> str:
-    """Describe a vLLM request in a line."""
+    """Describe a vLLM request in one line."""
     prompt = len(request.prompt_token_ids or ())
     written = getattr(request, "num_output_tokens", 0)
     fields = ", ".join(_fields(request.sampling_params)) or "no field"
@@ -41,7 +37,7 @@ def _fields(params: Any) -> Iterable[str]:
 
 
 def _measure(value: Any) -> str:
-    """Return a number unchanged, and anything else as its kind and size."""
+    """Describe a value: a number by itself, and anything else by its type and size."""
     if isinstance(value, bool | int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if dataclasses.is_dataclass(value):

@@ -1,14 +1,8 @@
 """Find sampling parameters that would break an engine's step.
 
 vLLM's front end checks most fields (SamplingParams.verify). Others are checked only inside a step, where a
-ValueError or an IndexError ends the engine and everything that it runs, and some nowhere. The router checks
-here before it places a request, and each worker again, whoever sent it. docs/limits.md lists every check.
-
-Leans on: vllm.sampling_params.SamplingParams (its fields; bad_words_token_ids and all_stop_token_ids, which
-the front end has filled in), RepetitionDetectionParams, and the sizes of model runner V2's buffers
-(vllm.v1.worker.gpu.sample.logit_bias.{MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_LOGIT_BIAS_TOKENS,
-MAX_NUM_STOP_TOKEN_IDS}, vllm.envs.{VLLM_MAX_NUM_BAD_WORDS, VLLM_MAX_BAD_WORDS_TOTAL_TOKENS},
-vllm.sampling_params.MAX_LOGPROB_TOKEN_IDS).
+ValueError or IndexError ends the engine with all its requests, or nowhere. The router checks here before it
+places a request, and each worker checks again. docs/limits.md lists every check.
 """
 
 from __future__ import annotations
@@ -19,37 +13,36 @@ from typing import Any
 
 import numpy as np
 
-# Model runner V2 keeps this many per request.
+# Sizes of model runner V2's buffers, per request.
 V2_ALLOWED_TOKENS = 1024
 V2_BIASED_TOKENS = 1024
-V2_STOP_TOKENS = 128  # limit of a request with min_tokens, including the end of sequence
+V2_STOP_TOKENS = 128  # with min_tokens, including the end of sequence
 NAMED_TOKENS = 128
-# V2 adds it to the prompt's length in 32 bits.
-V2_MOST_TOKENS = 1 << 30
+V2_MOST_TOKENS = 1 << 30  # of max_tokens, which V2 adds to the prompt's length in 32 bits
 
 # Each new token is compared with all of them in turn, which takes 40 us for this many.
 STOP_TOKENS = 4096
-# vLLM compares the end of the answer with the text before it, in Python, after each new token. That takes at
-# most 6 ms with these limits, and 2.5 s with patterns of 5,000 tokens, while all streams stand still.
+# After each new token vLLM compares the end of the answer with the text before it, in Python. That takes at
+# most 6 ms with these limits, and 2.5 s with patterns of 5,000 tokens, while all streams wait.
 PATTERN_TOKENS = 128
-PATTERNS_TOKENS = 1024  # sum over all repetitions
+PATTERNS_TOKENS = 1024  # all repetitions together
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Known limits of an engine's steps; the defaults, for unknown limits, are the loosest."""
+    """The limits of an engine's steps. The defaults are the loosest, for unknown engines."""
 
     vocabulary: int = 0  # width of the logits; 0: unknown
     runner_v2: bool = False
-    drafts_always: bool = False  # the engine drafts, and cannot exempt single requests
-    prompt_logprobs: bool = True  # False: the model computes no logits of prompts
+    drafts_always: bool = False  # whether the engine drafts and cannot exempt single requests
+    prompt_logprobs: bool = True  # whether the model computes logits of prompts
 
 
 LOOSEST = StepLimits()
 
 
 def problem(params: Any, prompt_tokens: int, limits: StepLimits) -> str:
-    """Return a request's problem, with field, value and limit; empty if there is none."""
+    """Return a request's first problem, with field, value and limit, or ""."""
     return next(_problems(params, prompt_tokens, limits), "")
 
 
@@ -70,7 +63,7 @@ def _numbers(params: Any, limits: StepLimits) -> Iterator[str]:
     for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if value is not None and limits.vocabulary and value > limits.vocabulary:
             yield f"{name} is {value}; the model's vocabulary has {limits.vocabulary} tokens"
-    # With n answers vLLM adds each answer's number to the seed.
+    # For n answers vLLM adds each answer's number to the seed.
     top = (1 << 63 if limits.runner_v2 else 1 << 64) - 1
     if params.seed is not None and not -(1 << 63) <= params.seed <= top:
         yield f"seed is {params.seed} (for one of n answers); {-(1 << 63)} to {top} are allowed"
@@ -89,7 +82,7 @@ def _token_ids(params: Any, vocabulary: int) -> Iterator[str]:
         ("logprob_token_ids", params.logprob_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("bad_words", [token for word in params.bad_words_token_ids or () for token in word]),
-        # Stop tokens of request, tokenizer and model: min_tokens forbids them by index in the logits.
+        # min_tokens forbids the stop tokens of request, tokenizer and model by their index in the logits.
         (
             "min_tokens forbids a token that ends the answer and",
             params.min_tokens and params.all_stop_token_ids,
@@ -114,7 +107,7 @@ def _prompt_scores(params: Any, prompt_tokens: int, limits: StepLimits) -> Itera
         return
     rows = prompt_tokens - 1 - (params.prompt_logprob_start or 0)
     if not (limits.runner_v2 and limits.prompt_logprobs):
-        yield "prompt_logprob_token_ids is served by vLLM's model runner V2 alone, without fast prefills"
+        yield "prompt_logprob_token_ids is served only by vLLM's model runner V2, without fast prefills"
     elif len(ids) != rows:
         yield f"prompt_logprob_token_ids has {len(ids)} rows; the prompt has {rows} to score"
     elif limits.vocabulary and not (np.min(ids) >= -1 and np.max(ids) < limits.vocabulary):
@@ -159,7 +152,7 @@ def _sizes_of_v2(params: Any) -> Iterator[str]:
 
 
 def _beside_drafts(params: Any, limits: StepLimits) -> Iterator[str]:
-    if not limits.runner_v2:  # V2 applies both to the logits of drafts, too
+    if not limits.runner_v2:  # V2 applies both to the logits of drafts
         for name, value in (("min_p", params.min_p), ("logit_bias", params.logit_bias)):
             if value:
                 yield (

@@ -1,11 +1,8 @@
 """Encode vLLM's own request and output structs as bytes in our gRPC messages, and decode them.
 
-The structs are positional msgpack, so both ends must run the same vLLM (they compare versions when they
-meet). Each message is one frame: vLLM's encoder would put large arrays into frames of their own, which a
-protobuf field of bytes cannot keep apart, so every array is sent inline.
-
-Leans on: vllm.v1.serial_utils.{MsgpackEncoder, MsgpackDecoder} (size_threshold, single-frame decode),
-vllm.v1.engine.{EngineCoreRequest, EngineCoreOutputs}.
+The structs are positional msgpack, so both ends must run the same vLLM; they compare versions when they
+connect. vLLM's encoder would put large arrays into separate frames, which a protobuf bytes field cannot hold,
+so every array is sent inline. All functions may be called from any thread.
 """
 
 from __future__ import annotations
@@ -17,12 +14,12 @@ import msgspec
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-PROTOCOL = 5  # version of router-worker streams: raise it for changes the other side cannot read
-_ALWAYS_INLINE = 1 << 62  # bytes: above any array, so that every array stays in the frame
+PROTOCOL = 5  # version of router-worker streams; raise it for changes that the other side cannot read
+_ALWAYS_INLINE = 1 << 62  # bytes, more than any array has
 
 
 class _Codecs(threading.local):
-    """One set of coders per thread: vLLM's keep a message's buffers in the object while they work."""
+    """The coders of one thread. vLLM's coders keep a message's buffers in the object while they work."""
 
     def __init__(self) -> None:
         self.encoder = MsgpackEncoder(size_threshold=_ALWAYS_INLINE)
@@ -34,22 +31,20 @@ _codecs = _Codecs()
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
-    """Encode one request as one frame. Any thread."""
     return _encode(request)
 
 
 def decode_request(data: bytes) -> EngineCoreRequest:
-    """Decode the request in `data`. Any thread. Raises ValueError if `data` is not one."""
+    """Decode a request. Raises ValueError."""
     return _decode(_codecs.request, data, "EngineCoreRequest")
 
 
 def encode_outputs(outputs: EngineCoreOutputs) -> bytes:
-    """Encode the outputs of one step as one frame. Any thread."""
     return _encode(outputs)
 
 
 def decode_outputs(data: bytes) -> EngineCoreOutputs:
-    """Decode the outputs in `data`. Any thread. Raises ValueError if `data` holds none."""
+    """Decode the outputs of a step. Raises ValueError."""
     return _decode(_codecs.outputs, data, "EngineCoreOutputs")
 
 
@@ -62,6 +57,6 @@ def _encode(message: Any) -> bytes:
 
 def _decode(decoder: MsgpackDecoder, data: bytes, name: str) -> Any:
     try:
-        return decoder.decode(bytearray(data))  # a copy: torch wants writable memory under its tensors
+        return decoder.decode(bytearray(data))  # a copy, because torch needs writable memory
     except (msgspec.MsgspecError, NotImplementedError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{len(data)} bytes hold no {name} that this vLLM can read: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -59,8 +60,8 @@ def test_what_is_entered_is_noted_once(tmp_path: Path, monkeypatch: pytest.Monke
     module.replace = shipped.replace  # type: ignore[attr-defined]
     entered.count(module)
 
-    def plus_one(original: entered.Function) -> entered.Function:
-        return lambda *args: original(*args) + 1
+    def plus_one(original: entered.Function, *args: Any) -> Any:
+        return original(*args) + 1
 
     plus_one.__module__ = "baton.services.engine.patches.some.patch"
     for _ in range(2):  # a second call does nothing

@@ -1,7 +1,6 @@
-"""Triton kernels compiled to machine code for a GPU that is not there: what the interpreter lets pass, and a
-compiler does not, shows without one.
+"""Compile Triton kernels without a GPU, because the interpreter accepts what a compiler refuses.
 
-Triton brings its own assembler. A process that interprets cannot compile, so tests run this in another.
+Triton brings its own assembler. A process that interprets cannot compile, so tests run this in another one.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ def compile_launches(
     whole: bool = True,
     seen: dict[tuple[Any, ...], str] | None = None,
 ) -> dict[str, int]:
-    """Call what launches kernels, these names of a module; instead of being launched they are compiled.
+    """Call a function with these kernels of a module replaced, so that they are compiled instead of launched.
 
-    To machine code, or not `whole`: to Triton's own form, which takes a tenth of the time and finds all
-    errors of types. Variants that are in `seen` are left out. Gives how many of each there are. Raises
-    Triton's CompilationError.
+    They are compiled to machine code or, unless `whole`, to Triton's own form, which takes a tenth of the
+    time and finds all type errors. Variants in `seen` are skipped. Returns the number of variants by kernel.
+    Raises Triton's CompilationError.
     """
     seen = {} if seen is None else seen
     kernels = {name: getattr(module, name) for name in names}
@@ -55,7 +54,7 @@ def compile_launches(
 
 
 class _Launcher:
-    """Takes a launch and compiles the variant that it asks for, as Triton would specialise it."""
+    """Compiles the variant that a launch needs, specialised as Triton would do it."""
 
     def __init__(self, kernel: Any, seen: dict[tuple[Any, ...], str], whole: bool) -> None:
         self._kernel, self._seen, self._whole = kernel, seen, whole
@@ -89,7 +88,7 @@ class _Launcher:
 
 
 def _first_form(source: Any, options: dict[str, Any]) -> str:
-    """Do as triton.compile begins; the same in Triton 3.6 and 3.9."""
+    """Run the first stage of triton.compile, which is the same in Triton 3.6 and 3.9."""
     backend = make_backend(HOPPER)
     parsed = backend.parse_options(options)
     context = ir.context()

@@ -1,7 +1,7 @@
-"""Without a GPU, Triton's kernels run in its interpreter: the same source, program by program, on the CPU.
+"""Run Triton's kernels in its interpreter if there is no GPU: the same source, on the CPU.
 
-Triton asks TRITON_INTERPRET when it is imported, when a kernel is defined and when it runs. Another test of
-the same process may have imported it before (vLLM does): the first test of kernels then has it imported anew.
+Triton reads TRITON_INTERPRET when it is imported, when a kernel is defined and when it runs. vLLM may have
+imported it earlier in this process, so the first test of kernels imports it again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.lib import NumpyVersion
 
 
 @pytest.fixture(scope="session")
-def _import_of_our_own() -> None:
-    """Forget that triton was imported. Its C library stays: that can be loaded once."""
+def _import_again() -> None:
+    """Forget that triton was imported, except for its C library, which can be loaded only once."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "triton" and "._C" not in name]:
         del sys.modules[name]
 
 
 @pytest.fixture(scope="module", autouse=not torch.cuda.is_available())
-def _interpreter(_import_of_our_own: None) -> Iterator[None]:
+def _interpreter(_import_again: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         if NumpyVersion(np.__version__) >= "2.5.0":
@@ -33,9 +33,9 @@ def _interpreter(_import_of_our_own: None) -> Iterator[None]:
 
 
 def _count_by_scalars(patch: pytest.MonkeyPatch) -> None:
-    """Let a kernel's loop run to a number that it loaded.
+    """Let a kernel's loop have a bound that it loaded.
 
-    Triton 3.6's interpreter makes an int of an array of one number, which NumPy refuses from 2.5 on.
+    Triton 3.6's interpreter converts an array of one number to int, which NumPy refuses from 2.5 on.
     """
     from triton.runtime import interpreter
 

@@ -1,4 +1,4 @@
-"""The kernels' benchmark: wrong results are not reported, and the alternatives are called rightly."""
+"""The kernels' benchmark reports no wrong kernels, and calls the alternatives rightly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness import stats
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put results into a folder that has those of another operation."""
+    """Redirect results to a folder that already has those of another operation."""
     for module in (stats, kernels):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setitem(kernels.BUFFER, "cpu", 1 << 16)
@@ -24,20 +24,20 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_nothing_is_reported_while_a_check_is_red(
+def test_nothing_is_reported_if_a_check_fails(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def red(device: str) -> None:
+    def fail(device: str) -> None:
         raise AssertionError("one token is another")
 
-    monkeypatch.setattr(kernels_verify, "check", red)
+    monkeypatch.setattr(kernels_verify, "check", fail)
     with pytest.raises(SystemExit, match="wrong on cpu: verify"):
         kernels.main(["--only", "verify", "--device", "cpu"])
     assert "one token is another" in capsys.readouterr().err
     assert json.loads(results.read_text())["operations"] == {"kv_pack": "measured before"}
 
 
-def test_a_table_and_figures(
+def test_results_are_printed_and_stored(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = torch.ones(1 << 16)
@@ -50,19 +50,19 @@ def test_a_table_and_figures(
     assert found["kv_pack"] == "measured before"
     row = found["verify"]["cases"][0]
     assert row["us"] > 0
-    # All three are rounded, to tenths, hundredths and thousandths; a busy machine copies at a few tenths.
+    # All three are rounded, to tenths, hundredths and thousandths; a busy machine copies a few tenths of a
+    # GB/s.
     copy = found["verify"]["copy_gb_s"]
     assert row["of_copy"] <= (row["gb_s"] + 0.005) / max(copy - 0.05, 1e-9) + 0.001
     assert row["of_copy"] >= (row["gb_s"] - 0.005) / (copy + 0.05) - 0.001
 
 
-@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # vLLM's kernels, interpreted
-def test_vllms_samplers_are_called_as_they_should_be(device: str) -> None:
-    """vLLM's kernels, loaded from its files, accept what is certain."""
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # from vLLM's interpreted kernels
+def test_vllms_samplers_accept_certain_drafts(device: str) -> None:
     step = kernels_verify._certain(device)
     first, second = kernels_verify._v1(), kernels_verify._v2()
     if first is None or second is None:
-        pytest.skip("there are no files of vLLM's")
+        pytest.skip("vLLM's files are missing")
     wanted = [[*drafts, 5] for drafts in step.tokens.view(step.batch, -1).tolist()]
     assert kernels_verify.vllm_v1(step, first).tolist() == wanted
     ends = torch.cat([step.ends.new_zeros(1), step.ends])

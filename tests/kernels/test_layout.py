@@ -1,4 +1,4 @@
-"""The kernels' folder is not a package by itself, and complete under its own name."""
+"""The folder `kernels` is not a package of that name, and all of it is linked into `baton.kernels`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from harness.support import PYTHON, ROOT
 LINKS = ROOT / "src" / "baton" / "kernels"
 
 
-def test_another_package_of_that_name_is_found_from_the_root(tmp_path: Path) -> None:
-    """Hugging Face's `kernels`, which transformers imports, is not hidden."""
+def test_the_folder_does_not_hide_hugging_faces_kernels(tmp_path: Path) -> None:
+    """transformers imports that package."""
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").touch()
     code = f"import sys; sys.path.append({str(tmp_path)!r}); import kernels; print(kernels.__file__)"
@@ -21,7 +21,7 @@ def test_another_package_of_that_name_is_found_from_the_root(tmp_path: Path) -> 
     assert done.stdout.strip() == str(tmp_path / "kernels" / "__init__.py")
 
 
-def test_all_of_it_is_linked() -> None:
+def test_all_kernels_are_linked() -> None:
     parts = {path.name for path in (ROOT / "kernels").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert {path.name for path in LINKS.iterdir() if path.is_symlink()} == parts - {"__pycache__"}
     assert all(path.exists() for path in LINKS.iterdir())

@@ -1,6 +1,7 @@
 """The arms that tests/null_gpu serves on the null GPU, their requests, and their outcomes.
 
-Two deployments with vLLM's model runners: V2, a GPU's own, and V1, which VLLM_USE_V2_MODEL_RUNNER=0 chooses.
+There is one deployment for each of vLLM's model runners: V2, a GPU's default, and V1, chosen by
+VLLM_USE_V2_MODEL_RUNNER=0.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from harness.support import CALL_S, PATIENCE
 START_S = 90.0
 LOOK_S = 0.01
 TOKENS = 24
-LONG, KILLED_FROM = 512, 16  # tokens of the answer whose worker is killed, and of it by then
-THINKS = "v1-thinks"  # with a model that has tokens for thoughts
+LONG, KILLED_FROM = 512, 16  # tokens of the answer whose worker is killed, and how many it has by then
+THINKS = "v1-thinks"  # its model has tokens for thoughts
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_model_steps": 1}
 MTP = {"method": "mtp", "verifier": "baton"}
 V2: dict[str, Arm] = {
@@ -50,7 +51,7 @@ V1[THINKS]["engine"]["reasoning_parser"] = "qwen3"
 ALL = V2 | V1
 for killed in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
     killed["decode"] = 2
-# What is asked of each arm: what makes a worker enter all patches.
+# Fields of each arm's requests, chosen so that a worker calls all patches.
 WISHES: tuple[dict[str, Any], ...] = (
     {},
     {"stop": ["never to be found"], "seed": 7, "temperature": 1.0, "top_p": 0.9},
@@ -59,7 +60,7 @@ WISHES: tuple[dict[str, Any], ...] = (
 
 
 def wishes(arm: Arm) -> tuple[dict[str, Any], ...]:
-    """Return the fields of an arm's requests. Of drafts the null GPU has no log-probabilities."""
+    """Return the fields of an arm's requests. The null GPU has no log-probabilities of drafts."""
     if arm["engine"]["speculative_config"]:
         return WISHES
     thinks = "reasoning_parser" in arm["engine"]
@@ -74,7 +75,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     handoffs: dict[str, Any] = field(default_factory=dict)
     drafts: dict[str, int] = field(default_factory=dict)
-    continued: str = ""  # "" where nothing was killed
+    continued: str = ""  # at which token its worker was killed; "" if none was
 
     def row(self, name: str) -> str:
         """Return a line of the table of arms."""
@@ -92,12 +93,12 @@ class Trial:
     """A deployment's outcome."""
 
     reports: dict[str, Report] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)  # arms that could not start, and what was said
+    failed: dict[str, str] = field(default_factory=dict)  # arms that could not start, and their output
     entered: set[Entry] = field(default_factory=set)
 
 
 def tried(folder: Path, arms: dict[str, Arm], **environment: str) -> Trial:
-    """Serve the arms; ask each; kill a decode worker of those that have two; end them."""
+    """Serve the arms, send requests to each, and kill a decode worker of those that have two."""
     folder.mkdir(parents=True)
     entries = folder / "entered"
     if THINKS in arms:
@@ -149,7 +150,7 @@ async def _answers(http: aiohttp.ClientSession, url: str, name: str, arm: Arm) -
 
 
 def _difference(prompt: list[int], answer: list[int]) -> list[str]:
-    """Return where an answer leaves the tokens of its places."""
+    """Return where an answer differs from the tokens expected at its positions."""
     expected = [token(len(prompt) + i) for i in range(len(answer))]
     at = next((i for i, pair in enumerate(zip(answer, expected, strict=True)) if len(set(pair)) > 1), None)
     if at is None:
@@ -158,7 +159,7 @@ def _difference(prompt: list[int], answer: list[int]) -> list[str]:
 
 
 async def _kill(http: aiohttp.ClientSession, served: Served, name: str, report: Report) -> str:
-    """Kill the decode worker of an answer that is under way. Return at which of its tokens."""
+    """Kill the decode worker of a running answer. Return at which token."""
     prompt = [2000 + i % 997 for i in range(300)]
     answer = Answer(time.perf_counter())
     asked = asyncio.create_task(stream(http, served.url, name, prompt, LONG, into=answer))
@@ -178,7 +179,7 @@ async def _kill(http: aiohttp.ClientSession, served: Served, name: str, report: 
 
 
 async def _decoding(http: aiohttp.ClientSession, served: Served, name: str) -> int:
-    """Return the process of an arm's decode worker that runs a request; 0 if there is none."""
+    """Return the process id of an arm's decode worker that runs a request, or 0."""
     for log in (served.one.folder / "logs").glob(f"{name}-decode-?.log"):
         said = log.read_text(errors="replace")
         process, url = re.findall(r"\[\S+\.(\d+)\] .*metrics on (\S+)", said)[-1]

@@ -1,4 +1,4 @@
-"""What the tests on the null GPU share: two deployments, and the table of their arms at the end."""
+"""The two deployments of the tests on the null GPU, and a table of their arms at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.null_gpu.arms import HEAD, V1, V2, Trial, tried
 _done: list[Trial] = []
 
 if "harness.null_gpu.hooks" not in sys.modules:
-    raise pytest.UsageError("these tests want the null GPU's environment: make null-gpu")
+    raise pytest.UsageError("these tests need the null GPU's environment: make null-gpu")
 
 
 @pytest.fixture(scope="session")

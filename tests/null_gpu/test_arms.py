@@ -1,4 +1,4 @@
-"""Every way to serve that a GPU has: answers arrive whole, by their transport, with their drafts."""
+"""Every way to serve on a GPU: answers are complete, and use the arm's transport and drafts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from bench.gpu_fleet import Arm
 from tests.null_gpu.arms import ALL, LONG, V1, Report, Trial, wishes
 
-# Without asynchronous scheduling matches are cut to as many as a kernel counts: none here.
+# Without asynchronous scheduling the kernel's counts limit the matches, and the null GPU counts none.
 DRAFTING = [name for name, arm in ALL.items() if arm["engine"]["speculative_config"] and name != "sync-ngram"]
 PAIRS = [name for name, arm in ALL.items() if "decode" in arm]
 KILLED = [name for name, arm in ALL.items() if arm.get("decode", 0) > 1]
@@ -22,14 +22,14 @@ def report_of(name: str, request: pytest.FixtureRequest) -> tuple[Report, Arm]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_answer_has_the_tokens_of_its_places(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_answer_has_the_expected_tokens(name: str, request: pytest.FixtureRequest) -> None:
     report, arm = report_of(name, request)
     assert not report.wrong
     assert report.answers == 2 * len(wishes(arm))
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_every_handoff_goes_by_the_arms_transport(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_handoff_uses_the_arms_transport(name: str, request: pytest.FixtureRequest) -> None:
     report, arm = report_of(name, request)
     transport = arm["handoff"].get("transports", ["shm"])[0]
     assert report.handoffs["loaded"] == {transport: report.answers}
@@ -42,7 +42,7 @@ def test_drafts_are_made_and_accepted(name: str, request: pytest.FixtureRequest)
 
 
 @pytest.mark.parametrize("name", KILLED)
-def test_an_answer_goes_on_where_its_worker_was_killed(name: str, request: pytest.FixtureRequest) -> None:
+def test_an_answer_continues_after_its_worker_was_killed(name: str, request: pytest.FixtureRequest) -> None:
     report, _ = report_of(name, request)
     at = int(report.continued.partition(" ")[0])
     assert 0 < at < LONG

@@ -1,4 +1,4 @@
-"""Every patch of vLLM that acts on a GPU is entered there."""
+"""Every patch of vLLM for GPUs is called on the null GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ import pytest
 from baton.services.engine.patches import table
 from tests.null_gpu.arms import Trial
 
-# What no deployment here enters, by patch and attribute, and why.
-LEFT_OUT = {
-    (
-        "torchvision",
-        "qwen3_5",
-    ): "vLLM for CUDA brings torchvision, and the patch stands in where it is missing",
-}
+# Patches and attributes that no deployment here calls, and why.
+LEFT_OUT = {("torchvision", "qwen3_5"): "vLLM for CUDA brings torchvision, so the stand-in is not needed"}
 WRAPPED = [
     (patch.name, symbol.replace(":", ".").rpartition(".")[2])
     for patch in table.PATCHES
@@ -23,7 +18,7 @@ WRAPPED = [
     if patch.platform != "CPU"
 ]
 
-# Those on the objects of a loaded engine.
+# Patches of the objects of a loaded engine.
 OBJECTS = [Path(one.file).stem for one in table.OBJECTS if one.file.startswith("services/engine/patches/")]
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,13 +30,13 @@ def entered(on_v2: Trial, on_v1: Trial) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("patch", "attribute"), WRAPPED)
-def test_it_is_entered(patch: str, attribute: str, entered: set[tuple[str, str]]) -> None:
+def test_a_patch_is_called(patch: str, attribute: str, entered: set[tuple[str, str]]) -> None:
     if why := LEFT_OUT.get((patch, attribute)):
-        assert (patch, attribute) not in entered, f"it is entered: not left out because {why}"
+        assert (patch, attribute) not in entered, f"it is called, although {why}"
         pytest.skip(why)
     assert (patch, attribute) in entered
 
 
 @pytest.mark.parametrize("patch", OBJECTS)
-def test_it_is_entered_on_an_object(patch: str, entered: set[tuple[str, str]]) -> None:
+def test_a_patch_of_an_object_is_called(patch: str, entered: set[tuple[str, str]]) -> None:
     assert patch in {name for name, _ in entered}

@@ -1,8 +1,8 @@
-"""Sampled answers have the target's own distribution, with every drafter.
+"""Sampled answers have the target's distribution with every drafter.
 
-Each method samples 2,500 answers each way in an engine of its own; chi-square compares them with exact
-probabilities. `python -m tests.speculation.test_distribution` tests every method every way, and prints the
-figures.
+Each method samples 2,500 answers with each setting in its own engine, and chi-square compares them with exact
+probabilities. `python -m tests.speculation.test_distribution` tests every method with every setting, and
+prints the figures.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from harness.architectures import dense, language
 from harness.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
 
 SAMPLES = 2_500
-# Prompts of each target with answers that are neither certain nor uniform at any temperature.
+# For each target a prompt whose answers are neither certain nor uniform at any temperature.
 PROMPTS = {"qwen2": prompt(74), "mimo": prompt(104)}
-TOGETHER = (Way(0.25), Way(0.8, top_k=5, top_p=0.9))  # each request of a batch has one of them
+TOGETHER = (Way(0.25), Way(0.8, top_k=5, top_p=0.9))  # mixed in each batch
 APART = (Way(0.25), Way(0.8), Way(1.0), Way(1.0, top_p=0.8), Way(0.8, top_k=5))
-CHANCE = 1e-6  # that a right sample is judged wrong, in each of some 60 comparisons
+CHANCE = 1e-6  # that a right sample fails, in each of some 60 comparisons
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,12 +64,12 @@ CASES = {
 }
 
 
-# These take a minute; `main` runs every method every way.
+# These take a minute; `main` runs all.
 TESTED = ["eagle", "draft_model, sampled drafts", "mtp, then n-grams"]
 
 
 class Laboratory:
-    """Tiny models and engines, two at a time on a core each."""
+    """Samples from tiny models, in two engines at a time with a core each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,7 +93,7 @@ class Laboratory:
         asked: tuple[int, ...] = (),
         **how: Any,
     ) -> Future[Sample]:
-        """Order a sample; `asked`: another prompt than the target's, `how`: more of the order."""
+        """Start to sample. asked: a prompt to use instead of the target's. how: more fields of the Order."""
         speculative = case.speculative
         if speculative is not None and case.drafter:
             speculative = speculative | {"model": str(self._folder / case.drafter)}
@@ -141,7 +141,7 @@ def samples(laboratory: Laboratory) -> dict[str, Future[Sample]]:
 
 
 @pytest.mark.parametrize("name", TESTED)
-def test_answers_are_distributed_as_the_target_says(
+def test_answers_have_the_targets_distribution(
     name: str, samples: dict[str, Future[Sample]], wanted: dict[tuple[str, Way], Any]
 ) -> None:
     sample = samples[name].result()
@@ -152,11 +152,11 @@ def test_answers_are_distributed_as_the_target_says(
             print(f"{name}, {way}, {length} tokens: {fitting}")
             assert fitting.chance > CHANCE, f"{way}, {length} tokens: {fitting}"
     assert sample.drafted > SAMPLES
-    assert 0.1 < sample.accepted / sample.drafted < 0.9, "drafts of both kinds are looked at"
+    assert 0.1 < sample.accepted / sample.drafted < 0.9, "nearly all or no drafts were accepted"
 
 
-def test_drafts_that_came_along_leave_the_distribution_alone(laboratory: Laboratory) -> None:
-    """They are the same for all requests, whatever their probability."""
+def test_drafts_of_a_handoff_do_not_change_the_distribution(laboratory: Laboratory) -> None:
+    """The drafts are the same for all requests, whatever their probability."""
     asked = prompt(74, length=1)
     follows = language.successors()
     drafts = follows[asked[0]], follows[follows[asked[0]]]
@@ -169,16 +169,16 @@ def test_drafts_that_came_along_leave_the_distribution_alone(laboratory: Laborat
             fitting = fit(found, wanted[way], length)
             print(f"{way}, {length} tokens: {fitting}")
             assert fitting.chance > CHANCE, f"{way}, {length} tokens: {fitting}"
-    assert sample.drafted > 2 * len(TOGETHER) * SAMPLES  # more than the first two of each
+    assert sample.drafted > 2 * len(TOGETHER) * SAMPLES  # more than the two of each handoff
     assert 0.1 < sample.accepted / sample.drafted < 0.9
 
 
 def test_vllm_as_shipped_has_another_distribution(
     laboratory: Laboratory, wanted: dict[tuple[str, Way], Any]
 ) -> None:
-    """Without patches/cpu/expand_kernel.py the comparison above fails: the patch is needed.
+    """The comparison above fails without patches/cpu/expand_kernel.py.
 
-    With temperatures alone: where top-k is read from uninitialised memory, the engine may also end.
+    This uses only temperatures: with top-k from uninitialised memory the engine might also end.
     """
     way = Way(0.25)
     sample = laboratory.sample(CASES["draft_model"], (way,), SAMPLES // 4, mended=False).result()
@@ -188,12 +188,12 @@ def test_vllm_as_shipped_has_another_distribution(
 
 
 def main() -> int:
-    """Print how well each method fits, each way by itself; the worst last."""
+    """Print how well each method fits with each setting, and the worst fit."""
     with tempfile.TemporaryDirectory() as folder:
         laboratory = Laboratory(Path(folder))
         wanted = laboratory.expected(APART)
         started = {name: laboratory.sample(case, APART) for name, case in CASES.items()}
-        temperatures = APART[:3]  # with the others vLLM as shipped may end
+        temperatures = APART[:3]  # with the others an unpatched vLLM may end
         started["draft_model, vLLM as shipped"] = laboratory.sample(
             CASES["draft_model"], temperatures, mended=False
         )
@@ -207,7 +207,7 @@ def main() -> int:
                 if name in CASES:
                     worst = min(worst, *(fitting.chance for fitting in fits))
         laboratory.pool.shutdown()
-    print(f"worst with mends: p = {worst:.2g}")
+    print(f"worst with patches: p = {worst:.2g}")
     return int(worst < CHANCE)
 
 

@@ -1,4 +1,4 @@
-"""1P1D deployments that speculate against transformers: greedy answers, and how many drafts are accepted."""
+"""1P1D deployments with drafts, compared with transformers: greedy answers and accepted drafts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Deployments:
         self._outcomes: dict[str, Outcome] = {}
 
     def outcome(self, name: str) -> Outcome:
-        """Return the outcome; where transformers speculates too, with one drafted token a step as there."""
+        """Return the outcome. With MTP a step drafts one token, as in transformers."""
         if name not in self._outcomes:
             model = ARCHITECTURES[name]
             folder = model.checkpoint()
@@ -54,10 +54,10 @@ def deployments(tmp_path_factory: pytest.TempPathFactory) -> Deployments:
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence transformers: it warns of its own deprecations, and of the MTP layers that it leaves out."""
+    """Silence transformers, which warns of its own deprecations and of MTP layers that it skips."""
     before, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)  # two threads that wait for each other crawl when something else needs a core
+    torch.set_num_threads(1)  # two threads would wait for each other while another process uses a core
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -66,14 +66,13 @@ def _quiet() -> Iterator[None]:
 
 
 def loaded(model: Architecture) -> Any:
-    """Load the target in transformers, in float32."""
+    """Load the target with transformers, in float32."""
     kind = getattr(transformers, model.reference or "")
     return kind.from_pretrained(model.target(model.checkpoint()), dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_every_answer_is_the_one_of_transformers(name: str, deployments: Deployments) -> None:
-    """Each token is the best one after those before it, as in a greedy answer."""
+def test_every_answer_equals_transformers(name: str, deployments: Deployments) -> None:
     outcome = deployments.outcome(name)
     assert outcome.handoffs >= PROMPTS
     assert outcome.accepted > 0
@@ -93,7 +92,7 @@ def test_every_answer_is_the_one_of_transformers(name: str, deployments: Deploym
 
 @pytest.mark.parametrize("name", WITH_MTP)
 def test_as_many_drafts_are_accepted_as_in_transformers(name: str, deployments: Deployments) -> None:
-    """With one drafted token a step, transformers' MTP layer and ours draft the same."""
+    """With one drafted token per step, the MTP layer drafts the same in transformers and in vLLM."""
     outcome = deployments.outcome(name)
     model = loaded(ARCHITECTURES[name])
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\."]

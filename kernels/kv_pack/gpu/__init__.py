@@ -1,8 +1,8 @@
-"""The GPU form, in Triton: one launch packs, one unpacks, whatever layers the table has.
+"""The GPU form, in Triton: packing is one launch and unpacking another, whatever layers the table has.
 
-A program handles one tile of one layer of one block. Tiles are laid out once per cache and direction
-(`tiles_of`), so that a program finds its place in a line of 64 bytes. Nothing here waits for the device or
-depends on the data: a launch can be captured in a CUDA graph.
+A program handles one tile of one layer of one block. `tiles_of` lays the tiles out once per cache and
+direction, so a program reads its parameters from one line of 64 bytes. Nothing here waits for the device or
+depends on the data, so a CUDA graph can capture a launch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.kernels.kv_pack.table import WORD, KVTable, PartKind, TableColumn
 
 @dataclass(frozen=True)
 class _Launch:
-    """Hold the arguments shared by all launches of one kernel over a table."""
+    """The arguments that all launches of one kernel share for a table."""
 
     tiles: torch.Tensor  # [num_tiles, 8] int64, on the device
     record_bytes: int

@@ -1,4 +1,4 @@
-"""The packing kernel. Rows are held in pieces, and elements handled in fours, as words."""
+"""The packing kernel. It holds rows in pieces and processes elements four at a time, as words."""
 
 # ruff: noqa: PLR0917, SIM102, SIM108 (device code: a compile-time `if` stands alone)
 
@@ -28,10 +28,10 @@ from baton.kernels.kv_pack.gpu.shared import (
 from baton.kernels.kv_pack.gpu.tiles import WARPS, Cut
 from baton.kernels.kv_pack.table import WORD, KVTable, TableColumn
 
-TILE_ELEMENTS = 10240  # so that a tile has the 16 tokens of an MLA block
-PIECE = 32  # adjacent elements of a row in a piece, except for very wide rows
+TILE_ELEMENTS = 10240  # a tile holds the 16 tokens of an MLA block
+PIECE = 32  # adjacent elements of a row in a piece; more if rows are very wide
 MOST_PIECES = 16
-_INTEGERS = tl.constexpr(1.5 * 2**23)  # adding it rounds a float32 to an integer: see cpu.py
+_INTEGERS = tl.constexpr(1.5 * 2**23)  # adding it rounds a float32 to an integer; see cpu.py
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _load(pointers, mask):
 
 @triton.jit
 def _from_bits(bits, dtype: tl.constexpr):
-    """Turn the low 16 bits into float32."""
+    """Convert the low 16 bits to float32."""
     return bits.to(tl.uint16).to(dtype, bitcast=True).to(tl.float32)
 
 
@@ -58,7 +58,7 @@ def _float32(bits):
 def _load_fours(
     address, at, mask, kind, ALIGN: tl.constexpr, F32: tl.constexpr, F16: tl.constexpr, BF16: tl.constexpr
 ):  # fmt: skip
-    """Load four neighbours for each of `at`, as float32. Only the table's dtypes are compiled in."""
+    """Load four adjacent elements per entry of `at`, as float32. Only the table's dtypes are compiled in."""
     a, b = tl.zeros(at.shape, tl.float32), tl.zeros(at.shape, tl.float32)
     c, d = a, b
     if F16 or BF16:
@@ -90,7 +90,7 @@ def _load_fours(
 
 @triton.jit
 def _magnitude(a, b, c, d):
-    """Return the largest magnitude of each four, as bits: NaN compares above all, so it is not lost."""
+    """Return the largest magnitude of each group of four, as bits, so that NaN compares above all others."""
     a, b = a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     c, d = c.to(tl.int32, bitcast=True) & 0x7FFFFFFF, d.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
@@ -98,7 +98,7 @@ def _magnitude(a, b, c, d):
 
 @triton.jit
 def _encode(scaled, FP8: tl.constexpr):
-    """Return the codes of values within a format's range: int32 of 0 to 255."""
+    """Return the codes, int32 of 0 to 255, of values within a format's range."""
     if not FP8:
         return (scaled + _INTEGERS).to(tl.int32, bitcast=True) & 0xFF
     bits = scaled.to(tl.int32, bitcast=True)
@@ -111,7 +111,7 @@ def _encode(scaled, FP8: tl.constexpr):
 
 @triton.jit
 def _encode_fours(a, b, c, d, FP8: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the codes of four neighbours, in a uint32."""
+    """Return the codes of four adjacent elements, packed into a uint32."""
     if not NATIVE:
         low = _encode(a, FP8) | (_encode(b, FP8) << 8)
         high = _encode(c, FP8) | (_encode(d, FP8) << 8)
@@ -143,13 +143,13 @@ def _join(low, high):
 
 @triton.jit
 def _halves(pairs, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """Return the even and the odd columns; neighbours belong to one thread."""
+    """Return the even and the odd columns; one thread holds adjacent columns."""
     return tl.split(tl.reshape(pairs, [ROWS, SIZE // 2, 2]))
 
 
 @triton.jit
 def _digest_codes(codes, mask, first, place, ROWS: tl.constexpr, FOURS: tl.constexpr):
-    """Return the terms of codes' words: [ROWS, FOURS // 2]. place: each code's, counted from word `first`."""
+    """Return the digest terms of the codes' words, [ROWS, FOURS // 2]. place: position from word `first`."""
     low, high = _halves(codes, ROWS, FOURS)
     words = _join(low, high)
     places, _ = _halves(place, ROWS, FOURS)
@@ -162,7 +162,7 @@ def _digest_codes(codes, mask, first, place, ROWS: tl.constexpr, FOURS: tl.const
 
 @triton.jit
 def _places(piece, fours, ROWS: tl.constexpr, SIZE: tl.constexpr, PIECES: tl.constexpr, FULL: tl.constexpr):
-    """Return the places of [ROWS, SIZE] fours: one piece of each row."""
+    """Return the positions of [ROWS, SIZE] groups of four: one piece of each row."""
     row, column = tl.arange(0, ROWS)[:, None], piece * SIZE + tl.arange(0, SIZE)[None, :]
     if FULL:
         places = row * (PIECES * SIZE) + column
@@ -228,20 +228,19 @@ def cut(table: KVTable) -> Cut:
     rows_of, widths = (table.columns[:, column].tolist() for column in (TableColumn.ROWS, TableColumn.WIDTH))
     size, pieces = _pieces([width for width in widths if width])
     rows = _rows_a_tile(size * pieces, max(rows_of))
-    # No masks are needed: all rows fill their pieces, and all tiles have equally many rows.
+    # True if no masks are needed: all rows fill their pieces, and all tiles have the same number of rows.
     full = {(width, count % rows) for width, count in zip(widths, rows_of, strict=True) if width} == {
         (size * pieces, 0)
     }
-    # A thread has 8 elements of a piece: 16 bytes of a layer.
+    # Each thread takes 8 elements of a piece, 16 bytes of a layer.
     warps = max(1, min(WARPS, rows * size // 8 // 32)) if any(widths) else WARPS
     return Cut(rows, warps, {"ROWS": rows, "SIZE": size // 4, "PIECES": pieces, "FULL": full})
 
 
 def _pieces(widths: list[int]) -> tuple[int, int]:
-    """Return the elements of a piece, a power of two, and the pieces in which a row is held: 576 = 9 x 64.
+    """Return the elements per piece, a power of two, and the pieces per row: 576 = 9 x 64.
 
-    A thread has equally much of each piece, and so more of one row; nothing is lost to rounding up a power of
-    two.
+    A thread holds an equal share of each piece, so more of one row, and no row is padded to a power of two.
     """
     most = max(widths, default=WORD)
     common = math.gcd(*widths, PIECE) if widths else WORD
@@ -250,6 +249,6 @@ def _pieces(widths: list[int]) -> tuple[int, int]:
 
 
 def _rows_a_tile(width: int, most: int) -> int:
-    """Return a power of two, at least 2: rows of this width per tile, not far more than a block's `most`."""
+    """Return the rows of this width per tile: a power of two, at least 2, not far above `most` per block."""
     rows = 1 << (max(2, TILE_ELEMENTS // width).bit_length() - 1)
     return max(2, min(rows, 1 << max(0, most - 1).bit_length()))

@@ -9,11 +9,11 @@ import triton.language as tl
 
 from baton.kernels.kv_pack.table import LARGEST, TINY, PartKind
 
-# The numbers of a tile: base, stride, offset in block, offset in record, words or rows, kind, width, offset
-# of scales.
+# Numbers per tile: base, stride, offset in block, offset in record, words or rows, kind, width, offset of
+# scales.
 TILE = tl.constexpr(8)
 
-# One compiled kernel serves every chunk: it depends on none of these, except as ALIGN states.
+# Not specialised, so that one compiled kernel serves every chunk; ALIGN states their alignment.
 VARYING = ["num_tiles", "block_ids", "records", "record_bytes", "digests"]
 
 COPIED = tl.constexpr(int(PartKind.AS_IS))
@@ -31,28 +31,25 @@ _SECOND = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def aligned(address, dtype: tl.constexpr, ALIGN: tl.constexpr):
-    """Turn a number into a pointer that is aligned, so that several elements are loaded at once."""
+    """Turn an address into a pointer of known alignment, so that loads cover several elements."""
     return tl.multiple_of(address.to(tl.pointer_type(dtype)), ALIGN)
 
 
 @triton.jit
 def salts(positions):
-    """Return the salts mixed with words at these positions (README.md, "The digest"): uint64."""
+    """Return the uint64 salts of the words at these positions (README.md, "The digest")."""
     return (positions + 1).to(tl.uint64) * _GOLDEN
 
 
 @triton.jit
 def salts_behind(first, places):
-    """Return `salts(first + places)`, for one number and non-negative int32 places.
-
-    That way a position costs a multiplication by 32 bits.
-    """
+    """Return `salts(first + places)` for non-negative int32 places, with one 32-bit multiplication each."""
     return salts(first) + places.to(tl.uint32).to(tl.uint64) * _GOLDEN
 
 
 @triton.jit
 def mix(words, salt):
-    """Mix words: a bijection of the word for each salt. uint64."""
+    """Mix uint64 words; for each salt, a bijection."""
     x = (words ^ salt) * _FIRST
     x = (x ^ (x >> 32)) * _SECOND
     return x ^ (x >> 32)
@@ -65,7 +62,7 @@ def add(digests, record, total):
 
 @triton.jit
 def digest_scales(scales, valid, first, ROWS: tl.constexpr):
-    """Digest scales: [ROWS] float32; an even number of them is valid."""
+    """Digest the first `valid` of [ROWS] float32 scales; `valid` is even."""
     bits = tl.reshape(scales.to(tl.uint32, bitcast=True).to(tl.uint64), [ROWS // 2, 2])
     words = tl.sum(bits << (tl.arange(0, 2)[None, :] * 32).to(tl.uint64), axis=1)
     pair = tl.arange(0, ROWS // 2)
@@ -76,7 +73,7 @@ def digest_scales(scales, valid, first, ROWS: tl.constexpr):
 def copy(source, target, count, kept, first, ALIGN: tl.constexpr, WORDS: tl.constexpr):
     """Copy the first `kept` of `count` words, and digest all of them. first: their offset in the record.
 
-    The caller states what divides the counts with tl.multiple_of: on an argument it would be lost.
+    The caller marks the counts with tl.multiple_of, which has no effect on a function's argument.
     """
     at = tl.arange(0, WORDS)
     left, right = aligned(source, tl.uint64, ALIGN), aligned(target, tl.uint64, ALIGN)

@@ -1,4 +1,4 @@
-"""Cut parts of a block into tiles: one for each program."""
+"""Cut a layer's part of a block into tiles, one per program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WARPS = 8
 
 @dataclass(frozen=True)
 class Cut:
-    """Describe a kernel's own tiles of quantised rows."""
+    """The way a kernel cuts quantised rows into tiles."""
 
     rows: int  # maximum per tile
     warps: int
@@ -20,7 +20,7 @@ class Cut:
 
 
 def tiles_of(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
-    """Return one layer's tiles, as even as possible: a nearly empty one would cost as much as a full one."""
+    """Return one layer's tiles, of nearly equal size: a small tile costs as much as a full one."""
     base, stride, size, offset, kind, rows, width, scales = row
     if kind == PartKind.AS_IS:
         return [
@@ -44,7 +44,7 @@ def tiles_of(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
 
 
 def _split(total: int, most: int) -> list[tuple[int, int]]:
-    """Return (start, count) of equal pieces of at most `most`; starts are even, so that no word is cut."""
+    """Return (start, count) of nearly equal pieces of at most `most`; even starts cut no word."""
     step = -(-total // -(-total // most))
     step += step % 2
     return [(at, min(step, total - at)) for at in range(0, total, step)]

@@ -1,4 +1,4 @@
-"""The unpacking kernel. A row is held as a power of two of elements, one by one."""
+"""The unpacking kernel. It pads a row to a power of two and processes elements one by one."""
 
 # ruff: noqa: PLR0917, SIM102 (device code: a compile-time `if` stands alone)
 
@@ -73,7 +73,7 @@ def _decode(codes, FP8: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def _words_of(codes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Join [ROWS, WIDTH] bytes in int32 to little-endian words: [ROWS, WIDTH // 8] uint64."""
+    """Join bytes, int32 [ROWS, WIDTH], into little-endian words, uint64 [ROWS, WIDTH // 8]."""
     places = tl.arange(0, 4)[None, None, None, :] * 8
     halves = tl.sum(
         tl.reshape(codes, [ROWS, WIDTH // 8, 2, 4]) << places, axis=3
@@ -84,7 +84,7 @@ def _words_of(codes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _digest_codes(codes, valid, first, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Digest codes [ROWS, WIDTH], int32 of 0 to 255, 0 beyond a row's width; first: the first word."""
+    """Digest codes [ROWS, WIDTH], int32 of 0 to 255, zero beyond a row's width. first: the first word."""
     words = _words_of(codes, ROWS, WIDTH)
     row, word = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH // 8)[None, :]
     mixed = mix(words, salts(first + row * (width // 8) + word))

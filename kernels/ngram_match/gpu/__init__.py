@@ -1,4 +1,4 @@
-"""The GPU form of `ngram_match`, in one launch. README.md describes it."""
+"""The GPU form of `ngram_match`, one launch; see README.md."""
 
 # ruff: noqa: PLR0912, PLR0917, SIM102 (device code: a call costs, and a compile-time `if` stands alone)
 
@@ -8,12 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 1024  # tokens that a program compares at once: 8 for each thread, two loads of 16 bytes
+_BLOCK = 1024  # tokens that a program compares at once: 8 per thread, in two loads of 16 bytes
 _WARPS = 4
-# Programs of a launch whose batch is small enough to need several for each row: with 46 registers per thread,
-# 10 fit onto each of an H200's 132 multiprocessors. More would have to queue.
+# Most programs for a small batch, in which several share a row: with 46 registers per thread, 10 programs fit
+# on each of an H200's 132 multiprocessors, and more would have to queue.
 _PROGRAMS = 1320
-_UNROLLED = 8  # tokens of an n-gram compared without a loop, all loads of the row's end in flight at once
+_UNROLLED = 8  # tokens of an n-gram compared without a loop, so that their loads are all in flight at once
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def _at(
     mask,
     HAS_TAIL: tl.constexpr,
 ):
-    """Return the tokens at `position`, which may be in the tail, where `mask` holds."""
+    """Return the tokens at `position`, in the row or its tail, where `mask` is set."""
     token = tl.load(text + position, mask=mask & (position < length), other=0)
     if HAS_TAIL:
         drafted = tl.load(tail + (position - length), mask=mask & (position >= length), other=0)
@@ -46,7 +46,7 @@ def _compare(
     BLOCK: tl.constexpr,
     HAS_TAIL: tl.constexpr,
 ):
-    """Compare one token further back: return which places still match, and the matches' lengths."""
+    """Compare one token further back. Return which places still match, and how long the matches are."""
     wanted = _at(text, length, tail, size - 1 - back, size > back, HAS_TAIL)
     position = begin + tl.arange(0, BLOCK) - back
     alive = alive & (position >= 0)
@@ -71,8 +71,8 @@ def _ngram_match_kernel(
     drafts,  # *int [batch, K], written
     drafts_stride,
     counts,  # *int32 [batch], written
-    workspace,  # *int64 [2, at least batch], 0 before and after. First row: the best match, its length << 32
-    # | the position of its last token. Second row: programs that are done with their share.
+    workspace,  # *int64 [2, at least batch], zero before and after a launch. First row: the best match, as
+    # length << 32 | position of its last token. Second row: how many programs have finished.
     workspace_stride,
     K: tl.constexpr,
     K_POWER: tl.constexpr,
@@ -96,7 +96,7 @@ def _ngram_match_kernel(
         if share == 0:
             tl.store(counts + request, 0)
         return
-    # Matches end at 0 to size - 2; blocks of these are dealt to the row's programs in turn.
+    # Matches end at 0 to size - 2; the row's programs take blocks of these positions in turn.
     blocks = (size - 2) // BLOCK + 1
     programs = tl.minimum(tl.num_programs(1), blocks)
     if share >= programs:
@@ -111,8 +111,8 @@ def _ngram_match_kernel(
     for block in range(share, blocks, programs):
         begin = block * BLOCK
         position = begin + tl.arange(0, BLOCK)
-        # The row is loaded beyond the end of the text: its width is usually a multiple of 16, so that these
-        # loads, which cover all tokens, are 16 bytes wide. Those of _compare cover few tokens.
+        # Load beyond the end of the text: the row's width is usually a multiple of 16, so these loads, which
+        # cover all tokens, are 16 bytes wide. The loads in _compare cover few tokens.
         token = tl.load(text + position, mask=position < width, other=0)
         if HAS_TAIL:
             if begin + BLOCK > length:
@@ -129,7 +129,7 @@ def _ngram_match_kernel(
     if longest > 0:
         tl.atomic_max(best, longest)
 
-    # Both atomics release and acquire: the last program to count sees the results of all others.
+    # Both atomics acquire and release, so the last program to count sees the results of all others.
     if tl.atomic_add(done, 1) == programs - 1:
         tl.atomic_xchg(done, 0)
         longest = tl.atomic_xchg(best, 0)
@@ -138,7 +138,7 @@ def _ngram_match_kernel(
         else:
             start = (longest & 0xFFFFFFFF).to(tl.int32) + 1
             step = tl.arange(0, K_POWER)
-            # A continuation that reaches the end goes on with its own drafts, that is with its start again.
+            # A continuation that reaches the end of the text goes on with its own first drafts.
             source = start + step % (size - start)
             token = _at(text, length, tail, source, step < limit, HAS_TAIL)
             into = drafts + request * drafts_stride + step
@@ -167,7 +167,7 @@ def ngram_match(
         tokens.stride(0),
         tokens.shape[1],
         lengths,
-        limits if rows is None else rows,  # a pointer that is never dereferenced
+        limits if rows is None else rows,  # without rows, any pointer: it is never dereferenced
         limits if tails is None else tails,
         0 if tails is None else tails.stride(0),
         limits,
@@ -190,5 +190,5 @@ def ngram_match(
 
 
 def programs_of_a_row(batch: int, width: int) -> int:
-    """Return how many programs share a row of up to `width` tokens; only the device knows its length."""
+    """Return how many programs share a row of up to `width` tokens."""
     return max(1, min(-(-width // _BLOCK), -(-_PROGRAMS // max(batch, 1))))

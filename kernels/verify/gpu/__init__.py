@@ -1,7 +1,4 @@
-"""The GPU form of `verify`: it launches the Triton kernels that a job needs. README.md describes them.
-
-Nothing here waits for the device.
-"""
+"""The GPU form of `verify`: launch the Triton kernels that a job needs, without waiting; see README.md."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ from baton.kernels.verify.gpu.rows import stats_kernel
 from baton.kernels.verify.gpu.settle import accept_kernel, residual_kernel, settle_kernel
 from baton.kernels.verify.inputs import Job, Verified
 
-ROOM = 8192  # candidates of a row stored for the bisection; a row with more is reloaded in each step
-_CHUNK = 4096  # candidates that a program holds in registers, so that the bisection loads nothing
-_PROGRAMS_A_PROCESSOR = 16  # 4 warps each: as many as fit on a multiprocessor of an H100 or H200
-# Low bits that are 0 when a logit of this dtype is converted to float32.
+ROOM = 8192  # candidates stored per row for the bisection; a row with more is reloaded in each step
+_CHUNK = 4096  # candidates that a program keeps in registers during the bisection
+_PROGRAMS_A_PROCESSOR = 16  # programs of 4 warps that fit on a multiprocessor of an H100 or H200
+# Low bits that are always 0 in a logit converted to float32 from this dtype.
 _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
 def verify(job: Job, room: int = ROOM) -> Verified:
-    """Like `baton.kernels.verify.verify`. Raises ValueError for logits of another dtype."""
+    """Like `baton.kernels.verify.verify`. Raises ValueError for an unsupported dtype of logits."""
     if job.logits.dtype not in _SHIFTS:
         raise ValueError(f"logits of {job.logits.dtype}: give float32, float16 or bfloat16")
     width = job.drafts.most + 1
@@ -37,7 +34,7 @@ def verify(job: Job, room: int = ROOM) -> Verified:
 
 
 class _Launches:
-    """Hold one job's arguments, and the buffers that its kernels share."""
+    """One job's arguments, and the buffers that its kernels share."""
 
     def __init__(self, job: Job, room: int) -> None:
         self.job = job
@@ -59,7 +56,7 @@ class _Launches:
         }
 
     def settle(self, written: torch.Tensor, counts: torch.Tensor) -> None:
-        """Launch all kernels that the job needs; the last one fills these."""
+        """Launch all kernels that the job needs; the last one fills `written` and `counts`."""
         job, proposal = self.job, self._proposal()
         self._read(proposal)
         self._filter()
@@ -87,7 +84,7 @@ class _Launches:
         )  # fmt: skip
 
     def _read(self, proposal: tuple[Any, ...]) -> None:
-        """Launch `stats`, which all jobs need: one pass over the logits."""
+        """Launch `stats`, the pass over the logits that every job needs."""
         grid, each = self._grid(self.job.requests * self.width)
         stats_kernel[grid](
             *self._rows(), self.maxes, self.bests, self.sums, self.found, *proposal[2:],
@@ -134,7 +131,7 @@ class _Launches:
         return (None, 0, *steps, _new(self.job, *shape), _new(self.job, *shape))
 
     def _grid(self, rows: int) -> tuple[tuple[int, int], int]:
-        """Return the programs, as many as keep all processors busy, and the tiles of a row for each."""
+        """Return a grid of programs that keeps all processors busy, and the tiles of a row per program."""
         splits = max(1, min(self.tiles, _programs(self.job.logits.device) // rows))
         each = triton.cdiv(self.tiles, splits)
         return (rows, triton.cdiv(self.tiles, each)), each
@@ -161,7 +158,7 @@ def _new(job: Job, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Ten
 
 @cache
 def _programs(device: torch.device) -> int:
-    """Return how many programs run at a time."""
+    """Return how many programs the device runs at a time."""
     if device.type != "cuda":
         return _PROGRAMS_A_PROCESSOR
     return _PROGRAMS_A_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)

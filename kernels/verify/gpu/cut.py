@@ -1,7 +1,7 @@
-"""The filters' cut of each row, in Triton: candidates are gathered, then counted and weighed by bisection.
+"""Find each row's cut by min-p, top-k and top-p: gather candidates, then count and weigh them by bisection.
 
 A cut is the key of the smallest logit that is kept, and the last place where that logit is kept. Arguments
-are as in rows.py; `found` *[N] int32: candidates of a row, of which `values` and `places` *[N, room] hold up
+are as in rows.py; `found` *[N] int32: candidates per row, of which `values` and `places` *[N, room] hold up
 to `room`.
 """
 
@@ -23,11 +23,11 @@ from baton.kernels.verify.gpu.rows import (
     weigh_draft,
 )
 
-# Masses are summed as integers, so that the order in which candidates arrive changes nothing. A weight is at
-# most 1, so a sum of 2**20 of them is at most 2**60.
+# Masses are summed as integers, so the order in which candidates arrive does not matter. A weight is at most
+# 1, so a sum of 2**20 weights is at most 2**60.
 _ONE = tl.constexpr(float(1 << 40))
-# The bound is lowered by this, because a product and a difference may be rounded together or separately, and
-# the k-th token must not be lost by that.
+# The bound is lowered by this, so that the k-th token is not lost to rounding: a product and a difference may
+# be rounded together or separately.
 _SLACK = tl.constexpr(1e-3)
 _ALL = tl.constexpr(-(1 << 31))  # below every key
 
@@ -49,11 +49,11 @@ def filters_of(top_k, top_p, min_p, slot, vocabulary):
 
 @triton.jit
 def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.constexpr):
-    """Return a bound: no token whose scaled logit is further below the top is kept."""
+    """Return a bound relative to the top: no token with a lower scaled logit is kept."""
     bound = tl.where(least > 0, tl.log(tl.maximum(least, 1e-30)), float("-inf"))
     if k < vocabulary:
         if k <= tiles:
-            # k tiles have a token of at least the k-th largest of all tiles' maxima.
+            # k tiles each have a token at or above the k-th largest tile maximum.
             which = tl.arange(0, TILES)
             keys = key_of(tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf")), 0)
             low, high = _ALL + tl.zeros((), tl.int64), 0x7F800001 + tl.zeros((), tl.int64)
@@ -67,8 +67,8 @@ def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.con
             value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
             bound = tl.maximum(bound, value - top - _SLACK)
     elif p < 1:
-        # All tokens below it weigh less than 1 - p together. Those that min-p leaves weigh at least 1, the
-        # top's weight.
+        # All tokens below the bound together weigh less than 1 - p. With min-p the kept mass is unknown, but
+        # at least 1, the top token's weight.
         mass = tl.where(least > 0, 1.0, mass)
         bound = tl.maximum(bound, tl.log((1 - p) * mass / vocabulary) - _SLACK)
     return bound
@@ -81,7 +81,7 @@ def gather_kernel(
     vocabulary, tiles, each, width, room,
     PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Store the candidates: a second pass, over the tiles that have any."""
+    """Store the candidates, in a second pass over the tiles that have any."""
     request = (tl.program_id(0) // width).to(tl.int64)
     place = tl.program_id(0) % width
     start, end = span(row_ends, request)
@@ -112,7 +112,7 @@ def gather_kernel(
 
 @triton.jit
 def _look_at(base, size, begin, bound, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr):
-    """Return the keys of [CHUNK] candidates, _ALL where there is none, and their weights."""
+    """Return the keys of [CHUNK] candidates, or _ALL for missing ones, and their weights."""
     index = begin + tl.arange(0, CHUNK)
     value = clean(tl.load(base + index, mask=index < size, other=float("-inf")))
     scaled = value * inverse - top
@@ -125,7 +125,7 @@ def _look_at(base, size, begin, bound, inverse, top, CHUNK: tl.constexpr, SHIFT:
 def _tally(
     keys, weights, base, size, bound, least_key, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr
 ):
-    """Return the number and the mass of candidates with at least that key. The first CHUNK are given."""
+    """Return the number and the mass of candidates with at least this key; `keys` has the first CHUNK."""
     hit = keys >= least_key
     count = tl.sum(hit.to(tl.int32), axis=0)
     mass = tl.sum(tl.where(hit, weights, 0), axis=0)
@@ -139,9 +139,9 @@ def _tally(
 
 @triton.jit
 def _last_of(base, places, size, gathered, key, wanted, vocabulary, CHUNK: tl.constexpr, SHIFT: tl.constexpr):
-    """Return the place of the `wanted`-th candidate with this key, in the order of the vocabulary.
+    """Return the place of the `wanted`-th candidate with this key, in vocabulary order.
 
-    `gathered` of them are stored with their places; if that is 0, the candidates are a whole row.
+    gathered: candidates stored with their places; 0 if the candidates are a whole row.
     """
     low, high = tl.full((), -1, tl.int32), vocabulary - 1 + tl.zeros((), tl.int32)
     while low + 1 < high:
@@ -166,11 +166,11 @@ def cut_kernel(
     logits, stride, tokens, row_ends, slots, temperature, top_k, top_p, min_p,
     maxes, sums, found, values, places,
     cuts, lasts,  # *[N] int32, written
-    kept,  # *[N] float32, written: sum of exp(scaled logit - top) of what is kept
+    kept,  # *[N] float32, written: sum of exp(scaled logit - top) over the kept tokens
     vocabulary, tiles, width, room,
     PACKED: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Cut one row per program. Candidates for which there was no room are read from the logits."""
+    """Cut one row per program. If a row's candidates did not fit, read all its logits again."""
     request = (tl.program_id(0) // width).to(tl.int64)
     place = tl.program_id(0) % width
     start, end = span(row_ends, request)
@@ -201,12 +201,12 @@ def cut_kernel(
         size = vocabulary
     keys, weights = _look_at(base, size, 0, bound, inverse, top, CHUNK, SHIFT)
     count, mass = _tally(keys, weights, base, size, bound, _ALL + 1, inverse, top, CHUNK, SHIFT)
-    # low: the smallest key kept so far; ties: how many tokens of that key are kept.
+    # low: the smallest key kept so far; ties: how many tokens with that key are kept
     low = _ALL + tl.zeros((), tl.int64)
     ties = tl.zeros((), tl.int32)
-    above = tl.zeros((), tl.int64)  # mass of the larger keys
-    each = tl.zeros((), tl.int64)  # mass of one token of key `low`
-    equal = tl.zeros((), tl.int32)  # tokens of key `low`
+    above = tl.zeros((), tl.int64)  # mass of larger keys
+    each = tl.zeros((), tl.int64)  # mass of one token with key `low`
+    equal = tl.zeros((), tl.int32)  # tokens with key `low`
     total = mass
     if (k < vocabulary) | (least > 0):
         wanted = tl.minimum(k, count)

@@ -1,10 +1,10 @@
 """Functions that the Triton kernels of `verify` share, and the kernel of the first pass; see README.md.
 
-Argument names: `logits` *[N, V] and `stride` of its rows; `tokens`, `row_ends`, `slots`, `temperature`, ...
-as in inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: for each tile of a row the largest scaled logit, its
-first place, and the sum of exp(scaled logit - that) without the row's draft, which is added where it is
-needed: so the mass beside a draft is never a difference of two nearly equal numbers. TILES: `tiles`,
-rounded up to a power of 2.
+Arguments: `logits` *[N, V] and `stride` of its rows; `tokens`, `row_ends`, `slots`, `temperature`, ... as in
+inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: for each tile of a row, the largest scaled logit, its first
+place, and the sum of exp(scaled logit - largest) over all tokens except the row's draft. The draft's weight
+is added where needed, so the mass of the other tokens is never a difference of two nearly equal numbers.
+TILES: `tiles` rounded up to a power of 2.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -18,8 +18,8 @@ import triton.language as tl
 from baton.kernels.verify.randomness import DOMAIN
 
 _DOMAIN = tl.constexpr(DOMAIN)
-# The least divisor of a mass that may be 0. Triton makes a literal below float32's smallest normal number a
-# float64, and possibly everything computed from it.
+# A lower bound on divisors that may be 0. It is a normal float32: Triton turns smaller literals, and possibly
+# all that is computed from them, into float64.
 LEAST = tl.constexpr(2.0**-126)
 
 
@@ -34,13 +34,13 @@ def span(row_ends, request):
 def slot_of(slots, request):
     slot = request
     if slots is not None:
-        slot = tl.maximum(tl.load(slots + request).to(tl.int64), 0)  # below 0: padding, not to be used
+        slot = tl.maximum(tl.load(slots + request).to(tl.int64), 0)  # negative slots are unused padding
     return slot
 
 
 @triton.jit
 def draft_at(tokens, start, end, request, place, vocabulary, PACKED: tl.constexpr):
-    """Return the draft at that place of a request; -1: none, or a placeholder."""
+    """Return a request's draft at this place, or -1 if there is none or it is a placeholder."""
     index = start + place + 1
     if PACKED:
         index -= request + 1
@@ -66,7 +66,7 @@ def _uniform(word):
 
 @triton.jit
 def uniforms(seeds, positions, slot, row, place):
-    """Draw three numbers in (0, 1) for a row: see randomness.py."""
+    """Draw three numbers in (0, 1) for a row; see randomness.py."""
     seed = tl.load(seeds + slot).to(tl.int64)
     number = place.to(tl.int64)
     position = number
@@ -81,14 +81,14 @@ def uniforms(seeds, positions, slot, row, place):
 
 @triton.jit
 def key_of(logits, SHIFT: tl.constexpr):
-    """Return integers in the order of the logits; SHIFT: low bits that are 0 in logits of this dtype."""
+    """Return integers that sort like the logits. SHIFT: low bits that are 0 in logits of this dtype."""
     bits = tl.where(logits == 0, 0.0, logits).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
 def merge(maxes, sums, row, tiles, TILES: tl.constexpr):
-    """Return a row's largest scaled logit, and [TILES] sums of exp(scaled logit - that) without drafts."""
+    """Return a row's largest scaled logit, and [TILES] sums of exp(scaled logit - largest), without draft."""
     which = tl.arange(0, TILES)
     some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
     masses = tl.load(sums + row * tiles + which, mask=which < tiles, other=0.0)
@@ -113,7 +113,7 @@ def weigh_draft(
     TILES: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
-    """Return a row's top, the weights of the draft and of all other tokens; filtered if `cuts` is given."""
+    """Return a row's top and the weights of its draft and of all other tokens; filtered with `cuts`."""
     top, masses = merge(maxes, sums, row, tiles, TILES)
     logit = clean(tl.load(logits + row * stride + draft, mask=draft >= 0, other=float("-inf")))
     mine = tl.exp(logit * inverse - top)
@@ -132,7 +132,7 @@ def is_kept(logits, places, cut, last, SHIFT: tl.constexpr):
 
 @triton.jit
 def best_of(maxes, bests, row, tiles, TILES: tl.constexpr):
-    """Return the first of a row's largest logits."""
+    """Return the place of a row's largest logit, the first if several are equal."""
     which = tl.arange(0, TILES)
     some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
     return tl.load(bests + row * tiles + tl.argmax(some, axis=0))
@@ -142,12 +142,12 @@ def best_of(maxes, bests, row, tiles, TILES: tl.constexpr):
 def stats_kernel(
     logits, stride, tokens, row_ends, slots, temperature,
     maxes, bests, sums,
-    found,  # *[N] int32, set to 0; or nothing
-    proposal, proposal_slot, proposal_step,  # *[slots, steps, V] with its strides: drafts.logits; or nothing
-    proposal_maxes, proposal_sums,  # like maxes and sums, but with all tokens
+    found,  # *[N] int32, set to 0; or None
+    proposal, proposal_slot, proposal_step,  # drafts.logits *[slots, steps, V] and its strides; or None
+    proposal_maxes, proposal_sums,  # like maxes and sums, but over all tokens
     vocabulary, tiles,
-    each,  # tiles for each program
-    width,  # rows that a request may have
+    each,  # tiles per program
+    width,  # most rows per request
     PACKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     request = (tl.program_id(0) // width).to(tl.int64)

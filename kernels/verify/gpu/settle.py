@@ -1,10 +1,10 @@
-"""Acceptance of drafts and sampling of the token after them, in Triton; arguments as in rows.py and cut.py.
+"""Accept drafts and sample the token after them, in Triton; arguments are as in rows.py and cut.py.
 
 `probs` *[D, V] and its stride, or `proposal` *[slots, steps, V] and its strides: the distributions from
-which drafts were drawn; neither: one-hot. `scales` *[N] float32: of block verification, the factor of a
-row's target in its residual. `chosen` *[R] int32: the place of a request's last token. `residuals` *[R or
-N, tiles] float32: masses of the distribution of that token, for the chosen row, or for every row if a
-block's test needs them.
+which drafts were drawn; one-hot if both are None. `scales` *[N] float32, for block verification: the factor
+of a row's target in its residual. `chosen` *[R] int32: the place of a request's last token. `residuals` *[R
+or N, tiles] float32: the tiles' masses in the distribution of that token, for the chosen row, or for every
+row if block verification needs them.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -57,7 +57,7 @@ def _accept(
 ):  # fmt: skip
     """Return how many drafts are accepted.
 
-    With `scales`, compute only these: acceptance needs the residuals.
+    With `scales`, fill only those: acceptance then needs the residuals, which `_conclude` reads.
     """
     accepted = tl.zeros((), tl.int32)
     place = tl.zeros((), tl.int32)
@@ -73,7 +73,7 @@ def _accept(
             probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
             start, request, slot, place, draft, inverse, tiles, TILES,
         )  # fmt: skip
-        wanted = mine / tl.maximum(mine + others, LEAST)  # a row may have no weight at all
+        wanted = mine / tl.maximum(mine + others, LEAST)  # a row's total weight may be 0
         chance, _, _ = uniforms(seeds, positions, slot, start + place, place)
         following = draft_at(tokens, start, end, request, place + 1, vocabulary, PACKED)
         if BLOCK:
@@ -103,7 +103,7 @@ def _accept(
 
 @triton.jit
 def _block_chance(ratio, residual, following):
-    """Return the probability that a block's test succeeds at this place; the last draft's has no residual."""
+    """Return the probability that block verification accepts here; for the last draft it is the ratio."""
     below = residual + 1 - ratio
     chance = tl.where(below > 0, residual / tl.where(below > 0, below, 1.0), 1.0)
     return tl.where(following >= 0, chance, ratio)
@@ -114,7 +114,7 @@ def _conclude(
     tokens, seeds, positions, scales, residuals, start, end, request, slot, vocabulary, tiles,
     PACKED: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Return how many drafts of a block are accepted, from its scales and residuals."""
+    """Return how many drafts block verification accepts, given its scales and residuals."""
     accepted = tl.zeros((), tl.int32)
     place = tl.zeros((), tl.int32)
     which = tl.arange(0, TILES)
@@ -139,9 +139,9 @@ def _weights(
     start, request, slot, place, draft, inverse, tile, top, total, scale, vocabulary, tiles,
     TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Return [TILE]: the weights by which a row's last token is drawn, for one tile.
+    """Return [TILE]: one tile of the weights by which the last token is drawn.
 
-    draft -1: the row as is.
+    draft: the rejected draft of this row, or -1.
     """
     row = start + place
     here = tile * TILE + tl.arange(0, TILE)
@@ -172,7 +172,7 @@ def _weights(
 
 @triton.jit
 def _first_beyond(weights, share, SIZE: tl.constexpr):
-    """Return the first place whose cumulative weight exceeds that share of the total; -1: all are 0."""
+    """Return the first place whose cumulative weight exceeds this share of the total; -1 if all are 0."""
     order = tl.arange(0, SIZE)
     mass = tl.cumsum(weights, 0)
     goal = share * tl.max(mass, axis=0)
@@ -189,7 +189,7 @@ def accept_kernel(
     vocabulary, tiles,
     BLOCK: tl.constexpr, PACKED: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Compute `chosen`, or with `scales` only these; one program for each request."""
+    """Compute `chosen`, or `scales` instead if given; one program per request."""
     request = tl.program_id(0).to(tl.int64)
     start, end = span(row_ends, request)
     slot = slot_of(slots, request)
@@ -211,10 +211,10 @@ def residual_kernel(
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     scales, chosen, residuals,
     vocabulary, tiles, each,
-    width,  # rows that a request may have, if each has programs; otherwise 1
+    width,  # most rows per request if every row has programs, else 1
     PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the tiles' masses: for each request's chosen row, or with `scales` for every row."""
+    """Compute the tiles' masses, for each request's chosen row or, with `scales`, for every row."""
     request = (tl.program_id(0) // width).to(tl.int64)
     start, end = span(row_ends, request)
     slot = slot_of(slots, request)
@@ -252,14 +252,14 @@ def settle_kernel(
     maxes, bests, sums, cuts, lasts, kept,
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     scales, chosen,
-    residuals,  # or nothing: drafts are one-hot and nothing is filtered, so that the sums suffice
+    residuals,  # None for one-hot drafts without filters, where the sums suffice
     written,  # *[R, width] int32
     counts,  # *[R] int32
     vocabulary, tiles, width,
     BLOCK: tl.constexpr, PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Store a request's tokens, the last one drawn by tile and then within it; one program each."""
+    """Write a request's tokens, drawing the last one by tile and then within it; one program per request."""
     request = tl.program_id(0).to(tl.int64)
     start, end = span(row_ends, request)
     slot = slot_of(slots, request)
@@ -311,7 +311,7 @@ def settle_kernel(
         )  # fmt: skip
         within = _first_beyond(weights, for_token, TILE)
         token = tile * TILE + within
-        if (tile < 0) | (within < 0):  # a rounding error rejected a draft: only the target is left
+        if (tile < 0) | (within < 0):  # a rounding error rejected a certain draft: take the most likely token
             token = best_of(maxes, bests, row, tiles, TILES)
     order = tl.arange(0, WIDTH)
     first = start + 1

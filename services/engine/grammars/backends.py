@@ -1,12 +1,8 @@
-"""Make vLLM's grammar backends, one for each name, each compiling in one thread.
+"""Make vLLM's grammar backends, each of which compiles in one thread.
 
-vLLM's manager has one backend for all requests, which the first request chooses; there, later grammars change
+vLLM's manager has one backend for all requests, which the first request chooses, so later grammars change
 their meaning or are refused. And xgrammar's eight threads hinder each other: on two cores 10,000 choices took
-13.4 s with eight threads, 0.5 s with one.
-
-Leans on: vllm.v1.structured_output.backend_xgrammar.XgrammarBackend (which calls xgrammar.GrammarCompiler
-with max_threads), backend_guidance.GuidanceBackend, backend_outlines.OutlinesBackend (cache), all made from
-(vllm_config, tokenizer, vocab_size).
+13.4 s with eight threads and 0.5 s with one.
 """
 
 from __future__ import annotations
@@ -20,17 +16,16 @@ from typing import Any
 
 from cachetools import LRUCache
 
-# Time limit for vLLM's regex threads, which go on after it anyway. 0: none.
+# Time limit of vLLM's regex threads, which go on after it anyway. 0: no limit.
 REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 
-# lm-format-enforcer is left out: it runs unbounded Python in each step.
+# lm-format-enforcer is missing because it runs unbounded Python in each step.
 _KINDS = {
     "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
     "guidance": ("backend_guidance", "GuidanceBackend"),
     "outlines": ("backend_outlines", "OutlinesBackend"),
 }
-# vLLM keeps 128 compiled regexes, whatever their size, or all of them on disk.
-_OUTLINES_KEPT = 4
+_OUTLINES_KEPT = 4  # vLLM keeps 128 compiled regexes, whatever their size, or all of them on disk
 _making = threading.Lock()
 
 
@@ -49,7 +44,7 @@ def make_backend(name: str, config: Any, tokenizer: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Make compilers that are created inside the block use one thread."""
+    """Make compilers that are created inside the `with` block use one thread."""
     module: Any = importlib.import_module("xgrammar")
     with _making:
         original = module.GrammarCompiler
@@ -65,13 +60,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def compiled_bytes(grammar: Any) -> int:
-    """Return the size of a compiled xgrammar grammar; 0 for others, whose memory the trial bounds."""
+    """Return the size of a compiled xgrammar grammar, or 0 for others, whose memory the trial bounds."""
     compiled = getattr(grammar, "ctx", None)
     return int(compiled.memory_size_bytes) if compiled is not None else 0
 
 
 def parse_schema(params: Any) -> Any:
-    """Return the uncompiled xgrammar.Grammar of a request's schema; None for a request without a schema."""
+    """Return the uncompiled xgrammar.Grammar of a request's schema, or None without a schema."""
     import xgrammar
 
     asked = params.structured_outputs
@@ -82,7 +77,7 @@ def parse_schema(params: Any) -> Any:
 
 
 def native_checks() -> Iterator[tuple[Any, str]]:
-    """Yield vLLM's checks of grammars that compile or parse in C++ or Rust, each as a module and a name."""
+    """Yield vLLM's grammar checks that compile or parse in C++ or Rust, as modules and names."""
     from vllm import sampling_params
     from vllm.v1.structured_output import (
         backend_guidance,

@@ -1,10 +1,11 @@
 """Compile, in the worker's process, the grammars that passed their trial.
 
-Compilers release the GIL while they work. Their threads have a lower priority than the engine's.
+vLLM compiles all grammars with the first request's backend, in one queue. Here each grammar is compiled by
+its own backend before vLLM's scheduler sees the request. Compilers release the GIL while they work, and their
+threads have a lower priority than the engine's.
 
-Leans on: vllm.v1.structured_output.StructuredOutputManager (backend, tokenizer, vllm_config, _create_grammar,
-which reads `backend` of the object it is called on), Request.structured_output_request (grammar, which may be
-set complete), StructuredOutputBackend.allocate_token_bitmask.
+`_create_grammar` compiles with the `backend` of the manager it is called on, so each backend has a copy of
+vLLM's manager.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from baton.services.engine.grammars.metered import Metered
 
 _NICE = 5
 _SLOW_NICE = 10
-# CPU seconds of the compilation in its trial. Shorter compilations never wait behind longer ones.
+# CPU seconds of a grammar's compilation in its trial. Quicker ones never wait for slower ones.
 SLOW_S = 0.2
 
 
@@ -28,7 +29,7 @@ class EngineGrammars:
     """The grammars of one engine."""
 
     def __init__(self, manager: Any) -> None:
-        os.environ[REGEX_TIMEOUT] = "0"  # the trial has bounded it already
+        os.environ[REGEX_TIMEOUT] = "0"  # the trial has already bounded the time
         self._manager = manager
         self._managers: dict[str, Any] = {}  # keyed by backend name
         self._lock = threading.Lock()
@@ -41,9 +42,9 @@ class EngineGrammars:
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:
-        """Return the future of a request's compilation, which took `seconds` in its trial.
+        """Start to compile a request's grammar, which took `seconds` in its trial. Return a future.
 
-        When it is done the request has its grammar; its exception is what the compiler raised.
+        When it is done the request has its grammar. Its exception is the compiler's.
         """
         lane = self._slow if seconds > SLOW_S else self._quick
         return lane.submit(self._compile, request)
@@ -55,10 +56,13 @@ class EngineGrammars:
     def _compile(self, request: Any) -> None:
         asked = request.structured_output_request
         manager = self._manager_of(asked.params._backend)
-        asked.grammar = Metered(manager._create_grammar(request), fed=len(request.output_token_ids))
+        grammar = manager._create_grammar(request)
+        if request.output_token_ids:
+            _feed(manager, grammar, request)
+        asked.grammar = Metered(grammar, fed=len(request.output_token_ids))
 
     def _manager_of(self, name: str) -> Any:
-        """Return a view of vLLM's manager with this backend. Raises ValueError if it cannot be used."""
+        """Return a copy of vLLM's manager with this backend. Raises ValueError if it cannot be used."""
         with self._lock:
             if name not in self._managers:
                 backend = make_backend(name, self.config, self._manager.tokenizer)
@@ -70,10 +74,26 @@ class EngineGrammars:
                     )
                 self._width = width
                 if self._manager.backend is None:
-                    self._manager.backend = backend  # allocates the masks of a step
+                    self._manager.backend = backend  # it allocates each step's masks
                 view = self._managers[name] = copy.copy(self._manager)
                 view.backend = backend
             return self._managers[name]
+
+
+def _feed(manager: Any, grammar: Any, request: Any) -> None:
+    """Advance a new grammar past the output that a continued request brings.
+
+    This is what the manager's accept_tokens does, which needs the request to have its grammar already.
+    """
+    tokens = list(request.output_token_ids)
+    start, _ = manager._get_constraint_bounds(request, tokens, spec_tokens_committed=True)
+    if start > len(tokens):
+        return  # still reasoning
+    request.structured_output_request.reasoning_ended = True
+    if not grammar.accept_tokens(request.request_id, tokens[start:]):
+        raise ValueError(
+            f"the grammar of request {request.request_id} does not allow its output: {tokens[start:]}"
+        )
 
 
 def _be_nice(nice: int) -> None:

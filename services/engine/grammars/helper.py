@@ -1,7 +1,8 @@
-"""Run the process beside a worker that tries its grammars: it forks and ends a process for each trial.
+"""Run the helper, a process next to a worker that forks a process for each trial of a grammar.
 
-The worker forks it before it starts any thread, so the worker's imports are here too. If it dies, the worker
-starts another one from scratch. It has one thread, because it forks at any time. It ends with the worker.
+The worker forks the helper before it starts any thread, so the helper has the worker's imports. If it dies,
+the worker starts another one from scratch. It has one thread, because it forks at any time. It ends with the
+worker.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from baton.services.engine.grammars.messages import (
 
 _PR_SET_PDEATHSIG = 1
 NO_PROCESS = "the machine has no room for another process"
-_STACK_BYTES = 4 << 20  # less than the engine's threads have, so that deep recursion ends here
+_STACK_BYTES = 4 << 20  # less than the engine's threads have, so that deep recursion fails here first
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Helper:
-    """The helper process as its worker sees it. It ends with the connection."""
+    """The helper process, seen from its worker. It ends with the connection."""
 
     pid: int
     connection: socket.socket
@@ -56,10 +57,7 @@ class Helper:
 
 
 def fork_helper() -> Helper:
-    """Fork the helper. This process must have one thread.
-
-    The helper lives as long as the thread that calls this.
-    """
+    """Fork the helper. This process must have one thread, and the helper ends when that thread does."""
     ours, theirs = socket.socketpair()
     worker = os.getpid()
     if pid := os.fork():
@@ -87,7 +85,7 @@ def spawn_helper() -> Helper:
 def _help(connection: socket.socket, worker: int) -> NoReturn:
     _die_with(worker)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a drain needs the helper to the end
+        signal.signal(number, signal.SIG_IGN)  # a worker that drains still needs the helper
     setproctitle.setproctitle(f"baton: grammars of process {worker}")
     _Server(connection).serve()
 
@@ -152,7 +150,7 @@ class _Server:
         self._bench = Bench(loads(message.context))
         self._bench.prepare()
         gc.collect()
-        gc.freeze()  # or a collection in a trial would copy all of this process's pages
+        gc.freeze()  # otherwise garbage collection in a trial would copy all pages of this process
 
     def _run(self, message: Run) -> None:
         reads, writes = os.pipe()

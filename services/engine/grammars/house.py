@@ -1,8 +1,8 @@
-"""Admit a worker's grammars: each is first tried beside the worker, and clients take turns.
+"""Admit a worker's grammars after a trial in the helper process.
 
 There are two lanes. A grammar gets 0.5 s of CPU in the quick lane; if it needs more, it starts over in the
-slow lane, with 5 s. Clients take turns in both, one trial each at a time, so one client's grammars delay
-another's small schema by at most two quick trials. Verdicts are remembered for a while. For one event loop.
+slow lane, with 5 s. Clients take turns in both lanes, with one trial at a time each, so one client's grammars
+delay another's small schema by at most two quick trials. Verdicts are remembered for a while.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
 QUICK = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
-# Limits for a client with a grammar in the slow lane: its next one may be as costly.
+# Quick trials of a client that also has a grammar in the slow lane: they may be as costly.
 DOUBTFUL = replace(QUICK, nice=10)
 SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
-_SLOTS = 2  # per lane: one client leaves a slot to the others
-_FAMILIAR_S = 600.0
-_REFUSED_S = 300.0
-_MOST_FAMILIAR = 512  # verdicts of at most 128 KiB each
-_MOST_OF_PARTY = 64  # waiting trials of one client
-_MOST = 1024
+_SLOTS = 2  # per lane, so that one client leaves a slot to the others
+_FAMILIAR_S = 600.0  # how long a good verdict is remembered
+_REFUSED_S = 300.0  # how long a bad one is
+_MOST_FAMILIAR = 512  # verdicts, of at most 128 KiB each
+_MOST_OF_PARTY = 64  # trials of one client
+_MOST = 1024  # trials of all clients
 _RESTART_S = 5.0
 
 logger = logging.getLogger(__name__)
 
-Party = Hashable
+Party = Hashable  # identifies a client
 
 
 @dataclass
@@ -68,14 +68,13 @@ class _Trial:
 
 @dataclass
 class _Lane:
-    """The waiting and running trials of one kind; waiting ones are sorted by client."""
+    """The waiting trials, by client, and the running ones, at most one per client."""
 
     slots: int
     waiting: OrderedDict[Party, deque[_Trial]] = field(default_factory=OrderedDict)
     running: dict[Party, _Trial] = field(default_factory=dict)
 
     def put(self, trial: _Trial) -> None:
-        """Queue a trial for its client's turn."""
         self.waiting.setdefault(trial.party, deque()).append(trial)
 
     def drop(self, trial: _Trial) -> None:
@@ -89,11 +88,10 @@ class _Lane:
                 del self.waiting[trial.party]
 
     def has(self, party: Party) -> bool:
-        """Return whether a trial of this client waits or runs here."""
         return party in self.running or party in self.waiting
 
     def next(self) -> _Trial | None:
-        """Take the next trial that may run: of the client whose last turn was longest ago."""
+        """Take the next trial that may run, of the client whose last turn was longest ago."""
         if len(self.running) >= self.slots:
             return None
         for party, queue in self.waiting.items():
@@ -109,10 +107,10 @@ class _Lane:
 
 
 class GrammarHouse:
-    """Tries grammars in another process. `open` first, `close` last."""
+    """Tries grammars in the helper process. For one event loop; call `open` first and `close` last."""
 
     def __init__(self, helper: Helper | None = None, slow: Limits = SLOW) -> None:
-        """Use this helper; without one, start it when it is needed."""
+        """Use this helper, or start one when it is needed."""
         self._slow = slow
         self._helper = helper
         self._context = b""
@@ -128,13 +126,13 @@ class GrammarHouse:
         self._closed = False
 
     async def open(self, context: Any) -> None:
-        """Prepare the helper for a model. `context`: a trial.Context."""
-        # The configuration's class may be in the model's own code, which the helper has not imported.
+        """Prepare the helper for a model. context: a trial.Context."""
+        # Its class may be in the model's own code, which the helper has not imported.
         self._context = await asyncio.to_thread(cloudpickle.dumps, context)
         await self._connect()
 
     def close(self) -> None:
-        """End the helper, and every trial."""
+        """End the helper and all trials."""
         self._closed = True
         if self._reader is not None:
             self._reader.cancel()
@@ -149,8 +147,8 @@ class GrammarHouse:
     async def check(self, params: Any, party: Party) -> Verdict:
         """Return the verdict on the grammar of these SamplingParams.
 
-        Raises RequestRefused: INVALID if the grammar is at fault, FULL if too many wait. Cancelling the
-        caller ends its trial, unless another caller waits for the same grammar.
+        Raises RequestRefused: INVALID if the grammar is at fault, FULL if too many are waiting. Cancelling
+        the caller ends its trial, unless another caller waits for the same grammar.
         """
         pickled = pickle.dumps(params)
         key = _key(params)
@@ -173,7 +171,7 @@ class GrammarHouse:
             raise _full(f"{len(self._trials)} grammars wait to be compiled here, {waiting} of this client")
         await self._connect()
         if (same := self._by_key.get((party, key))) is not None:
-            return same  # started meanwhile
+            return same  # another task has started it
         self._number += 1
         trial = _Trial(self._number, party, key, params, asyncio.get_running_loop().create_future())
         self._trials[trial.number] = self._by_key[party, key] = trial
@@ -182,7 +180,6 @@ class GrammarHouse:
         return trial
 
     def _go_on(self) -> None:
-        """Start the trials that may run now."""
         for limits, lane in self._lanes.items():
             while (trial := lane.next()) is not None:
                 trial.runs = True
@@ -190,7 +187,7 @@ class GrammarHouse:
                 self._send(Run(trial.number, trial.params, DOUBTFUL if doubtful else limits))
 
     def _end(self, trial: _Trial) -> None:
-        """Drop a trial whose client is gone; it keeps its slot until its process has ended."""
+        """Drop a trial whose callers are gone. It keeps its slot until its process has ended."""
         self._by_key.pop((trial.party, trial.key), None)
         if trial.runs:
             self._send(End(trial.number))
@@ -223,8 +220,6 @@ class GrammarHouse:
                     trial.future.set_result(verdict)
         self._go_on()
 
-    # -- known verdicts
-
     def _remembered(self, key: bytes) -> Verdict | None:
         until, verdict = self._known.get(key, (0.0, None))
         return verdict if until > time.monotonic() else None
@@ -237,8 +232,6 @@ class GrammarHouse:
         self._known.move_to_end(key)
         if len(self._known) > _MOST_FAMILIAR:
             self._known.popitem(last=False)
-
-    # -- the helper
 
     async def _connect(self) -> None:
         async with self._connecting:
@@ -261,7 +254,7 @@ class GrammarHouse:
             self._send(Open(self._context))
 
     def _send(self, message: Any) -> None:
-        # Bounded: only trials with a slot are sent.
+        # The writer's buffer is bounded, because only trials with a slot are sent.
         if self._writer is not None:
             self._writer.write(encode(message))
 
@@ -273,7 +266,7 @@ class GrammarHouse:
         except (asyncio.IncompleteReadError, ConnectionError):
             logger.warning("the process that tries grammars has ended; the next grammar starts another one")
         except Exception:
-            logger.exception("the process that tries grammars sent something unreadable; it is dropped")
+            logger.exception("the process that tries grammars sent an unreadable message; it is ended")
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -291,7 +284,7 @@ class GrammarHouse:
 def _fail(trial: _Trial, why: str) -> None:
     if not trial.future.done():
         trial.future.set_exception(_full(why))
-        trial.future.exception()  # retrieved, as nobody may be waiting for it
+        trial.future.exception()  # marks it as retrieved, in case no caller waits
 
 
 def _why(done: Done, limits: Limits) -> str:
@@ -304,7 +297,7 @@ def _why(done: Done, limits: Limits) -> str:
         return f"this grammar is too costly: its compilation took longer than {limits.wall_s:g} s"
     if done.ended_by in ("SIGKILL", "SIGABRT", "SIGBUS"):
         return too_large(limits)
-    return f"this grammar cannot be compiled: its compiler ended with {done.ended_by or 'nothing to say'}"
+    return f"this grammar cannot be compiled: its compiler ended with {done.ended_by or 'no message'}"
 
 
 def _full(why: str) -> RequestRefused:
@@ -312,7 +305,7 @@ def _full(why: str) -> RequestRefused:
 
 
 def _key(params: Any) -> bytes:
-    """Return a digest of everything that a verdict depends on."""
+    """Return a digest of all fields that a verdict depends on."""
     asked = params.structured_outputs
     parts: list[Any] = [
         *(asked.json, asked.regex, asked.choice, asked.grammar, asked.json_object, asked.structural_tag),

@@ -1,6 +1,6 @@
-"""Exchange messages between a worker and the process that tries its grammars: pickles, each after its length.
+"""Exchange messages between a worker and its helper process, as pickles with their lengths.
 
-Both ends are our own processes, and nobody else holds the socket.
+Both ends are our own processes, and no other process has the socket.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 LENGTH = struct.Struct(">I")
-MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources that one trial may use before it is ended."""
+    """The resources that a trial may use before its process is killed."""
 
     cpu_s: float
     wall_s: float
-    memory_bytes: int  # added to the helper's own
+    memory_bytes: int  # more than the helper has
     nice: int
 
 
 @dataclass(frozen=True)
 class Open:
-    """Prepare for this model. `context`: a pickled trial.Context."""
+    """Prepare for a model. `context`: a pickled trial.Context."""
 
     context: bytes
 
@@ -43,23 +42,23 @@ class Run:
 
 @dataclass(frozen=True)
 class End:
-    """End a trial whose outcome nobody waits for."""
+    """End a trial that has no callers left."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a trial. With a `problem` the request is refused."""
+    """The result of a trial. With a `problem` the request is refused."""
 
     problem: str = ""
-    structured_outputs: Any = None  # StructuredOutputsParams, as completed by vLLM's checks
+    structured_outputs: Any = None  # StructuredOutputsParams, completed by vLLM's checks
     seconds: float = 0.0  # CPU time of the compilation
 
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a trial: its verdict, or the signal that ended it; "CPU" and "time" are our own limits."""
+    """A trial ended, with its verdict or by a signal; `ended_by` "CPU" or "time" means our own limits."""
 
     number: int
     verdict: Verdict | None
@@ -67,7 +66,7 @@ class Done:
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message, with its length first."""
+    """Encode a message, preceded by its length."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 
@@ -79,8 +78,7 @@ def receive(connection: socket.socket) -> Any:
 
 
 def loads(data: bytes | bytearray) -> Any:
-    """Unpickle data from one of our own processes."""
-    return pickle.loads(data)  # noqa: S301 (our own processes, over a socket that nobody else holds)
+    return pickle.loads(data)  # noqa: S301 (from our own process)
 
 
 def _read(connection: socket.socket, length: int) -> bytes:

@@ -1,10 +1,8 @@
-"""Give a request's grammar in the engine a budget, because its steps hold up the whole batch.
+"""Give a request's grammar a time budget in the engine, because its steps hold up the whole batch.
 
-The walk in the trial (`walk`) sees few of a grammar's states. A grammar that becomes costly later ends its
-request here: the engine gives a request up when its grammar accepts no token, and `problem` says why.
-
-Leans on: vllm.v1.structured_output.backend_types.StructuredOutputGrammar (its methods), and that the
-scheduler ends a request with FINISHED_ERROR when accept_tokens returns False.
+The walk in the trial (`walk`) visits few of a grammar's states. A grammar that becomes costly later ends its
+request here: accept_tokens returns False, upon which vLLM's scheduler ends the request with FINISHED_ERROR,
+and `problem` says why.
 """
 
 from __future__ import annotations
@@ -14,31 +12,31 @@ from typing import Any
 
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-# CPU seconds that a grammar may take in steps: a base, and more for each token or draft that it masks.
+# CPU seconds that a grammar may take in steps: a base amount, and more for each token or draft that it masks.
 BURST_S = 0.5
 TOKEN_S = 0.01
 
 
 class Metered(StructuredOutputGrammar):
-    """A grammar that counts its CPU time, for 0.5 us per call."""
+    """A grammar that counts its CPU time, which costs 0.5 us per call."""
 
     def __init__(self, grammar: StructuredOutputGrammar, fed: int = 0) -> None:
-        """Start to count. fed: the tokens that the grammar has already accepted."""
+        """Start to count. fed: how many tokens of the answer the grammar has already accepted."""
         self._grammar = grammar
         self._fed = fed
         self._spent = 0.0
-        self._tokens = 0  # tokens of the answer since then
+        self._tokens = 0  # tokens accepted since then
         self._masks = 0  # one per token and per draft
-        self._costly = ""  # the final reason to give the request up
-        self._rejected = ""  # the last token that was not allowed, possibly only a draft
+        self._costly = ""  # why the request is given up for its cost
+        self._rejected = ""  # why a token was rejected, which may have been a draft
 
     @property
     def problem(self) -> str:
-        """Return why the request was given up, if it was."""
+        """The reason why the request was given up, if it was."""
         return self._costly or self._rejected
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Accept tokens. Return False if one is not allowed, or the grammar has cost too much."""
+        """Accept tokens. Return False if one is not allowed or the grammar has cost too much."""
         if self._is_over():
             return False
         began = time.thread_time()
@@ -54,7 +52,7 @@ class Metered(StructuredOutputGrammar):
         return accepted
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """Return the leading tokens that are allowed; none if the grammar has cost too much."""
+        """Return the leading tokens that are allowed, or none if the grammar has cost too much."""
         if self._is_over():
             return []
         began = time.thread_time()
@@ -69,7 +67,7 @@ class Metered(StructuredOutputGrammar):
         self._tokens -= num_tokens
 
     def fill_bitmask(self, bitmask: Any, batch_index: int) -> None:
-        """Write the mask of allowed tokens; all of them if the grammar has cost too much."""
+        """Write the mask of allowed tokens, or allow all if the grammar has cost too much."""
         if self._is_over():
             bitmask[batch_index].fill_(-1)
             return
@@ -95,6 +93,6 @@ class Metered(StructuredOutputGrammar):
 
 
 def problem_of(request: Any) -> str:
-    """Return why a request's grammar gave it up; empty if it did not, or if there is no grammar."""
+    """Return why a request's grammar ended it, or "" if it did not."""
     asked = request.structured_output_request
     return str(getattr(asked.grammar, "problem", "")) if asked is not None else ""

@@ -1,9 +1,7 @@
-"""Tell whether a grammar has an answer that ends: a rule that always refers to itself has none.
+"""Tell whether a grammar has a finite answer. A rule that always refers to itself has none.
 
-It works on the serialized parsed grammar, not on the source, so schemas, regexes and grammars are all alike.
-
-Leans on: xgrammar.Grammar.serialize_json of version v16 (rules, grammar_expr_data, grammar_expr_indptr,
-root_rule_id; an expression is its type, the number of its values, and these).
+This works on the parsed grammar as xgrammar serializes it, in version v16, so it covers schemas, regexes and
+grammars. An expression there is its type, the number of its values, and the values.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ _RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
 
 
 def has_an_end(serialized: str) -> bool:
-    """Return False if no answer can ever satisfy the grammar, True if one can or if that is unknown."""
+    """Return False if no finite answer satisfies the grammar, True if one does or if that is unknown."""
     grammar = json.loads(serialized)
     if grammar.get("__VERSION__") != _VERSION:
         return True
@@ -30,7 +28,7 @@ class _Grammar:
         self._starts: list[int] = grammar["grammar_expr_indptr"]
         self._bodies: list[int] = [rule[1] for rule in grammar["rules"]]
         self._root: int = grammar["root_rule_id"]
-        self._ends: set[int] = set()  # rules that can end
+        self._ends: set[int] = set()  # rules known to have a finite answer
 
     def root_ends(self) -> bool:
         users: dict[int, list[int]] = {}

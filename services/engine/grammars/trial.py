@@ -1,14 +1,7 @@
-"""Try a grammar, in a separate process that is ended if it takes too long.
+"""Try a grammar in a separate process, which is killed if it takes too long.
 
 vLLM's own checks choose the backend, which compiles the grammar; then the trial walks through it. Whatever
 goes wrong, even a segmentation fault, ends only this process.
-
-Leans on: SamplingParams._validate_structured_outputs, which imports the backends' checks when it is called
-(vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}, vllm.sampling_params.
-_get_llg_tokenizer), StructuredOutputsParams (_backend, _backend_was_auto),
-vllm.tokenizers.cached_tokenizer_from_config, StructuredOutputBackend.compile_grammar,
-vllm.transformers_utils.config.maybe_register_config_serialize_by_value,
-vllm.v1.structured_output.request.get_structured_output_key.
 """
 
 from __future__ import annotations
@@ -35,17 +28,17 @@ from baton.services.errors import describe
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a compiled grammar: its request holds them, the compiler's cache keeps them
-# (VLLM_XGRAMMAR_CACHE_MB). A schema of 20 KB took 2.5 MiB, 10,000 choices 19, a regex of 3.4 KB 87.
+# Bytes of a compiled grammar, which its request and the compiler's cache (VLLM_XGRAMMAR_CACHE_MB) hold. A
+# schema of 20 KB took 2.5 MiB, 10,000 choices 19 MiB, a regex of 3.4 KB 87 MiB.
 _MOST_COMPILED = 32 << 20
-_MOST_WORDS = 1000  # characters of an error, as some repeat the grammar
-# Bytes. The search for rules without an end takes about 0.3 s for these, and is skipped above them.
+_MOST_WORDS = 1000  # characters of an error, because some repeat the grammar
+# Bytes up to which rules without an end are searched for; the search then takes about 0.3 s.
 _MOST_SERIALIZED = 2 << 20
 
 
 @dataclass(frozen=True)
 class Context:
-    """The parts of the engine's configuration that a trial needs, pickled to reach it."""
+    """The parts of the engine's configuration that a trial needs."""
 
     model_config: Any
     structured_outputs_config: Any
@@ -61,7 +54,7 @@ class Context:
         return cls(config.model_config, config.structured_outputs_config, drafted)
 
     def config(self) -> Any:
-        """Return a stand-in for VllmConfig with the parts that vLLM's backends read."""
+        """Return an object with the parts of VllmConfig that vLLM's backends read."""
         spec = SimpleNamespace(num_speculative_tokens=self.speculative_tokens)
         return SimpleNamespace(
             model_config=self.model_config,
@@ -71,27 +64,26 @@ class Context:
 
 
 class Bench:
-    """The tokenizer and the backends, made once in the helper and inherited by each trial."""
+    """The tokenizer and the backends, made once in the helper and inherited by its trials."""
 
     def __init__(self, context: Context) -> None:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         _restore_checks()
-        os.environ[REGEX_TIMEOUT] = "0"  # it counts wall time, and clients cannot help a busy machine
+        os.environ[REGEX_TIMEOUT] = "0"  # it limits wall time, so it would depend on the machine's load
         self._context = context
         self._tokenizer = cached_tokenizer_from_config(model_config=context.model_config)
         self._backends: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """Make the backends that most requests need, because making one in a trial would slow it down."""
+        """Make the backends that most requests need, so that trials do not have to."""
         for name in ("xgrammar", "guidance"):
             try:
                 self.backend(name)
-            except Exception:  # an unsupported tokenizer; vLLM's checks say so for each request
+            except Exception:  # an unsupported tokenizer, which vLLM's checks will report for each request
                 logger.warning("grammars: no backend %s for this tokenizer", name, exc_info=True)
 
     def backend(self, name: str) -> Any:
-        """Return the backend with this name, and make it if needed."""
         if name not in self._backends:
             self._backends[name] = make_backend(name, self._context.config(), self._tokenizer)
         return self._backends[name]
@@ -140,8 +132,8 @@ class Bench:
 
     def _ends(self, params: Any) -> bool:
         if params.structured_outputs._backend != "xgrammar":
-            return True  # guidance finds this itself
-        # A client's own rules may run until max_tokens, but an unfinished answer to a schema is useless.
+            return True  # guidance checks this itself
+        # A client's own rules may go on until max_tokens, but an unfinished answer to a schema is useless.
         parsed = parse_schema(params)
         serialized = parsed.serialize_json() if parsed is not None else ""
         return not 0 < len(serialized) < _MOST_SERIALIZED or has_an_end(serialized)
@@ -159,7 +151,7 @@ def _compiled(backend: Any, params: Any) -> Any:
 
 
 def _restore_checks() -> None:
-    """Restore the checks that router processes turn off and leave to this one."""
+    """Restore the checks that router processes turn off and leave to workers."""
     for module, name in native_checks():
         function: Callable[..., Any] = getattr(module, name)
         setattr(module, name, getattr(function, "__wrapped__", function))

@@ -1,8 +1,6 @@
-"""Walk through a compiled grammar: what its steps cost, and whether a request can follow it at all.
+"""Walk through a compiled grammar to find what its steps cost, and whether a request can follow it at all.
 
-Leans on: vllm.v1.structured_output.backend_types.StructuredOutputGrammar (fill_bitmask, accept_tokens,
-is_terminated, reset), StructuredOutputBackend.allocate_token_bitmask (int32, one bit a token, lowest first),
-SamplingParams (allowed_token_ids, bad_words_token_ids, min_tokens, max_tokens, all_stop_token_ids).
+vLLM's bitmask of allowed tokens is int32, with one bit per token, lowest first.
 """
 
 from __future__ import annotations
@@ -13,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-# CPU seconds for one call in an engine's step, and for all calls of a token on average. 10,000 choices
-# took 9 and 7 ms with 150,000 tokens, a schema of 20 KB 0.3 and 0.02 ms, `(a{1,1000}){1,1000}` 126 and 45 ms.
+# CPU seconds for one call in an engine's step, and for all calls per token on average. For a vocabulary of
+# 150,000 tokens 10,000 choices took 9 and 7 ms, a schema of 20 KB 0.3 and 0.02 ms, and `(a{1,1000}){1,1000}`
+# 126 and 45 ms.
 MOST_CALL_S = 0.06
 MOST_TOKEN_S = 0.01
 STEPS = 64
-# Most states to visit to show that a request's other fields leave no answer of its grammar.
-STATES = 200
+STATES = 200  # visited at most to show that a request's other fields exclude all answers of its grammar
 
 
 class TooCostly(Exception):
-    """A step with this grammar costs the engine too much."""
+    """A step with this grammar would take the engine too long."""
 
     def __init__(self, took_ms: float, each: str, most_ms: float) -> None:
         super().__init__(
@@ -33,10 +31,10 @@ class TooCostly(Exception):
 
 
 class Walker:
-    """Walks through one grammar of one request."""
+    """Walks through the grammar of one request."""
 
     def __init__(self, grammar: Any, backend: Any, params: Any, *, thinks: bool = False) -> None:
-        """Prepare. thinks: the answer may begin with a thought, which only min_tokens counts."""
+        """Prepare. thinks: the answer may begin with a thought, whose tokens only min_tokens counts."""
         self._grammar = grammar
         self._bitmask = backend.allocate_token_bitmask(1)
         self._vocabulary = self._bitmask.shape[1] * 32
@@ -47,7 +45,7 @@ class Walker:
         self._open = self._allowed(params)
 
     def _allowed(self, params: Any) -> Any:
-        """Return the tokens that the request's other fields never forbid; None if they forbid none."""
+        """Return which tokens the request's other fields never forbid; None if they forbid no token."""
         allowed = None
         if params.allowed_token_ids:
             allowed = np.zeros(self._vocabulary, dtype=bool)
@@ -59,8 +57,8 @@ class Walker:
         return allowed
 
     def measure(self) -> None:
-        """Walk twice: by random tokens, and by the first allowed ones, which are short. Raises TooCostly."""
-        draw = random.Random(0)  # noqa: S311 (repeats the same walk)
+        """Walk by random tokens, then by the first allowed ones, which are short. Raises TooCostly."""
+        draw = random.Random(0)  # noqa: S311 (the walk must be repeatable)
         for pick in (lambda found: found[draw.randrange(len(found))], lambda found: found[0]):
             self._grammar.reset()
             self._measure(pick)
@@ -88,15 +86,15 @@ class Walker:
                 raise TooCostly(1e3 * spent / tokens, "token", 1e3 * MOST_TOKEN_S)
 
     def can_begin(self) -> bool:
-        """Return whether the grammar allows any token at its beginning."""
+        """Return whether the grammar allows any first token."""
         self._grammar.reset()
         self._next()
         return bool(self._mask().any())
 
     def can_be_followed(self) -> bool:
-        """Return False if the request's other fields certainly leave no answer of the grammar.
+        """Return False if the request's other fields certainly exclude all answers of the grammar.
 
-        Visits every state that can be reached, unless there are too many.
+        It visits every reachable state, unless there are too many.
         """
         if self._open is None and not self._min_tokens:
             return True
@@ -112,7 +110,7 @@ class Walker:
         return True
 
     def _after(self, path: tuple[int, ...]) -> list[int] | None:
-        """Return the tokens that may follow these; None if the answer may end here, or is long enough."""
+        """Return the tokens that may follow these, or None if the answer may end here or is long enough."""
         if len(path) >= self._most_tokens:
             return None
         if not self._go(path):

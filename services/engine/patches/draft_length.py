@@ -1,18 +1,11 @@
-"""Choose how many tokens vLLM's scheduler has drafted in each step, and observe how the drafts fare.
+"""Choose how many tokens each step drafts, and observe how the drafts fare.
 
-A step in which no request goes on decoding drafts nothing, whatever else was chosen: that is every step of a
-worker that only prefills, except those that end a prompt (first_drafts.py). The drafter still runs over the
-prompts, as its KV is handed over too.
+A step in which no request goes on decoding drafts nothing, whatever else was chosen. These are all steps of a
+worker that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs over
+the prompts, because its KV is handed over too.
 
-vLLM looks the number up by the number of requests in the step, in a list that it builds from
-num_speculative_tokens_per_batch_size: our objects replace the list.
-
-Leans on: vllm.v1.core.sched.scheduler.Scheduler (dynamic_sd_lookup, update_from_output, running,
-scheduler_config.async_scheduling), its
-requests (max_tokens, num_output_tokens), its SchedulerOutput (num_scheduled_tokens,
-total_num_scheduled_tokens, scheduled_spec_decode_tokens, scheduled_new_reqs, num_spec_tokens_to_schedule),
-ModelRunnerOutput (req_id_to_index, sampled_token_ids),
-vllm.v1.spec_decode.metrics.SpecDecodingStats (num_draft_tokens_per_pos, num_accepted_tokens_per_pos).
+vLLM's scheduler looks the number up by the number of requests in the step, in the list `dynamic_sd_lookup`,
+which our objects replace.
 """
 
 from __future__ import annotations
@@ -24,20 +17,19 @@ from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftSt
 from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.hybrid import model_steps
 from baton.services.engine.patches.replace import replace
-from baton.services.engine.patches.signatures import UPDATE_FROM_OUTPUT
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
-MOST_CAPTURED = 6  # draft lengths with CUDA graphs: all up to 5, some above; each takes memory and seconds
+MOST_CAPTURED = 6  # draft lengths with CUDA graphs, each of which takes memory and seconds
 
 
 class WhileDecoding:
-    """A lookup that counts only while a running request may generate more than its next token."""
+    """A lookup that applies only while a running request may generate more than its next token."""
 
     def __init__(self, scheduler: Any, lookup: Any, least: int) -> None:
-        """Replace `lookup`; `least`: tokens drafted while no request goes on decoding.
+        """Replace `lookup`. Raises StartError unless vLLM's scheduler looks the number up.
 
-        Raises StartError unless vLLM's scheduler looks the number up.
+        least: tokens drafted while no request goes on decoding
         """
         if scheduler.dynamic_sd_lookup is None:
             raise StartError("vLLM drafts a fixed number of tokens here: its scheduler does not look it up")
@@ -52,7 +44,7 @@ class WhileDecoding:
 
 
 class DraftLengthSeam:
-    """The connection, in the engine's thread, between the scheduler and the chooser of draft lengths."""
+    """Connects the scheduler with the chooser of draft lengths. For the engine's thread."""
 
     def __init__(self, scheduler: Any, chooser: DraftLength) -> None:
         """Replace the scheduler's lookup. Raises StartError unless the scheduler looks the number up."""
@@ -61,17 +53,19 @@ class DraftLengthSeam:
                 "vLLM drafts a fixed number of tokens here: num_speculative_tokens cannot be 'auto'"
             )
         self._none = (0,) * chooser.limit
-        self._stats: Any = None  # SpecDecodingStats of the last step with results
         self._chooser = chooser
-        self._output: Any = None  # SchedulerOutput of that step
-        self._handed: list[tuple[int, int]] = []  # that step's tokens drafted elsewhere, and those accepted
-        self._before: Set[str] = frozenset()  # requests of the step before it
-        self._asked = 0  # tokens that the step before it was to draft
+        # Of the last step with results:
+        self._stats: Any = None  # SpecDecodingStats
+        self._output: Any = None  # SchedulerOutput
+        self._handed: list[tuple[int, int]] = []  # tokens drafted elsewhere and accepted ones, by request
+        # Of the step before it:
+        self._before: Set[str] = frozenset()  # requests
+        self._asked = 0  # tokens to draft
         # With asynchronous scheduling the next step is already scheduled when a step's results come.
         self._ahead = bool(scheduler.scheduler_config.async_scheduling)
-        self._chosen = 0  # tokens that the scheduled step is to draft; 0 if no choice is asked for
+        self._chosen = 0  # tokens that the scheduled step is to draft; 0 if the scheduler asked for no choice
         scheduler.dynamic_sd_lookup = self
-        replace(scheduler, "update_from_output", self._noting, UPDATE_FROM_OUTPUT)
+        replace(scheduler, "update_from_output", self._update_from_output)
 
     def __getitem__(self, requests: int) -> int:
         self._chosen = self._chooser.choose(requests)
@@ -107,26 +101,25 @@ class DraftLengthSeam:
         self._before, self._asked, self._chosen = requests, asked, 0
 
     def _own(self, by_position: Sequence[int], which: int) -> Sequence[int]:
-        """Leave out drafts that came with handoffs: they were not made here, nor for as many tokens."""
+        """Leave out drafts that came with handoffs, because they were not made here."""
         if not self._handed:
             return by_position
         return [count - sum(one[which] > at for one in self._handed) for at, count in enumerate(by_position)]
 
-    def _noting(self, update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
-            self._handed = _handed(scheduler_output, model_runner_output)
-            outputs = update(scheduler_output, model_runner_output)
-            self._output, self._stats = scheduler_output, None
-            for one in outputs.values():  # keyed by client; the statistics are attached to one of them
-                if one.scheduler_stats is not None and one.scheduler_stats.spec_decoding_stats is not None:
-                    self._stats = one.scheduler_stats.spec_decoding_stats
-            return outputs
-
-        return update_from_output
+    def _update_from_output(
+        self, original: Callable[..., Any], scheduler_output: Any, model_runner_output: Any
+    ) -> Any:
+        self._handed = _handed(scheduler_output, model_runner_output)
+        outputs = original(scheduler_output, model_runner_output)
+        self._output, self._stats = scheduler_output, None
+        for one in outputs.values():  # keyed by client; vLLM attaches the statistics to one of them
+            if one.scheduler_stats is not None and one.scheduler_stats.spec_decoding_stats is not None:
+                self._stats = one.scheduler_stats.spec_decoding_stats
+        return outputs
 
 
 def _handed(scheduler_output: Any, model_runner_output: Any) -> list[tuple[int, int]]:
-    """Return the drafted and the accepted tokens of each request that came with its drafts."""
+    """Return the numbers of drafted and accepted tokens of each request that came with its drafts."""
     found = []
     for one in scheduler_output.scheduled_new_reqs:
         if drafts := scheduler_output.scheduled_spec_decode_tokens.get(one.req_id):
@@ -139,10 +132,10 @@ def _handed(scheduler_output: Any, model_runner_output: Any) -> list[tuple[int, 
 def lengths_by_batch(limit: int, max_num_seqs: int, *, adaptive: bool) -> list[tuple[int, int, int]]:
     """Return vLLM's list of how many tokens are drafted at which batch sizes: (from, to, tokens).
 
-    Model runner V2 captures full CUDA graphs only for the numbers in the list, so it has all that may be
-    chosen, `MOST_CAPTURED` at most. The scheduler does not draft by it (DraftLengthSeam). By vLLM's sizes, 64
-    requests with up to 5 tokens have 187 graphs instead of 41, and 69 % of all pairs of batch size and length
-    have one instead of 17 %; in batches of up to 4 all lengths have one.
+    Model runner V2 captures full CUDA graphs only for the numbers in the list, so it contains the lengths
+    that may be chosen, `MOST_CAPTURED` at most; the scheduler uses DraftLengthSeam instead. With vLLM's
+    sizes, 64 requests with up to 5 tokens have 187 graphs instead of 41, for 69 % instead of 17 % of all
+    pairs of batch size and length; in batches of up to 4 requests every length has one.
     """
     most = min(limit, MOST_CAPTURED - 1)
     lengths = [limit * step // most for step in range(most)] if adaptive else []
@@ -152,7 +145,7 @@ def lengths_by_batch(limit: int, max_num_seqs: int, *, adaptive: bool) -> list[t
 
 
 def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | None:
-    """Steer the drafts of a loaded engine from now on. Return a DraftLengthSeam if `spec` says "auto"."""
+    """Choose the draft lengths of a loaded engine from now on. Return a DraftLengthSeam for "auto"."""
     if spec is None:
         return None
     seam = _adaptive(engine, spec) if spec.adaptive else None
@@ -162,10 +155,10 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
 
 
 def least_drafts(config: Any) -> int:
-    """Return the number of tokens that are drafted during a prefill, for the KV's sake.
+    """Return how many tokens must be drafted during a prefill so that the drafter's KV is complete.
 
-    If several MTP layers draft one after the other, each has KV that depends on the layer before, and vLLM's
-    model runner V2 runs as many of them over a prompt as tokens are drafted.
+    If several MTP layers draft in sequence, the KV of each depends on the layer before it, and vLLM's model
+    runner V2 runs as many layers over a prompt as tokens are drafted.
     """
     speculative = config.speculative_config
     if speculative.method != "mtp":

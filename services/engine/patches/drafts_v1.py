@@ -1,24 +1,16 @@
-"""Run our proposers inside vLLM's model runner V1: drafts from tokens alone, and the hybrid's continuations.
+"""Run our proposers in vLLM's model runner V1: drafts from tokens alone, or continuations of a draft model's.
 
-A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. In a hybrid
-long matches are looked for first; then vLLM's own drafter runs, for `num_model_steps` tokens or one, and a
-proposer continues its drafts. Both give vLLM a list per request of as many drafts as are worth verifying,
-possibly none.
+A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. A hybrid
+first looks for long matches, then runs vLLM's own drafter for `num_model_steps` tokens or one, and a proposer
+continues those drafts. Both give vLLM a list per request with as many drafts as are worth verifying, possibly
+none.
 
-Drafts are put where vLLM itself puts a request's scheduled drafts: behind its tokens in `token_ids_cpu`, so
-that no sequence is copied. The next step writes its own there before it uses any.
+Drafts are written after a request's tokens in `token_ids_cpu`, where vLLM itself puts scheduled drafts, so no
+sequence is copied. The next step writes its own there before it uses any.
 
-Only model runner V1 without asynchronous scheduling takes lists. That is all there is on CPU, and what vLLM
-chooses for a `custom_class`. V2, the GPU's default, drafts before the host knows a token: there drafts_v2.py
-matches on the device.
-
-Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__`; `_update_states` has removed a finished
-request before its name comes again; `propose_draft_token_ids` with its scheduler_output.
-num_spec_tokens_to_schedule, which is called before the bookkeeping and with a tensor by drafters that run a
-model, after it and with lists by others; drafter, input_batch with req_ids, token_ids_cpu,
-num_tokens_no_spec, num_prompt_tokens and vocab_size, discard_request_mask, max_model_len, max_num_reqs,
-use_async_scheduling; `_get_draft_token_ids_cpu` takes lists); vllm.v1.spec_decode.custom_class_proposer (a
-class by its dotted name, made with the VllmConfig, with `propose` and `load_model`).
+Only model runner V1 without asynchronous scheduling takes lists. It is the only runner on CPUs, and vLLM
+chooses it for a `custom_class`. V2, the GPU's default, drafts before the host knows a token; drafts_v2.py
+matches on the device there.
 """
 
 from __future__ import annotations
@@ -33,60 +25,56 @@ from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
 from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.engine.patches.replace import replace
-from baton.services.engine.patches.signatures import INIT, PROPOSE_DRAFT_TOKEN_IDS
 from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
-_DESK = "_baton_desk"  # where a model runner keeps its Desk
+# GPUModelRunner.propose_draft_token_ids. It gets the sampled tokens as a tensor before the bookkeeping if the
+# drafter runs a model, and as lists after it otherwise.
+PROPOSE_DRAFT_TOKEN_IDS = (
+    *("self", "scheduler_output", "sampled_token_ids", "sampling_metadata", "hidden_states"),
+    *("sample_hidden_states", "aux_hidden_states", "spec_decode_metadata"),
+    *("common_attn_metadata", "slot_mappings"),
+)
+_DESK = "_baton_desk"  # attribute of a model runner
 
 
 def install() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    replace(GPUModelRunner, "__init__", _with_desk, INIT)
-    replace(GPUModelRunner, "_update_states", _forgetting, ("self", "scheduler_output"))
-    replace(GPUModelRunner, "propose_draft_token_ids", _drafting, PROPOSE_DRAFT_TOKEN_IDS)
+    replace(GPUModelRunner, "__init__", _add_desk)
+    replace(GPUModelRunner, "execute_model", _forget_finished)
+    replace(GPUModelRunner, "propose_draft_token_ids", _draft, PROPOSE_DRAFT_TOKEN_IDS)
 
 
-def _with_desk(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, vllm_config: Any, device: Any) -> None:
-        original(self, vllm_config, device)
-        setattr(self, _DESK, _desk_of(self, vllm_config))
-
-    return __init__
+def _add_desk(original: Any, self: Any, vllm_config: Any, device: Any) -> None:
+    original(self, vllm_config, device)
+    setattr(self, _DESK, _desk_of(self, vllm_config))
 
 
-def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _update_states(self: Any, scheduler_output: Any) -> Any:
-        done = original(self, scheduler_output)
-        desk: Desk | None = getattr(self, _DESK)
-        if desk is not None and scheduler_output.finished_req_ids:
-            desk.proposer.forget(sorted(scheduler_output.finished_req_ids))
-        return done
-
-    return _update_states
+def _forget_finished(
+    original: Any, self: Any, scheduler_output: Any, intermediate_tensors: Any = None
+) -> Any:
+    desk: Desk | None = getattr(self, _DESK)
+    if desk is not None and scheduler_output.finished_req_ids:
+        desk.proposer.forget(sorted(scheduler_output.finished_req_ids))
+    return original(self, scheduler_output, intermediate_tensors)
 
 
-def _drafting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def propose_draft_token_ids(
-        self: Any, scheduler_output: Any, sampled_token_ids: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        desk: Desk | None = getattr(self, _DESK)
-        if desk is None:
-            return original(self, scheduler_output, sampled_token_ids, *args, **kwargs)
-        wanted = scheduler_output.num_spec_tokens_to_schedule
+def _draft(original: Any, self: Any, scheduler_output: Any, sampled_token_ids: Any, *args: Any) -> Any:
+    desk: Desk | None = getattr(self, _DESK)
+    if desk is None:
+        return original(self, scheduler_output, sampled_token_ids, *args)
+    wanted = scheduler_output.num_spec_tokens_to_schedule
 
-        def model(tokens: int) -> Any:
-            scheduler_output.num_spec_tokens_to_schedule = tokens
-            try:
-                return original(self, scheduler_output, sampled_token_ids, *args, **kwargs)
-            finally:
-                scheduler_output.num_spec_tokens_to_schedule = wanted
+    def model(tokens: int) -> Any:
+        scheduler_output.num_spec_tokens_to_schedule = tokens
+        try:
+            return original(self, scheduler_output, sampled_token_ids, *args)
+        finally:
+            scheduler_output.num_spec_tokens_to_schedule = wanted
 
-        return desk.draft(self, sampled_token_ids, model, wanted)
-
-    return propose_draft_token_ids
+    return desk.draft(self, sampled_token_ids, model, wanted)
 
 
 def _v1_only(spec: SpeculativeSettings) -> str:
@@ -97,7 +85,7 @@ def _v1_only(spec: SpeculativeSettings) -> str:
 
 
 def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
-    """Make the desk of a rank that drafts and whose settings name a proposer of ours, or return None."""
+    """Return the desk of a rank that drafts with a proposer of ours, else None."""
     spec = settings_of(vllm_config)
     if spec is None or not hasattr(runner, "drafter"):
         return None
@@ -110,7 +98,7 @@ def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
 
 
 class Desk:
-    """One rank's proposer, and the arrays between it and the model runner, reused in each step."""
+    """One rank's proposer, and the arrays that it shares with the model runner and reuses in each step."""
 
     def __init__(self, proposer: Proposer, rows: int) -> None:
         self.proposer = proposer
@@ -121,15 +109,15 @@ class Desk:
     def draft(self, runner: Any, sampled: Any, model: Callable[[int], Any], wanted: int) -> list[list[int]]:
         """Return the drafts of each row, at most `wanted`.
 
-        sampled: this step's tokens, a tensor [rows, 1 + drafts] with -1 for rejected ones, not yet in the
-        batch; or lists, once they are. model: runs the draft model for n tokens, [rows, n]; only a hybrid has
-        one.
+        sampled: this step's tokens; a tensor [rows, 1 + drafts] with -1 for rejected ones if they are not in
+        the batch yet, else lists. model: runs a hybrid's draft model for n tokens and returns them, [rows,
+        n].
         """
         batch = self._batch(runner, sampled, wanted)
         if isinstance(self.proposer, Hybrid):
-            return _beside_the_model(self.proposer, batch, model, wanted)
+            return _with_model(self.proposer, batch, model, wanted)
         found = self.proposer.propose(batch)
-        # Another package's proposer may ignore its limits.
+        # A proposer of another package may ignore its limits.
         return _lists(found.tokens, np.minimum(found.counts, batch.limits))
 
     def _batch(self, runner: Any, sampled: Any, wanted: int) -> DraftBatch:
@@ -138,22 +126,22 @@ class Desk:
         tokens: Ints = batch.token_ids_cpu[:rows]  # [rows, max_model_len]
         settled, lengths, limits = self._settled[:rows], self._lengths[:rows], self._limits[:rows]
         settled[:] = batch.num_tokens_no_spec[:rows]
-        prefilling = runner.discard_request_mask.np[:rows]  # rows whose prompt goes on in the next step
+        prefilling = runner.discard_request_mask.np[:rows]  # rows whose prompt is not complete yet
         if not isinstance(sampled, list):
             _append(tokens, settled, _sampled(sampled, prefilling, batch.vocab_size))
-        # The last position is for the target's own token.
+        # The last position is for the token that the target adds.
         np.clip(runner.max_model_len - 1 - settled, 0, wanted, out=limits)
         limits[prefilling] = 0
         lengths[:] = settled
         return DraftBatch(batch.req_ids, tokens, batch.num_prompt_tokens[:rows], settled, lengths, limits)
 
 
-def _beside_the_model(
+def _with_model(
     hybrid: Hybrid, batch: DraftBatch, model: Callable[[int], Any], wanted: int
 ) -> list[list[int]]:
-    """Return long matches if there are any, else the draft model's tokens, continued by matches."""
+    """Return a row's long match, or else the draft model's tokens followed by a match."""
     if not wanted:
-        model(0)  # run it anyway, or its KV would have holes
+        model(0)  # the draft model runs in every step, or its KV would have holes
         hybrid.propose(batch)
         return [[] for _ in batch.request_ids]
     long = hybrid.long_matches(batch)
@@ -172,13 +160,13 @@ def _beside_the_model(
 
 
 def _sampled(sampled: Any, prefilling: npt.NDArray[np.bool_], vocabulary: int) -> npt.NDArray[np.int32]:
-    """Return a step's tokens [rows, 1 + drafts], with -1 for none (as RejectionSampler.parse_output)."""
+    """Return a step's tokens [rows, 1 + drafts], with -1 for none, like RejectionSampler.parse_output."""
     values: npt.NDArray[np.int32] = sampled.cpu().numpy()
     return np.where((values >= 0) & (values < vocabulary) & ~prefilling[:, None], values, np.int32(-1))
 
 
 def _append(tokens: Ints, lengths: Ints, more: npt.NDArray[Any]) -> None:
-    """Write the tokens of `more` [rows, n] that are not -1 behind each row's `lengths`, which grow."""
+    """Append the tokens of `more` [rows, n] that are not -1 to each row, and increase `lengths`."""
     real = more >= 0
     row, column = np.nonzero(real)
     place = lengths[row] + np.cumsum(real, axis=1)[row, column] - 1

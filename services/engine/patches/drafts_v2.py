@@ -1,43 +1,32 @@
 """Match n-grams on the GPU, for `ngram` and the hybrid, on vLLM's model runner V2.
 
-V2 drafts before the host knows a step's tokens. Its speculator's `propose` is called when a step's tokens are
-in the requests' states, all on the device, and returns a tensor [requests, num_speculative_tokens].
-`Matching` replaces that method. In a hybrid vLLM's own runs first, for `num_model_steps` tokens; then
-`baton.kernels.ngram_match` puts matches into the same tensor: long ones instead of the model's tokens, others
-behind them. The host is not waited for; so, unlike on V1, no pass of the draft model is left out. To
-verification a matched token is a draft of probability 1, like the model's.
+V2 drafts before the host knows a step's tokens. It calls its speculator's `propose` once a step's tokens are
+in the requests' states, on the device, and gets a tensor [requests, num_speculative_tokens]. `Matching`
+replaces that method. In a hybrid vLLM's own speculator runs first, for `num_model_steps` tokens; then
+`baton.kernels.ngram_match` writes matches into the same tensor, long ones over the model's tokens and others
+after them. It does not wait for the host, so, unlike on V1, the draft model runs in every step. Verification
+treats a matched token as a draft of probability 1, like the model's.
 
-**Rows with fewer drafts.** The host decides how many drafts of a request are verified, as it does all shapes,
-by the lengths of scheduled_spec_decode_tokens. V2's kernels take any number per row (cu_num_logits). A mark
-among the drafts shortens no row: they are the model's input, and its embedding has no -1.
+**Rows with fewer drafts.** The host decides how many drafts of a request are verified by the lengths in
+scheduled_spec_decode_tokens, as it decides all shapes. V2's kernels take any number per row. A marker among
+the drafts cannot shorten a row, because drafts are the model's input, and its embedding has no -1.
 
 - Without asynchronous scheduling the scheduler takes lists from `take_draft_token_ids` after each step, when
-  the host has waited for the step's tokens anyway. We copy each row's number of drafts beside them and cut
-  the lists: if nothing matches, nothing is verified. With `ngram` that is always so: vLLM then turns
-  asynchronous scheduling off.
-- With it, the default of mtp, eagle and eagle3, the next step is scheduled before this one has drafted, with
-  as many drafts per row as this one was to make. If no match fills them, the row's last draft is repeated and
-  verified; `num_speculative_tokens: auto` sees it rejected, and drafts fewer. engine.extra.async_scheduling
-  false gives each row its own length. (vLLM's adaptive verification drops drafts on the device, within a
-  total that the host chooses; it judges them by the draft model's logits, which a match does not have.)
+  the host has waited for the step's tokens anyway. We copy each row's number of drafts to the host and cut
+  the lists: if nothing matches, nothing is verified. This is always the case for `ngram`, for which vLLM
+  turns asynchronous scheduling off.
+- With asynchronous scheduling, the default for mtp, eagle and eagle3, the next step is scheduled before this
+  one has drafted, with the number of drafts per row that this step was asked for. If matches do not fill a
+  row, its last draft is repeated and verified; `num_speculative_tokens: auto` sees it rejected, and drafts
+  fewer. With engine.extra.async_scheduling false each row has its own length. (vLLM's adaptive verification
+  drops drafts on the device, within a total that the host chooses. It judges them by the draft model's
+  logits, which a match does not have.)
 
-The sequences are matched where V2 keeps them: a tensor [max_num_seqs, max_model_len], in the host's memory
-except for `ngram`. Here it moves to the device: 4 bytes a token.
+V2 keeps the sequences, [max_num_seqs, max_model_len], in the host's memory except for `ngram`. Here they move
+to the device, at 4 bytes per token.
 
-On a GPU, `ngram` and MTP with n-grams have run (docs/gpu.md). Tests run `Matching` on CPU tensors, in V2's
-own RequestState and InputBatch, and the kernel in Triton's interpreter, and check that the symbols below are
-the expected ones.
-
-Leans on: vllm.v1.worker.gpu.model_runner.init_speculator (called in a runner's constructor, on the last
-pipeline rank, before others keep req_states.all_token_ids) and GPUModelRunner.take_draft_token_ids (after a
-step without asynchronous scheduling: a list for each request of its batch; speculator);
-vllm.v1.worker.gpu.spec_decode.speculator.BaseSpeculator.propose (its parameters; num_speculative_tokens
-limits the passes; a draft model's returns a part of its draft_tokens) and DraftModelSpeculator.draft_logits;
-states.RequestState (all_token_ids.gpu and total_len.gpu, by slot; max_num_reqs, max_model_len, device);
-buffer_utils.StagedWriteTensor; input_batch.InputBatch (num_reqs, idx_mapping: slots);
-spec_decode.target_dependent_ar (`init_cudagraph_manager` makes decode_cudagraph_manager, whose `capture` asks
-its vllm_config how many tokens a graph of all passes is to draft; several MTP modules have no such graph, and
-make num_speculative_tokens passes).
+`ngram` and MTP with n-grams have run on a GPU (docs/gpu.md). Tests run `Matching` on CPU tensors, in V2's own
+RequestState and InputBatch, and the kernel in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -72,29 +61,26 @@ def install() -> None:
     from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
     check(BaseSpeculator, "propose", _PROPOSE)
-    replace(model_runner.GPUModelRunner, "take_draft_token_ids", _cutting, ("self",))
-    replace(model_runner, "init_speculator", _matching, ("vllm_config", "device", "req_states"))
+    replace(model_runner.GPUModelRunner, "take_draft_token_ids", _cut)
+    replace(model_runner, "init_speculator", _init_speculator)
 
 
-def _matching(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
-        spec = settings_of(vllm_config)
-        if spec is not None and spec.mtp_strategy == "with_suffix":
-            raise StartError(_host_only(spec))
-        speculator = original(vllm_config, device, req_states)
-        if spec is None:
-            return speculator
-        cut = not vllm_config.scheduler_config.async_scheduling
-        if spec.mtp_strategy == "with_ngram":
-            speculator.propose = _hybrid(speculator, spec, vllm_config, req_states, cut)
-        elif vllm_config.speculative_config.use_ngram():
-            theirs = vllm_config.speculative_config
-            sizes = (theirs.prompt_lookup_min, theirs.prompt_lookup_max)
-            drafts = torch.zeros(req_states.max_num_reqs, spec.limit, dtype=torch.int64, device=device)
-            speculator.propose = Matching(req_states, drafts, then=sizes, cut=cut)
+def _init_speculator(original: Any, vllm_config: Any, device: Any, req_states: Any) -> Any:
+    spec = settings_of(vllm_config)
+    if spec is not None and spec.mtp_strategy == "with_suffix":
+        raise StartError(_host_only(spec))
+    speculator = original(vllm_config, device, req_states)
+    if spec is None:
         return speculator
-
-    return init_speculator
+    cut = not vllm_config.scheduler_config.async_scheduling
+    if spec.mtp_strategy == "with_ngram":
+        speculator.propose = _hybrid(speculator, spec, vllm_config, req_states, cut)
+    elif vllm_config.speculative_config.use_ngram():
+        theirs = vllm_config.speculative_config
+        sizes = (theirs.prompt_lookup_min, theirs.prompt_lookup_max)
+        drafts = torch.zeros(req_states.max_num_reqs, spec.limit, dtype=torch.int64, device=device)
+        speculator.propose = Matching(req_states, drafts, then=sizes, cut=cut)
+    return speculator
 
 
 def _host_only(spec: SpeculativeSettings) -> str:
@@ -129,7 +115,7 @@ def _hybrid(
 
 
 def _move_sequences(req_states: Any) -> None:
-    """Move the sequences to the device, as V2 does for ngram: 256 of 32 k tokens take 0.6 ms over PCIe."""
+    """Move the sequences to the device, as V2 does for ngram: over PCIe 256 of 32 k tokens take 0.6 ms."""
     from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 
     shape = (req_states.max_num_reqs, req_states.max_model_len)
@@ -137,7 +123,7 @@ def _move_sequences(req_states: Any) -> None:
 
 
 def _capture_for(speculator: Any, vllm_config: Any, steps: int, *, adaptive: bool) -> None:
-    """Capture the graph of all the draft model's passes for its own tokens, not for all drafts."""
+    """Capture the draft model's CUDA graph for the tokens that the model drafts, not for all drafts."""
     narrow = copy.copy(vllm_config)
     narrow.speculative_config = copy.copy(vllm_config.speculative_config)
     narrow.speculative_config.num_speculative_tokens = steps
@@ -157,21 +143,18 @@ def _capture_for(speculator: Any, vllm_config: Any, steps: int, *, adaptive: boo
     speculator.init_cudagraph_manager = init_cudagraph_manager
 
 
-def _cutting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def take_draft_token_ids(self: Any) -> Any:
-        taken = original(self)
-        propose: Any = getattr(self.speculator, "propose", None)
-        matching = inspect.unwrap(propose)  # step_times has wrapped it
-        if taken is not None and isinstance(matching, Matching):
-            for drafts, count in zip(taken.draft_token_ids, matching.counts(), strict=False):
-                del drafts[count:]
-        return taken
-
-    return take_draft_token_ids
+def _cut(original: Any, self: Any) -> Any:
+    taken = original(self)
+    propose: Any = getattr(self.speculator, "propose", None)
+    matching = inspect.unwrap(propose)  # step_times has wrapped it
+    if taken is not None and isinstance(matching, Matching):
+        for drafts, count in zip(taken.draft_token_ids, matching.counts(), strict=False):
+            del drafts[count:]
+    return taken
 
 
 class Matching:
-    """The draft model, if there is one, and matches: replaces a speculator's `propose`."""
+    """Replaces a speculator's `propose`: runs the draft model, if there is one, and adds matches."""
 
     def __init__(
         self,
@@ -184,11 +167,11 @@ class Matching:
         steps: int = 0,
         cut: bool,
     ) -> None:
-        """Set up the arrays, and compile the kernel, so that no request waits for it.
+        """Allocate the arrays, and compile the kernel so that no request waits for it.
 
-        drafts [requests, most] int64: `propose` returns a part of it, whose first `steps` are the model's.
-        first: n-grams whose matches replace the model's tokens; then: those that continue them. cut: the host
-        needs the number of each request's drafts (`counts`).
+        drafts: [requests, most] int64, of which `propose` returns a part; the first `steps` are the model's.
+        first: sizes of the n-grams whose matches replace the model's tokens. then: sizes of the n-grams whose
+        matches continue them. cut: whether the host needs `counts`.
         """
         self._states = req_states
         self._drafts = drafts
@@ -203,7 +186,7 @@ class Matching:
         on_gpu = device.type == "cuda"
         self._host = torch.zeros(rows, dtype=torch.int32, pin_memory=on_gpu) if cut else None
         self._copied = torch.cuda.Event() if cut and on_gpu else None
-        self._requests = 0  # the requests whose numbers are in self._host
+        self._requests = 0  # how many requests have their counts in self._host
         if on_gpu:
             nothing = torch.zeros(1, dtype=torch.int32, device=device)
             self._match(nothing.long(), nothing, steps, drafts.shape[1])
@@ -229,7 +212,7 @@ class Matching:
         made = min(wanted, self._steps)
         drafts = self._drafts[: input_batch.num_reqs]
         if self._model is not None:
-            # Also for 0 tokens: without a pass of the draft model its KV would have holes.
+            # This also runs for 0 tokens, or the draft model's KV would have holes.
             self._model(
                 *(input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states),
                 *(num_sampled, num_rejected, last_sampled, *args),
@@ -241,7 +224,7 @@ class Matching:
             return drafts
         rows = input_batch.idx_mapping
         limits = self._limits(rows, num_sampled, wanted)
-        if wanted > made:  # fill with a token that the model knows if no match does
+        if wanted > made:  # pad with valid tokens, which matches then overwrite
             drafts[:, made:] = drafts[:, made - 1 : made] if made else last_sampled.view(-1)[rows, None]
         if wanted:
             self._match(rows, limits, made, wanted)
@@ -250,12 +233,12 @@ class Matching:
         return drafts
 
     def _limits(self, rows: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> torch.Tensor:
-        """Return the most drafts of each request, 0 during its prefill. The last place is the target's."""
+        """Return the most drafts per request, 0 during its prefill. The last position is for the target."""
         free = self._states.max_model_len - 1 - self._states.total_len.gpu[rows]
         return free.clamp_(0, wanted).mul_(num_sampled > 0)
 
     def _match(self, rows: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Put matches over drafts [requests, wanted], whose first `made` are the model's."""
+        """Write matches into drafts [requests, wanted], whose first `made` are the model's."""
         requests = limits.shape[0]
         drafts, long, more = self._drafts[:requests], self._long[:requests], self._more[:requests]
         sequences = (self._states.all_token_ids.gpu, self._states.total_len.gpu)
@@ -270,7 +253,7 @@ class Matching:
             ngram_match(*sequences, rest, drafts[:, made:], more, min_n=low, max_n=high, tails=tails, **where)
 
     def _send_counts(self, host: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Start the copy of each request's number of drafts to the host."""
+        """Start to copy each request's number of drafts to the host."""
         requests = limits.shape[0]
         counts = limits.clamp(max=made)
         if wanted > made:
@@ -283,7 +266,7 @@ class Matching:
             self._copied.record()
 
     def counts(self) -> list[int]:
-        """Return the last batch's number of drafts by request, once the device has it; [] without `cut`."""
+        """Wait for and return the number of drafts of each request in the last batch; [] without `cut`."""
         if self._host is None:
             return []
         if self._copied is not None:

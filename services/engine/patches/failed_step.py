@@ -1,26 +1,13 @@
 """Keep the engine going after a step that raised: the step's requests fail, and the others are served.
 
 vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
-not expect, a grammar's matcher. With one rank, this module clears what the step left behind: every request
-that has run ends, its blocks leave the prefix cache (this step's blocks may never have been written), the KV
-connector's work of the step is begun or dropped and reported, and the model runner's batch is emptied.
-Requests that only wait stay, for their turn or for KV from another worker. Then the engine answers a request
-of its own; an engine that cannot do this is broken, and ends as before.
+not expect, a grammar's matcher. With one rank, this module clears what the step left behind. Every request
+that has run ends, and its blocks leave the prefix cache, because this step's blocks may never have been
+written. The KV connector's work of the step is started or dropped, and reported. The model runner's batch is
+emptied. Requests that only wait, for their turn or for KV from another worker, stay. Then the engine answers
+a request of its own; if it cannot, it is broken and ends as before.
 
 There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
-
-Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, batch_queue, scheduler,
-request_block_hasher, model_executor.driver_worker.worker.model_runner, log_error_detail, which dumps the
-step's requests with their content), vllm.v1.core.sched.scheduler.Scheduler (schedule, finish_requests,
-requests, waiting, kv_holding_waiting, running, policy, finished_req_ids, defer_block_free, sched_step_seq,
-processed_step_seq, _drain_deferred_frees, kv_cache_manager.{get_block_ids, evict_blocks}), RequestStatus,
-request_queue.create_request_queue, SchedulerOutput (num_scheduled_tokens, finished_req_ids), of
-vllm.v1.worker.gpu_model_runner.GPUModelRunner input_batch (req_id_to_index, batch_update_builder.reset,
-remove_request, _req_ids, req_output_token_ids, spec_token_ids, prev_sampled_token_ids, prev_req_id_to_index,
-refresh_metadata, max_num_reqs, logitsprocs, thinking_budget_state_holder), execute_model_state,
-kv_connector_output, _draft_token_ids, _draft_token_req_ids; of V2's GPUModelRunner execute_model_state;
-vllm.v1.sample.logits_processor.BatchUpdate (removed: indices), vllm.v1.request.Request,
-vllm.v1.engine.EngineCoreRequest.
 """
 
 from __future__ import annotations
@@ -40,9 +27,9 @@ from baton.services.engine.shapes import shape_of
 
 logger = logging.getLogger(__name__)
 
-# The steps and seconds within which an engine must answer its own request of two tokens.
+# The steps and seconds in which an engine must answer its own request for two tokens.
 PROBE_STEPS, PROBE_S = 64, 30.0
-SHAPES = 16  # most requests of a failed step that the log describes
+SHAPES = 16  # most requests that the log describes
 _STICKY = (
     *("cuda error", "cuda runtime", "cuda driver", "triton error", "nccl", "hip error", "device-side assert"),
     *("cublas", "cudnn", "cusolver", "cusparse", "cufft", "curand"),
@@ -59,7 +46,7 @@ def is_fatal(error: BaseException | None) -> bool:
             error, MemoryError | EngineFailed | HandoffError | torch.AcceleratorError | torch.OutOfMemoryError
         ):
             return True
-        # The device's errors are RuntimeErrors; other texts may quote a client.
+        # Device errors are RuntimeErrors. Other errors may quote a client's text.
         if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _STICKY):
             return True
         error = error.__cause__ or error.__context__
@@ -67,30 +54,30 @@ def is_fatal(error: BaseException | None) -> bool:
 
 
 class FailedStep:
-    """The seam in a loaded engine. For the engine's thread."""
+    """Recovers a loaded engine from failed steps. For the engine's thread."""
 
     def __init__(self, engine: Any) -> None:
-        """Start to remember what the last steps scheduled."""
+        """Remember what the steps in flight have scheduled from now on."""
         self._engine = engine
         self._connector = engine.scheduler.get_kv_connector()
         waiting = engine.batch_queue_size if engine.batch_queue is not None else 0
         self._outputs: deque[Any] = deque(maxlen=1 + waiting)  # outputs of the steps in flight
-        self._failing: list[str] = []  # requests of the failed step during the recovery: they have ended
+        self._failing: list[str] = []  # requests that the current recovery has ended
         self._numbers = itertools.count()
-        replace(engine.scheduler, "schedule", self._noting, ("throttle_prefills",))
+        replace(engine.scheduler, "schedule", self._schedule)
         engine.log_error_detail = _without_details
 
     def recover(self, error: Exception) -> list[str]:
-        """Clear what a failed step left behind; return the requests that end with it.
+        """Clear what a failed step left behind. Return the requests that end with it.
 
-        Raises `error` if the engine cannot go on, or whatever the recovery itself raises.
+        Raises `error` if the engine cannot go on, or whatever the recovery raises.
         """
         if is_fatal(error):
             raise error
         began = time.monotonic()
         touched = self._touched()
         if not touched:
-            raise error  # not a request's fault
+            raise error  # no request can be at fault
         self._failing = touched
         self._log(error, touched)
         engine, scheduler = self._engine, self._engine.scheduler
@@ -108,7 +95,7 @@ class FailedStep:
         else:
             self._end(touched)
         for output in self._outputs:
-            scheduler.finished_req_ids |= output.finished_req_ids  # the runner may not have heard
+            scheduler.finished_req_ids |= output.finished_req_ids  # the runner may not have got them
         if scheduler.defer_block_free:
             scheduler.processed_step_seq = scheduler.sched_step_seq
             scheduler._drain_deferred_frees()
@@ -125,19 +112,16 @@ class FailedStep:
         return touched
 
     def holding(self) -> set[str]:
-        """Return the requests that have run or hold something in the engine, not those that only wait."""
+        """Return the requests that have run or hold something in the engine, without those that only wait."""
         return set(self._failing or self._touched())
 
-    def _noting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(throttle_prefills: bool = False) -> Any:
-            output = schedule(throttle_prefills)
-            self._outputs.append(output)
-            return output
-
-        return noting
+    def _schedule(self, original: Callable[..., Any], throttle_prefills: bool = False) -> Any:
+        output = original(throttle_prefills)
+        self._outputs.append(output)
+        return output
 
     def _touched(self) -> list[str]:
-        """Return all requests that have run or may have; if none has, all requests."""
+        """Return all requests that have run or may have run; if there are none, all requests."""
         from vllm.v1.request import RequestStatus
 
         scheduler = self._engine.scheduler
@@ -156,7 +140,7 @@ class FailedStep:
             for name, one in scheduler.requests.items()
             if name not in untouched and not one.is_finished()
         }
-        # A step that raised late may have ended some of its requests; their last outputs are lost.
+        # A step that raised late may have ended some of its requests, whose last outputs are lost.
         known.update(name for output in self._outputs for name in output.num_scheduled_tokens)
         return sorted(known) or sorted(untouched)
 
@@ -169,7 +153,7 @@ class FailedStep:
                 logger.error("in the step that failed: %s: %s", name, shape_of(request), extra=names)
 
     def _wait_for_steps(self) -> None:
-        """Let the steps in flight end (asynchronous scheduling), because they still write to blocks."""
+        """Wait for the other steps in flight (asynchronous scheduling): they still write to blocks."""
         queue = self._engine.batch_queue
         while queue:
             future = queue.pop()[0]
@@ -178,7 +162,7 @@ class FailedStep:
             except Exception as error:
                 if is_fatal(error):
                     raise
-                logger.info("a step after the failed one: %s", error)
+                logger.info("a step after the failed one also failed: %s", error)
 
     def _end(self, names: Sequence[str]) -> None:
         from vllm.v1.request import RequestStatus
@@ -186,7 +170,7 @@ class FailedStep:
         self._engine.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def _probe(self) -> None:
-        """Let the engine answer a request of its own, alone. Raises what that raises."""
+        """Have the engine answer a request of its own, alone. Raises EngineFailed, or the step's error."""
         engine, scheduler = self._engine, self._engine.scheduler
         request = self._own_request()
         deadline = time.monotonic() + PROBE_S
@@ -236,7 +220,7 @@ def _without_details(scheduler_output: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(scheduler: Any) -> Iterator[None]:
-    """Keep waiting requests out of the steps inside the block."""
+    """Keep waiting requests out of the steps inside the `with` block."""
     from vllm.v1.core.sched.request_queue import create_request_queue
 
     waiting, holding = scheduler.waiting, scheduler.kv_holding_waiting
@@ -251,10 +235,10 @@ def _alone(scheduler: Any) -> Iterator[None]:
 
 
 def _clear_runner(runner: Any) -> None:
-    """Empty the model runner's batch. Its other state of requests goes when it hears that they ended."""
+    """Empty the model runner's batch. Its other state goes once the scheduler reports finished requests."""
     import torch
 
-    with torch.inference_mode():  # as when its tensors were made
+    with torch.inference_mode():  # its tensors were made in this mode
         _empty(runner)
 
 
@@ -268,7 +252,7 @@ def _empty(runner: Any) -> None:
     batch.batch_update_builder.reset()
     for name in list(batch.req_id_to_index):
         batch.remove_request(name)
-    # As in condense() for an empty batch, which may not know of rows that this step removed.
+    # This is what condense() does for an empty batch, but it may not know which rows this step removed.
     for rows in (batch._req_ids, batch.req_output_token_ids, batch.spec_token_ids):
         rows.clear()
     batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None
@@ -277,7 +261,7 @@ def _empty(runner: Any) -> None:
 
 
 def _clear_processors(batch: Any) -> None:
-    """Make the logits processors forget all rows, as they may have missed the last moves."""
+    """Make the logits processors forget all rows, because they may have missed the last moves."""
     from vllm.v1.sample.logits_processor import BatchUpdate
 
     update = BatchUpdate(batch_size=0, removed=range(batch.max_num_reqs), added=(), moved=())
@@ -290,7 +274,7 @@ def _clear_processors(batch: Any) -> None:
 def install(engine: Any) -> FailedStep | None:
     """Set up the recovery from failed steps; None if the engine has several ranks.
 
-    Ranks are separate processes, and this one does not know how much of a step each has done.
+    Ranks are separate processes, and it is unknown how much of a step each of them has done.
     """
     if engine.vllm_config.parallel_config.world_size > 1:
         return None

@@ -1,26 +1,19 @@
-"""Make requests of one class give way to another within an engine: in its steps, its slots, its KV.
+"""Make requests of lower classes give way in an engine's steps, slots and KV.
 
-vLLM schedules running requests before waiting ones, in order of arrival, and takes all that fits. Here, in a
-step that several classes want, requests that give way are left out as `StepShare` says: they keep their KV,
-and go on in a later step, in turns. If a first-class request finds no slot, or KV runs short, preemptible
-requests are preempted as vLLM does it: they are computed again, or what is left of them in the prefix cache
-is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be next in the
-queue: its time has come (services/prefill/fair_share.py). None is preempted for a request whose prompt is
-still computed elsewhere: that one reserves only free blocks. While first-class requests keep arriving, steps
-without one are short (services/prefill/step_length.py).
+vLLM schedules running requests before waiting ones, in order of arrival, and takes all that fit. Here, if
+several classes want a step, requests that give way are left out of it as `StepShare` decides. They keep their
+KV and take turns in later steps. If a first-class request finds no slot, or KV runs short, preemptible
+requests are preempted as vLLM does it: they are recomputed, or use what the prefix cache still has of them. A
+request is preempted at most `MOST_PREEMPTIONS` times this way, and never if it is next in the queue
+(services/prefill/fair_share.py). None is preempted for a request whose prompt is still computed elsewhere,
+which reserves only free blocks. While first-class requests keep arriving, steps without one are short
+(services/prefill/step_length.py).
 
-A request's class is attached to it as `standing`. If all are of one class, a step costs a look at each.
+A request's class is its attribute `standing`. If all requests are of one class, a step costs one look at
+each.
 
-Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; running, of which a step may leave out any;
-waiting, deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs,
-max_num_scheduled_tokens, num_spec_tokens, requests, scheduler_config.enable_chunked_prefill, block_size,
-kv_cache_config.kv_cache_groups, scheduler_config.long_prefill_token_threshold (read in each step),
-kv_cache_manager.block_pool.get_num_free_blocks, _pause_state, _preempt_request, _request_blocks_can_be_freed,
-requires_kv_delivery), PauseState.PAUSED_NEW (admits only what holds KV), vllm.v1.request.Request
-(is_prefill_chunk, num_tokens, num_tokens_with_spec, num_computed_tokens, num_output_placeholders,
-num_output_tokens, num_preemptions,
-kv_transfer_params, priority and its order), SchedulerOutput (num_scheduled_tokens,
-total_num_scheduled_tokens).
+Relied on: a step may leave out any request of `running`; PAUSED_NEW admits only requests that hold KV;
+long_prefill_token_threshold is read in each step.
 """
 
 from __future__ import annotations
@@ -41,9 +34,8 @@ from baton.services.prefill.step_length import LATELY_S, StepLength
 
 logger = logging.getLogger(__name__)
 
-MOST_PREEMPTIONS = 3  # per request, for others; each costs it its slot, and at worst its computation
-
-MOST_SHARE = 0.9  # the most that all which give way get together
+MOST_PREEMPTIONS = 3  # per request; each costs its slot, and at worst all its computation
+MOST_SHARE = 0.9  # for all requests that give way together
 
 
 def standing_of(request: Any) -> Standing:
@@ -52,7 +44,7 @@ def standing_of(request: Any) -> Standing:
 
 
 def _only_reserves(request: Any) -> bool:
-    """Return whether a request waits for KV whose prompt is not complete: it has no token yet."""
+    """Return whether a request waits for the KV of a prompt that is still being computed elsewhere."""
     return not request.num_output_tokens and asks_for_load(request.kv_transfer_params)
 
 
@@ -61,43 +53,44 @@ class _Step:
     """A step in which some requests give way."""
 
     first: int  # priority of the first class
-    contest: Contest | None  # None: the first class does not want this step, but keeps arriving
+    contest: Contest | None  # None: the first class keeps arriving, but does not want this step
     rows: set[str]  # ids of decoding requests that give way
     held: list[Any]  # requests that give way and are left out
-    prefills: bool = False  # one more prompt that gives way may be computed
-    new: bool = True  # waiting requests may begin; else only those that hold KV
-    most_new: int | None = None  # waiting requests that may begin; None: as many as find a slot
+    prefills: bool = False  # whether one more prompt that gives way may be computed
+    new: bool = True  # whether all waiting requests may begin, or only those that hold KV
+    most_new: int | None = None  # most waiting requests that may begin; None: as many as find a slot
     most_tokens: int | None = None  # None: as many as the engine takes
     output: Any = None
-    others: int = 0  # tokens in it of requests that give way
-    prompts: int = 0  # those of them in prompts
+    others: int = 0  # tokens of requests that give way
+    prompts: int = 0  # those of them that belong to prompts
 
 
 @dataclass(slots=True)
 class _Scheduled:
     """A step whose results are awaited."""
 
-    step: _Step | None  # None: nobody gives way in it
+    step: _Step | None  # None: no request gives way in it
     tokens: int
-    prompts: bool  # it computes prompts, as it has more tokens than its decoding requests could use
-    launched_s: float = 0.0  # the time of the call that scheduled and launched it
+    prompts: bool  # whether it computes prompts: it has more tokens than its decoding requests could use
+    launched_s: float = 0.0  # how long the call took that scheduled and launched it
 
 
 @dataclass
 class Yielded:
-    """Counts since the last look."""
+    """Counts since the last `take_counts`."""
 
     held: int = 0  # requests left out of a step
     preempted: int = 0
 
 
 class GivingWay:
-    """The seam in a loaded engine's scheduler. For the engine's thread."""
+    """Shares the steps of a loaded engine's scheduler. For the engine's thread."""
 
     def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, ahead: int = 0) -> None:
-        """Decide from now on who takes part in a step; without `rows_may_miss` all decoding requests do.
+        """Decide from now on which requests take part in a step.
 
-        ahead: steps that are scheduled before a step's results come
+        rows_may_miss: whether decoding requests may be left out. ahead: how many steps are scheduled before a
+        step's results come.
         """
         from vllm.v1.core.sched.interface import PauseState
 
@@ -106,16 +99,16 @@ class GivingWay:
         self._paused = PauseState.PAUSED_NEW
         self._share = StepShare()
         self._length = StepLength(scheduler.max_num_scheduled_tokens)
-        self._first, self._first_at = STANDARD, -LATELY_S  # the last first class; time.monotonic
+        self._first, self._first_at = STANDARD, -LATELY_S  # the last first class, and when it was seen
         self._counts = Yielded()
-        self._step: _Step | None = None  # the scheduled step, if somebody gives way in it
+        self._step: _Step | None = None  # the scheduled step, if some requests give way in it
         self._ahead = ahead
         self._flying: deque[_Scheduled] = deque(maxlen=1 + ahead)
-        self._scheduled = False  # whether a step was scheduled since the last look
-        self._leaving: list[Any] = []  # left out of a step, to be preempted in the next one
+        self._scheduled = False  # whether a step was scheduled since the last `observe`
+        self._leaving: list[Any] = []  # requests left out of a step so that the next one can preempt them
         self._prompt_share: PromptShare | None = None
-        self._idle = False  # nothing was scheduled beside the requests left out: leave out none
-        replace(scheduler, "schedule", self._wrap, ("throttle_prefills",))
+        self._idle = False  # the last step was empty without the requests left out, so leave out none
+        replace(scheduler, "schedule", self._schedule)
 
     def observe(self, seconds: float) -> None:
         """Learn a step's time. Called after every step."""
@@ -128,7 +121,7 @@ class GivingWay:
         step, total = ended.step, ended.tokens
         if not total:
             return
-        # A GPU's step with prompts can take longer to launch than to compute, and another call launched it.
+        # On a GPU an earlier call launched the step, which can take longer than computing it.
         seconds = max(seconds, ended.launched_s)
         if self._prompt_share is not None and ended.prompts:
             self._prompt_share.observe(total, seconds)
@@ -149,12 +142,12 @@ class GivingWay:
         )
 
     def step_failed(self) -> None:
-        """Forget the last steps, one of which raised."""
+        """Forget the steps in flight, one of which raised."""
         self._flying.clear()
         self._scheduled = False
 
     def measure_share(self, share: PromptShare) -> None:
-        """Let the measured times of steps decide the share of a prompt that is not alone."""
+        """Derive the share of a prompt that is not alone from measured step times."""
         self._prompt_share = share
 
     def take_counts(self) -> Yielded:
@@ -162,17 +155,14 @@ class GivingWay:
         counts, self._counts = self._counts, Yielded()
         return counts
 
-    def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
-        def giving_way(throttle_prefills: bool = False) -> Any:
-            self._step = None
-            output = self._divided(lambda: schedule(throttle_prefills))
-            total = output.total_num_scheduled_tokens
-            rows = len(output.num_scheduled_tokens) * (1 + self._scheduler.num_spec_tokens)
-            self._flying.append(_Scheduled(self._step, total, prompts=total > rows))
-            self._scheduled = True
-            return output
-
-        return giving_way
+    def _schedule(self, original: Callable[..., Any], throttle_prefills: bool = False) -> Any:
+        self._step = None
+        output = self._divided(lambda: original(throttle_prefills))
+        total = output.total_num_scheduled_tokens
+        rows = len(output.num_scheduled_tokens) * (1 + self._scheduler.num_spec_tokens)
+        self._flying.append(_Scheduled(self._step, total, prompts=total > rows))
+        self._scheduled = True
+        return output
 
     def _divided(self, schedule: Callable[[], Any]) -> Any:
         step = self._contested()
@@ -180,11 +170,8 @@ class GivingWay:
             return schedule()
         scheduler, left_out = self._scheduler, {id(one) for one in step.held}
         scheduler.running[:] = [one for one in scheduler.running if id(one) not in left_out]
-        before, slots, tokens = (
-            scheduler._pause_state,
-            scheduler.max_num_active_reqs,
-            scheduler.max_num_scheduled_tokens,
-        )
+        before = scheduler.pause_state
+        slots, tokens = scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens
         scheduler.max_num_active_reqs = slots - len(left_out)
         if step.most_new is not None:
             most = len(scheduler.running) + step.most_new
@@ -206,7 +193,7 @@ class GivingWay:
         return step.output
 
     def _put_back(self, step: _Step) -> None:
-        """Put back the requests that were left out, before those that took part: they get the next turn."""
+        """Put back the requests that were left out, before those that took part, so that they are next."""
         running = self._scheduler.running
         first = [one for one in running if standing_of(one).priority <= step.first]
         took_part = [one for one in running if standing_of(one).priority > step.first]
@@ -221,7 +208,7 @@ class GivingWay:
                 step.prompts += count if count > row and name not in step.rows else 0
 
     def _contested(self) -> _Step | None:
-        """Return how to share a step in which somebody gives way; None if all may take part."""
+        """Return how to share a step in which requests give way, or None if all may take part."""
         scheduler, idle = self._scheduler, self._idle
         self._idle, self._leaving = False, []
         waits = self._next()
@@ -232,7 +219,7 @@ class GivingWay:
         self._note(goes_first)
         best = goes_first.priority
         if waits is not None and standing_of(waits).priority == best:
-            wanting = [*wanting, *self._behind(best)]
+            wanting = [*wanting, *self._first_that_gives_way(best)]
         if all(standing_of(one).priority == best for one in wanting):
             return self._alone() if best > self._first.priority else None
         newcomer = waits if standing_of(waits).priority == best else None
@@ -256,7 +243,7 @@ class GivingWay:
             goal_s=min((one.itl_s for one in decoding if one.itl_s), default=0.0),
             share=min(MOST_SHARE, sum(share for priority, share in giving.items() if priority > best)),
         )
-        # A chunk of a prompt would take the tokens of a request that waits with its KV.
+        # A chunk of a prompt could take the tokens of a request whose KV has arrived.
         prefills = self._share.may_prefill and not decodes
         step = self._choose(best, contest, lower, waits if newcomer is None else None, prefills)
         step.held += [one for one in self._leaving if one not in step.held]
@@ -268,20 +255,20 @@ class GivingWay:
         return step
 
     def _note(self, goes_first: Standing) -> None:
-        """Note which class goes first: steps stay short for it a while longer."""
+        """Note which class goes first, because steps stay short for it a while longer."""
         now = time.monotonic()
         if goes_first.priority <= self._first.priority or now - self._first_at > LATELY_S:
             self._first, self._first_at = goes_first, now
 
     def _alone(self) -> _Step:
-        """Return a step for the time shortly after the first class was there."""
+        """Return a step without the first class, shortly after it was seen."""
         rows = {one.request_id for one in self._scheduler.running if not one.is_prefill_chunk}
         return _Step(self._first.priority, None, rows, [], most_tokens=self._most_tokens([]))
 
     def _most_tokens(self, held: Sequence[Any]) -> int | None:
-        """Return how many tokens a step may have if a first-class prompt may have to wait for it.
+        """Return how many tokens a step may have that delays first-class prompts; None if there is no limit.
 
-        Decoding requests take part in any case. If prompts cannot be cut there is no limit.
+        Decoding requests take part in any case. There is no limit if prompts cannot be cut.
         """
         scheduler, left_out = self._scheduler, {id(one) for one in held}
         if not self._first.ttft_s or not scheduler.scheduler_config.enable_chunked_prefill:
@@ -304,10 +291,10 @@ class GivingWay:
         return min(found, key=lambda one: standing_of(one).priority, default=None)
 
     def _finds_no_room(self, one: Any) -> bool:
-        """Return whether a request cannot begin and has no claim to what others hold.
+        """Return whether a request cannot begin and must not preempt others.
 
-        It would only reserve blocks, for a prompt that is not complete elsewhere. vLLM lets it while a slot
-        is free.
+        Such a request only reserves blocks, for a prompt that is still computed elsewhere, and finds no slot
+        or not enough blocks.
         """
         scheduler = self._scheduler
         return _only_reserves(one) and (
@@ -320,12 +307,12 @@ class GivingWay:
         return int(groups * -(-tokens // block))
 
     def _is_loaded(self, waits: Any) -> bool:
-        """Return whether a waiting request has all its KV from another worker, and decodes at once."""
+        """Return whether a waiting request has all its KV from another worker, so that it can decode."""
         loaded = waits.request_id in self._scheduler.finished_recving_kv_req_ids
         return loaded and waits.num_output_tokens > 0 and waits.num_tokens - waits.num_computed_tokens <= 1
 
-    def _behind(self, best: int) -> list[Any]:
-        """Return the first waiting requests that give way, which vLLM would let begin in the same step."""
+    def _first_that_gives_way(self, best: int) -> list[Any]:
+        """Return the first waiting request that gives way, or []: vLLM might start it in the same step."""
         scheduler = self._scheduler
         for one in scheduler.waiting:
             if standing_of(one).priority > best and one not in scheduler.deferred_waiting:
@@ -333,7 +320,7 @@ class GivingWay:
         return []
 
     def _first_in_line(self, best: int) -> int:
-        """Return how many could begin before the first request that gives way."""
+        """Return how many waiting requests could begin before the first one that gives way."""
         scheduler = self._scheduler
         count = len(scheduler.finished_recving_kv_req_ids)
         for one in scheduler.waiting:
@@ -346,7 +333,7 @@ class GivingWay:
     def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any, prefills: bool) -> _Step:
         """Decide which requests that give way are left out.
 
-        waits: the next of them that would begin; prefills: one of their prompts may be computed
+        waits: the next of them that would begin. prefills: whether one of their prompts may be computed.
         """
         step = _Step(best, contest, set(), [])
         rows = self._share.rows(contest)
@@ -360,32 +347,27 @@ class GivingWay:
             if not takes_part:
                 step.held.append(one)
         step.prefills = prefills
-        if waits is not None and waits.priority > time.monotonic() * 1e3:  # else its time has come
+        if waits is not None and waits.priority > time.monotonic() * 1e3:  # else it has waited long enough
             step.new = rows >= 1 if waits.num_output_tokens else prefills
         return step
 
     def _make_room(self, best: int, newcomer: Any) -> int | None:
-        """Preempt as many requests as the first class needs slots and KV. Return their number.
+        """Preempt as many requests as the first class needs for slots and KV. Return their number.
 
-        Return None if that does not suffice: then vLLM has to choose among all. `_leaving` holds requests
-        that can only be preempted after the next step.
+        Return None if that does not suffice, so that vLLM chooses among all. `_leaving` gets requests that
+        can only be preempted after the next step.
         """
         scheduler = self._scheduler
-        pool, block, most = (
-            scheduler.kv_cache_manager.block_pool,
-            scheduler.block_size,
-            scheduler.max_num_scheduled_tokens,
-        )
+        pool, most = scheduler.kv_cache_manager.block_pool, scheduler.max_num_scheduled_tokens
         first = [one for one in scheduler.running if standing_of(one).priority == best]
         tokens = min(most, sum(one.num_tokens_with_spec - one.num_computed_tokens for one in first))
         if newcomer is not None:
             tokens += newcomer.num_tokens - newcomer.num_computed_tokens
-        groups = len(scheduler.kv_cache_config.kv_cache_groups)
-        # Each may begin a block, and one more with its drafts.
-        wanted = groups * (-(-tokens // block) + 2 * len(first) + 1)
+        # Each request may begin a block, and another one with its drafts.
+        wanted = self._blocks(tokens + (2 * len(first) + 1) * scheduler.block_size)
         slot = newcomer is not None and len(scheduler.running) >= scheduler.max_num_active_reqs
         allowed = sorted(one for one in scheduler.running if self._may_preempt(one, best, newcomer))
-        # The last in the queue's order goes first.
+        # The last one in the queue's order is preempted first.
         victims = [one for one in allowed if scheduler._request_blocks_can_be_freed(one)]
         preempted = 0
         while victims and (slot or pool.get_num_free_blocks() < wanted):
@@ -396,13 +378,14 @@ class GivingWay:
         self._counts.preempted += preempted
         lacks = pool.get_num_free_blocks() < wanted
         if (slot or lacks) and self._rows_may_miss:
-            # A step in flight may write to its blocks. Left out of the next one, it can be preempted then.
+            # A step in flight may still write to its blocks. If the next step leaves it out, the one after
+            # that can preempt it.
             self._leaving = [one for one in allowed if one in scheduler.running][-1:]
         return None if lacks and not self._leaving else preempted
 
     def _may_preempt(self, one: Any, best: int, newcomer: Any) -> bool:
         standing = standing_of(one)
-        # A prompt that is saved for another worker, as it is computed, must not start again.
+        # A prompt whose KV is being saved for another worker must not start again.
         whole = one.kv_transfer_params is None or not (one.is_prefill_chunk or one.num_output_tokens == 0)
         return (
             whole
@@ -416,7 +399,7 @@ class GivingWay:
 def install(engine: Any, *, measured_share: bool = False) -> GivingWay | None:
     """Have requests of a loaded engine give way from now on; None if vLLM does not order by priority.
 
-    measured_share: a prompt's share of a step follows the measured times of steps.
+    measured_share: whether measured step times determine a prompt's share of a step.
     """
     from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
@@ -425,8 +408,8 @@ def install(engine: Any, *, measured_share: bool = False) -> GivingWay | None:
     may_miss = accepted_states.keeps(engine.vllm_config)
     if not may_miss:
         logger.warning(
-            "classes: requests that decode are not left out of steps, as this model keeps states and drafts, "
-            "with a prefix cache, asynchronous scheduling or model runner V2"
+            "classes: decoding requests are not left out of steps, because this model keeps states and "
+            "drafts with a prefix cache, asynchronous scheduling or model runner V2"
         )
     ahead = engine.batch_queue_size - 1 if engine.batch_queue is not None else 0
     seam = GivingWay(engine.scheduler, rows_may_miss=may_miss, ahead=ahead)

@@ -1,37 +1,30 @@
-"""Stream a token's id together with its text while a stop string may still be found in that text.
+"""Stream a token's id together with its text, even if the text may still contain a stop string.
 
-vLLM holds back as many characters as the longest stop string has, but sends their tokens' ids at once: a
-reasoning parser that sees the id of a thought's end looks for its mark in text that has not arrived yet. Here
-text is held back by whole tokens, together with their ids and log-probabilities.
-
-Leans on: vllm.v1.engine.detokenizer.{IncrementalDetokenizer.from_new_request, BaseIncrementalDetokenizer}
-(stop_buffer_length, decode_next, called once for each token that has text, get_next_output_text, output_text,
-_last_output_text_offset, token_ids, num_output_tokens), vllm.v1.engine.output_processor.RequestState
-(_new_completion_output, detokenizer, logprobs_processor.logprobs: of all tokens).
+vLLM holds back as many characters as the longest stop string has, but sends the ids of their tokens at once.
+A reasoning parser that sees the id of a thought's end then looks for its mark in text that has not arrived,
+and streams the thought twice. Here whole tokens are held back, with their ids and log-probabilities.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from typing import Any
 
 from baton.services.engine.patches.replace import replace
 
-_HELD = "_baton_held"
+_HELD = "_baton_held"  # attribute of a detokenizer
 
 
 def install() -> None:
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
     from vllm.v1.engine.output_processor import RequestState
 
-    replace(IncrementalDetokenizer, "from_new_request", _holding, ("cls", "tokenizer", "request"))
-    parameters = ("self", "token_ids", "finish_reason", "stop_reason")
-    replace(RequestState, "_new_completion_output", _together, parameters)
+    replace(IncrementalDetokenizer, "from_new_request", _hold)
+    replace(RequestState, "_new_completion_output", _send_together)
 
 
 class HeldTokens:
-    """The tokens of one stream whose text is not sent yet. It replaces methods of the detokenizer."""
+    """The tokens of one stream whose text is not sent yet. It replaces two methods of the detokenizer."""
 
     __slots__ = ("_decode", "_detokenizer", "_ends", "_next_text", "sent")
 
@@ -39,13 +32,13 @@ class HeldTokens:
         self._detokenizer = detokenizer
         self._decode = detokenizer.decode_next
         self._next_text = detokenizer.get_next_output_text
-        self._ends: list[int] = []  # the end of each token in the text
+        self._ends: list[int] = []  # where each token's text ends
         self.sent = 0  # tokens sent
-        detokenizer.decode_next = self._noting
-        detokenizer.get_next_output_text = self._whole_tokens
+        detokenizer.decode_next = self._decode_next
+        detokenizer.get_next_output_text = self._get_next_output_text
 
     def ripe(self) -> int:
-        """Return how many tokens have no character that a stop string may still remove."""
+        """Return how many tokens have no character that a stop string could still remove."""
         detokenizer = self._detokenizer
         return bisect_right(self._ends, len(detokenizer.output_text) - detokenizer.stop_buffer_length)
 
@@ -54,12 +47,12 @@ class HeldTokens:
         prompt = len(tokens) - self._detokenizer.num_output_tokens()  # 0 except with a slow tokenizer
         return tokens[prompt + self.sent : prompt + ripe]
 
-    def _noting(self, token_id: int) -> str:
+    def _decode_next(self, token_id: int) -> str:
         text: str = self._decode(token_id)
         self._ends.append((self._ends[-1] if self._ends else 0) + len(text))
         return text
 
-    def _whole_tokens(self, finished: bool, delta: bool) -> str:
+    def _get_next_output_text(self, finished: bool, delta: bool) -> str:
         if finished or not delta:
             whole: str = self._next_text(finished, delta)
             return whole
@@ -71,30 +64,26 @@ class HeldTokens:
         return text
 
 
-def _holding(original: Callable[..., Any]) -> Callable[..., Any]:
+def _hold(original: Any, cls: Any, tokenizer: Any, request: Any) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
-    def from_new_request(cls: Any, tokenizer: Any, request: Any) -> Any:
-        made = original(cls, tokenizer, request)
-        streams = request.sampling_params.output_kind == RequestOutputKind.DELTA
-        if streams and getattr(made, "stop_buffer_length", 0):
-            setattr(made, _HELD, HeldTokens(made))
-        return made
-
-    return from_new_request
+    made = original(cls, tokenizer, request)
+    streams = request.sampling_params.output_kind == RequestOutputKind.DELTA
+    if streams and getattr(made, "stop_buffer_length", 0):
+        setattr(made, _HELD, HeldTokens(made))
+    return made
 
 
-def _together(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _new_completion_output(self: Any, token_ids: list[int], finish_reason: Any, stop_reason: Any) -> Any:
-        held: HeldTokens | None = getattr(self.detokenizer, _HELD, None)
-        if held is None:
-            return original(self, token_ids, finish_reason, stop_reason)
-        finished = finish_reason is not None
-        ripe = self.detokenizer.num_output_tokens() if finished else held.ripe()
-        output = original(self, held.ids(ripe), finish_reason, stop_reason)
-        if (logprobs := self.logprobs_processor.logprobs) is not None:
-            output.logprobs = logprobs[held.sent : ripe]
-        held.sent = ripe
-        return output
-
-    return _new_completion_output
+def _send_together(
+    original: Any, self: Any, token_ids: list[int], finish_reason: Any, stop_reason: Any
+) -> Any:
+    held: HeldTokens | None = getattr(self.detokenizer, _HELD, None)
+    if held is None:
+        return original(self, token_ids, finish_reason, stop_reason)
+    finished = finish_reason is not None
+    ripe = self.detokenizer.num_output_tokens() if finished else held.ripe()
+    output = original(self, held.ids(ripe), finish_reason, stop_reason)
+    if (logprobs := self.logprobs_processor.logprobs) is not None:
+        output.logprobs = logprobs[held.sent : ripe]
+    held.sent = ripe
+    return output

@@ -1,30 +1,22 @@
-"""Make a step that drafts nothing as cheap as one without speculation, on a CPU.
+"""Make a step that drafts nothing as cheap on a CPU as a step without speculation.
 
 When drafting does not pay, "auto" drafts 0 tokens. vLLM then still runs the drafter over the step's tokens,
-as its KV cache must not have holes when drafting begins again, and sends the step through the rejection
-sampler. With the demo model on one core a step took 40 % more time than without speculation (16 streams).
+because its KV cache must not have holes when drafting resumes, and sends the step through the rejection
+sampler. With the demo model on one core such a step took 40 % longer than without speculation (16 streams).
 
-Here the drafter's pass is deferred. In a step of one token per request that drafts nothing, the drafter's
-inputs (tokens, positions, the target's hidden states, slots) are kept. When drafts are wanted again, when
-prompts come, or after `_STEPS` steps, one pass runs over all of them and the new tokens. Drafts are verified
-in any case: a pass that comes late, or is lost with a request that left, changes no output.
-
-Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (V1: `_prepare_inputs`, which looks at
-speculative_config for nothing but whether drafts are verified; `propose_draft_token_ids`; `input_ids`,
-`_get_positions`, input_batch with req_ids, num_computed_tokens_cpu, num_prompt_tokens; device, drafter,
-use_async_scheduling, model_config.is_hybrid, uses_mrope), vllm.v1.spec_decode.llm_base_proposer.
-SpecDecodeBaseProposer (`propose` by keywords; pass_hidden_states_to_model, needs_extra_input_slots,
-max_num_tokens), vllm.v1.attention.backend.CommonAttentionMetadata.
+Here the drafter's pass is deferred. A step with one token per request that drafts nothing keeps the drafter's
+inputs: tokens, positions, the target's hidden states, slots. When drafts are wanted again, when prompts
+arrive, or after `_STEPS` steps, one pass runs over all of them and the new tokens. Drafts are verified in any
+case, so a pass that comes late, or is lost with a request that left, changes no output.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from baton.services.engine.patches.replace import replace
-from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS
 
 _STEPS = 16
 _BACKLOG = "_baton_backlog"  # attribute of a model runner
@@ -33,76 +25,61 @@ _BACKLOG = "_baton_backlog"  # attribute of a model runner
 def install() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    prepare = ("self", "scheduler_output", "num_scheduled_tokens")
-    replace(GPUModelRunner, "_prepare_inputs", _plainly, prepare)
-    replace(GPUModelRunner, "propose_draft_token_ids", _deferring, PROPOSE_DRAFT_TOKEN_IDS)
+    replace(GPUModelRunner, "_prepare_inputs", _prepare)
+    replace(GPUModelRunner, "propose_draft_token_ids", _propose)
 
 
-def _plainly(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
-    # A step without a single draft is sampled like any other.
-    def _prepare_inputs(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        spec = self.speculative_config
-        if spec is None or scheduler_output.scheduled_spec_decode_tokens or not _can_wait(self):
-            return prepare_inputs(self, scheduler_output, *args, **kwargs)
-        self.speculative_config = None
-        try:
-            return prepare_inputs(self, scheduler_output, *args, **kwargs)
-        finally:
-            self.speculative_config = spec
-
-    return _prepare_inputs
+def _prepare(original: Any, self: Any, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
+    """Keep a step without drafts out of the rejection sampler, which speculative_config leads it into."""
+    spec = self.speculative_config
+    if spec is None or scheduler_output.scheduled_spec_decode_tokens or not _can_wait(self):
+        return original(self, scheduler_output, num_scheduled_tokens)
+    self.speculative_config = None
+    try:
+        return original(self, scheduler_output, num_scheduled_tokens)
+    finally:
+        self.speculative_config = spec
 
 
 def _can_wait(runner: Any) -> bool:
-    # A hybrid target counts a step without drafts as a speculative one: its state is elsewhere.
+    # With a hybrid target vLLM treats a step without drafts as a speculative one: its state is elsewhere.
     return not runner.use_async_scheduling and not runner.model_config.is_hybrid
 
 
-def _deferring(propose_draft_token_ids: Callable[..., Any]) -> Callable[..., Any]:
-    def propose(  # noqa: PLR0917 (vLLM's parameters)
-        self: Any,
-        scheduler_output: Any,
-        sampled_token_ids: Any,
-        sampling_metadata: Any,
-        hidden_states: Any,
-        sample_hidden_states: Any,
-        aux_hidden_states: Any,
-        spec_decode_metadata: Any,
-        common_attn_metadata: Any,
-        slot_mappings: Any,
-    ) -> Any:
-        backlog = _backlog_of(self)
-        if backlog is not None:
-            if _drafts_nothing(self, scheduler_output) and not backlog.full:
-                target = self.get_model()
-                states = getattr(target, "get_mtp_target_hidden_states", lambda: None)()
-                if states is None:
-                    states = hidden_states if aux_hidden_states is None else aux_hidden_states
-                return backlog.add(self, states, common_attn_metadata.slot_mapping)
-            backlog.expect(self.input_batch.req_ids)
-        return propose_draft_token_ids(
-            self,
-            scheduler_output,
-            sampled_token_ids,
-            sampling_metadata,
-            hidden_states,
-            sample_hidden_states,
-            aux_hidden_states,
-            spec_decode_metadata,
-            common_attn_metadata,
-            slot_mappings,
-        )
-
-    return propose
+def _propose(  # noqa: PLR0917 (vLLM's parameters)
+    original: Any,
+    self: Any,
+    scheduler_output: Any,
+    sampled_token_ids: Any,
+    sampling_metadata: Any,
+    hidden_states: Any,
+    sample_hidden_states: Any,
+    aux_hidden_states: Any,
+    spec_decode_metadata: Any,
+    common_attn_metadata: Any,
+    slot_mappings: Any,
+) -> Any:
+    backlog = _backlog_of(self)
+    if backlog is not None:
+        if _drafts_nothing(self, scheduler_output) and not backlog.full:
+            states = getattr(self.get_model(), "get_mtp_target_hidden_states", lambda: None)()
+            if states is None:
+                states = hidden_states if aux_hidden_states is None else aux_hidden_states
+            return backlog.add(self, states, common_attn_metadata.slot_mapping)
+        backlog.expect(self.input_batch.req_ids)
+    return original(
+        *(self, scheduler_output, sampled_token_ids, sampling_metadata, hidden_states, sample_hidden_states),
+        *(aux_hidden_states, spec_decode_metadata, common_attn_metadata, slot_mappings),
+    )
 
 
 def _drafts_nothing(runner: Any, scheduler_output: Any) -> bool:
-    """Return whether the step made one token per request, and the next one verifies none."""
+    """Return whether the step made one token per request, and the next one verifies no drafts."""
     batch = runner.input_batch
     rows = batch.num_reqs
     if scheduler_output.num_spec_tokens_to_schedule or scheduler_output.total_num_scheduled_tokens != rows:
         return False
-    # The last step of a prefill may be followed by a handoff, which takes the drafter's KV along.
+    # A prefill's last step may be followed by a handoff, which includes the drafter's KV.
     return bool((batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt_tokens[:rows]).all())
 
 
@@ -114,7 +91,7 @@ def _backlog_of(runner: Any) -> Backlog | None:
 
 
 def _new_backlog(runner: Any) -> Backlog | None:
-    """Return a new backlog; None if the drafter does not take the target's hidden states token by token."""
+    """Return a new backlog, or None if the drafter does not use the target's hidden state of each token."""
     from vllm.v1.spec_decode.eagle import EagleProposer
 
     drafter = runner.drafter
@@ -130,14 +107,14 @@ def _new_backlog(runner: Any) -> Backlog | None:
 
 
 class Backlog:
-    """Inputs over which one rank's drafter has yet to run. All tensors are on the CPU."""
+    """Deferred inputs of one rank's drafter. All tensors are on the CPU."""
 
     def __init__(self, drafter: Any) -> None:
-        self._most = drafter.max_num_tokens  # tokens of a pass
+        self._most = drafter.max_num_tokens  # per pass
         self._propose = drafter.propose
         drafter.propose = self._catch_up
-        self._steps: list[tuple[Any, Any, Any, Any]] = []  # tokens, positions, states, slots; a row each
-        self._rows: dict[str, list[int]] = {}  # request: its rows, numbered through all steps
+        self._steps: list[tuple[Any, Any, Any, Any]] = []  # tokens, positions, states, slots, by row
+        self._rows: dict[str, list[int]] = {}  # each request's rows, numbered across all steps
         self._count = 0
         self._batch: Sequence[str] = ()
 
@@ -147,12 +124,12 @@ class Backlog:
         return len(self._steps) >= _STEPS or 2 * self._count > self._most
 
     def add(self, runner: Any, states: Any, slots: Any) -> Any:
-        """Keep a step's inputs for later. Return its drafts: none, [rows, 0]."""
+        """Keep a step's inputs for later. Return its drafts, a tensor [rows, 0]."""
         import torch
 
         rows = runner.input_batch.num_reqs
         kept = torch.cat([one[:rows] for one in states], -1) if isinstance(states, list) else states[:rows]
-        tokens, positions = runner.input_ids.gpu[:rows], runner._get_positions(rows)
+        tokens, positions = runner.input_ids.gpu[:rows], runner.positions[:rows]
         self._steps.append((tokens.clone(), positions.clone(), kept.clone(), slots[:rows].clone()))
         for row, request in enumerate(runner.input_batch.req_ids):
             self._rows.setdefault(request, []).append(self._count + row)
@@ -160,7 +137,7 @@ class Backlog:
         return torch.empty(rows, 0, dtype=torch.int64)
 
     def expect(self, requests: Sequence[str]) -> None:
-        """Prepare for a pass of the drafter over these requests' new tokens, in this order."""
+        """Prepare for a pass over the new tokens of these requests, in this order."""
         self._batch = requests
 
     def _catch_up(
@@ -181,7 +158,7 @@ class Backlog:
             together = [torch.cat([step[part] for step in self._steps] + [new[part]]) for part in range(4)]
             order, starts = self._order(together[1], metadata.query_start_loc_cpu)
             tokens, positions, states, slots = (part[order] for part in together)
-            if token_indices_to_sample is not None:  # the rows that are drafted from have moved
+            if token_indices_to_sample is not None:  # the rows to draft from have moved
                 moved = (starts - metadata.query_start_loc_cpu)[1:]
                 token_indices_to_sample = token_indices_to_sample + moved
             target_token_ids, target_positions, target_hidden_states = tokens, positions, states
@@ -204,14 +181,14 @@ class Backlog:
         )
 
     def _order(self, positions: Any, starts: Any) -> tuple[Any, Any]:
-        """Return old and new tokens' rows in the pass's order, by request, and where each request begins."""
+        """Return the rows of old and new tokens in the order of the pass, and where each request begins."""
         import torch
 
         old, order, begins = positions.tolist(), [], [0]
         bounds = starts.tolist()
         for request, first, end in zip(self._batch, bounds, bounds[1:], strict=False):
             late = self._rows.get(request, [])
-            # A preempted request is recomputed, or goes on elsewhere.
+            # Otherwise the request has been preempted since, and is recomputed or continues elsewhere.
             if late and old[late[-1]] + 1 == old[self._count + first]:
                 order += late
             order += range(self._count + first, self._count + end)

@@ -1,19 +1,17 @@
-"""Give each request of a batch the log-probabilities that it asked for: of the best or of named tokens.
+"""Give each request of a batch its own log-probabilities, of the best tokens or of the tokens that it names.
 
-vLLM's V1 gives the whole batch the columns that requests with `logprob_token_ids` need: their neighbours get
-fewer than they asked for, and some invented ones. With drafts it raises, which ends the engine, or returns
-none. Here the number of best tokens, which reaches every place that gathers columns, also carries the named
-tokens of each request, and the rows of a request that names tokens are filled with those.
+If one request sets `logprob_token_ids`, vLLM's V1 gives the whole batch that request's columns: its
+neighbours get fewer log-probabilities than they asked for, and some invented ones. With drafts it raises,
+which ends the engine, or returns none. Here `max_num_logprobs`, which reaches every place that gathers
+columns, also carries the tokens that each request names, and those replace the columns of its rows.
 
-Leans on: vllm.v1.worker.gpu_input_batch.InputBatch._make_sampling_metadata (num_reqs; its result's
-max_num_logprobs and logprob_token_ids, by row), vllm.v1.sample.sampler.Sampler.gather_logprobs (static; gets
-that number from Sampler.forward, with a row a request, and from RejectionSampler, with as many rows for each
-request, one behind the other; gives token ids [rows, 1 + number], values and ranks, the sampled token first).
+`gather_logprobs` gets one row per request from vLLM's sampler, and several adjacent rows per request from its
+rejection sampler, the same number for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.services.engine.patches.replace import replace
@@ -23,12 +21,12 @@ def install() -> None:
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-    replace(InputBatch, "_make_sampling_metadata", _naming, ("self",))
-    replace(Sampler, "gather_logprobs", _filled, ("logprobs", "num_logprobs", "token_ids"))
+    replace(InputBatch, "refresh_metadata", _add_names)
+    replace(Sampler, "gather_logprobs", _gather)
 
 
 class Wanted(int):
-    """A number of best tokens, and the named tokens of each row in the batch."""
+    """The number of best tokens, with the tokens that each row of the batch names."""
 
     named: Mapping[int, Sequence[int]]
     requests: int  # number in the batch
@@ -40,30 +38,24 @@ class Wanted(int):
         return made
 
 
-def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _make_sampling_metadata(self: Any) -> Any:
-        metadata = original(self)
-        if metadata.logprob_token_ids:
-            best = metadata.max_num_logprobs or 0
-            metadata.max_num_logprobs = Wanted(best, metadata.logprob_token_ids, self.num_reqs)
-            metadata.logprob_token_ids = None
-        return metadata
-
-    return _make_sampling_metadata
+def _add_names(original: Any, self: Any) -> None:
+    original(self)
+    metadata = self.sampling_metadata
+    if metadata.logprob_token_ids:
+        best = metadata.max_num_logprobs or 0
+        metadata.max_num_logprobs = Wanted(best, metadata.logprob_token_ids, self.num_reqs)
+        metadata.logprob_token_ids = None
 
 
-def _filled(original: Callable[..., Any]) -> Callable[..., Any]:
-    def gather_logprobs(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
-        best = original(logprobs, int(num_logprobs), token_ids)
-        return _with_named(best, num_logprobs, logprobs) if isinstance(num_logprobs, Wanted) else best
-
-    return gather_logprobs
+def _gather(original: Any, logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
+    best = original(logprobs, int(num_logprobs), token_ids)
+    return _with_named(best, num_logprobs, logprobs) if isinstance(num_logprobs, Wanted) else best
 
 
 def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
     """Return the columns, with named tokens in the rows of the requests that name them.
 
-    Columns that a row does not need repeat its sampled token; nobody sees them.
+    Columns that a row does not need repeat its sampled token; vLLM's front end ignores them.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Wrap functions of vLLM's in ours; patches replace functions in no other way."""
+"""Wrap vLLM's functions in ours. Patches replace functions in no other way."""
 
 from __future__ import annotations
 
@@ -12,27 +12,35 @@ from typing import Any
 from baton.services.errors import StartError
 
 Function = Callable[..., Any]
-Wrapper = Callable[[Function], Function]
 
-_WRAPPERS = "_baton_wrappers"  # attribute of our function in the place of vLLM's
+_WRAPPERS = "_baton_wrappers"  # attribute of a function that replaces vLLM's
 
 
-def replace(owner: Any, name: str, wrapper: Wrapper, expects: Sequence[str]) -> None:
-    """Put `wrapper(original)` in the place of `owner.name`; a second call with this wrapper does nothing.
+def replace(owner: Any, name: str, ours: Function, expects: Sequence[str] = ()) -> None:
+    """Call `ours` instead of `owner.name`, with the original function before the call's own arguments.
 
-    owner: a module, a class or an object of vLLM's. expects: the names of the original's parameters in order,
-    including `self` and `cls` of a class's. The original stays at `__wrapped__` of its replacement; the last
-    wrapper is outermost. Raises StartError, which names the symbol, if vLLM has no such function, or one with
-    other parameters.
+    owner: a module, class or object. expects: the names of the original's parameters, with `self` and `cls`;
+    by default those of `ours` after its first. The last wrapper is outermost, and a second call with the same
+    `ours` does nothing. Raises StartError, which names the symbol, if vLLM's function differs.
     """
-    original = check(owner, name, expects)
+    original = check(owner, name, expects or _parameters_of(ours)[1:])
     present = wrappers(owner, name)
-    if wrapper in present:
+    if ours in present:
         return
-    replacement = functools.wraps(original)(wrapper(original))
-    setattr(replacement, _WRAPPERS, (*present, wrapper))
+    replacement = around(original, ours)
+    setattr(replacement, _WRAPPERS, (*present, ours))
     kind = type(inspect.getattr_static(owner, name))
     setattr(owner, name, kind(replacement) if kind in (classmethod, staticmethod) else replacement)
+
+
+def around(original: Function, ours: Function) -> Function:
+    """Return a function that calls `ours` with the original, its `__wrapped__`, and the arguments."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return ours(original, *args, **kwargs)
+
+    return replacement
 
 
 def check(owner: Any, name: str, expects: Sequence[str]) -> Function:
@@ -49,16 +57,16 @@ def check(owner: Any, name: str, expects: Sequence[str]) -> Function:
     return function
 
 
-def wrappers(owner: Any, name: str) -> tuple[Wrapper, ...]:
-    """Return the wrappers around `owner.name`, innermost first; () for vLLM's own function."""
-    present: tuple[Wrapper, ...] = getattr(getattr(owner, name), _WRAPPERS, ())
+def wrappers(owner: Any, name: str) -> tuple[Function, ...]:
+    """Return our functions around `owner.name`, innermost first."""
+    present: tuple[Function, ...] = getattr(getattr(owner, name), _WRAPPERS, ())
     return present
 
 
 def _parameters_of(function: Function) -> tuple[str, ...]:
     try:
         return tuple(inspect.signature(function).parameters)
-    except ValueError:  # a C++ function: its docstring, made by pybind11, begins with the first overload
+    except ValueError:  # a pybind11 function, whose docstring begins with its first overload
         first = re.search(r"^1\. \w+\((.*)\) ->", function.__doc__ or "", re.MULTILINE)
         return tuple(re.findall(r"(\w+): ", first[1])) if first else ()
 

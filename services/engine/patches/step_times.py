@@ -1,26 +1,20 @@
-"""Time the parts of an engine step: drafting, the model's forward pass with sampling, the rest.
+"""Time the parts of an engine step: drafting, and the forward pass with sampling.
 
-They are measured in each rank, and carried to the scheduler's process on the step's output: a rank may be
-another process. The time is that of the calls. On CPU that is the work itself. On a GPU a call returns when
-its work is launched, and the wait for it falls to the first use of a result, which is the sampling.
-
-Leans on: vllm.v1.worker.gpu_worker.Worker (execute_model, sample_tokens, model_runner; the CPU's worker is a
-subclass), of model runner V1 `propose_draft_token_ids`, of V2 `speculator.propose`; vllm.v1.outputs.
-{ModelRunnerOutput, AsyncModelRunnerOutput.get_output}; vllm.v1.core.sched.scheduler.Scheduler.
-update_from_output.
+Each rank measures them, and the step's output carries them to the scheduler's process. The times are those of
+the calls. On a CPU a call is the work itself. On a GPU a call returns when its work is launched, and the wait
+for that work is counted in sampling, which first uses a result.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
-from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS, UPDATE_FROM_OUTPUT
+from baton.services.engine.patches.drafts_v1 import PROPOSE_DRAFT_TOKEN_IDS
+from baton.services.engine.patches.replace import around, replace
 
-_KEY = "_baton_times"  # attribute of a step's output and of a rank's worker
+_KEY = "_baton_times"  # attribute of a step's output, of a rank's worker, and of model runner V2
 
 
 @dataclass(slots=True)
@@ -31,12 +25,12 @@ class StepPhases:
     verify_s: float = 0.0
 
 
-_steps = StepPhases()  # the scheduler process's times since `take`
-_drafting = StepPhases()  # this rank's times in the current step
+_steps = StepPhases()  # since `take`, in the scheduler's process
+_drafting = StepPhases()  # of the current step, in this rank
 
 
 def take() -> StepPhases:
-    """Return the times of the steps since the last call. For the scheduler's stepping thread."""
+    """Return the times of the steps since the last call. For the thread that steps the engine."""
     taken = StepPhases(_steps.draft_s, _steps.verify_s)
     _steps.draft_s = _steps.verify_s = 0.0
     return taken
@@ -47,69 +41,58 @@ def install() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker
 
-    replace(Worker, "execute_model", _timed_execute, ("self", "scheduler_output"))
-    replace(Worker, "sample_tokens", _timed_sample, ("self", "grammar_output"))
-    replace(GPUModelRunner, "propose_draft_token_ids", _timed_draft, PROPOSE_DRAFT_TOKEN_IDS)
-    replace(Scheduler, "update_from_output", _collecting, ("self", *UPDATE_FROM_OUTPUT))
+    replace(Worker, "execute_model", time_execute, ("self", "scheduler_output"))
+    replace(Worker, "sample_tokens", time_sample, ("self", "grammar_output"))
+    replace(GPUModelRunner, "propose_draft_token_ids", time_draft, PROPOSE_DRAFT_TOKEN_IDS)
+    replace(Scheduler, "update_from_output", collect)
 
 
-def _timed_execute(execute_model: Any) -> Any:
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
-        output = execute_model(self, *args, **kwargs)
-        # None: the step goes on with sample_tokens. Any other output ends it, without a forward pass.
-        setattr(self, _KEY, None if output is not None else perf_counter() - began)
-        return output
-
-    return timed
+def time_execute(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    began = perf_counter()
+    output = original(self, *args, **kwargs)
+    # None: sample_tokens is called next. Any other output ends the step, without a forward pass.
+    setattr(self, _KEY, None if output is not None else perf_counter() - began)
+    return output
 
 
-def _timed_sample(sample_tokens: Any) -> Any:
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        forward_s = getattr(self, _KEY, None)
-        if forward_s is None:
-            return sample_tokens(self, *args, **kwargs)
-        setattr(self, _KEY, None)
-        _time_speculator(self.model_runner)
-        _drafting.draft_s = 0.0
-        began = perf_counter()
-        output = sample_tokens(self, *args, **kwargs)
-        draft_s = _drafting.draft_s
-        return _marked(output, StepPhases(draft_s, forward_s + perf_counter() - began - draft_s))
-
-    return timed
+def time_sample(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    forward_s = getattr(self, _KEY, None)
+    if forward_s is None:
+        return original(self, *args, **kwargs)
+    setattr(self, _KEY, None)
+    time_speculator(self.model_runner)
+    _drafting.draft_s = 0.0
+    began = perf_counter()
+    output = original(self, *args, **kwargs)
+    draft_s = _drafting.draft_s
+    return _mark(output, StepPhases(draft_s, forward_s + perf_counter() - began - draft_s))
 
 
-def _time_speculator(runner: Any) -> None:
-    """Time model runner V2's speculator, at its first use, as other patches replace it before that."""
+def time_speculator(runner: Any) -> None:
+    """Time model runner V2's speculator, at its first use because other patches replace it before that."""
     if hasattr(runner, _KEY):
         return
     setattr(runner, _KEY, True)
     if getattr(runner, "speculator", None) is not None:
-        runner.speculator.propose = functools.wraps(runner.speculator.propose)(
-            _timed_draft(runner.speculator.propose)
-        )
+        runner.speculator.propose = around(runner.speculator.propose, time_draft)
 
 
-def _timed_draft(propose: Any) -> Any:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
-        try:
-            return propose(*args, **kwargs)
-        finally:
-            _drafting.draft_s += perf_counter() - began
-
-    return timed
+def time_draft(original: Any, *args: Any, **kwargs: Any) -> Any:
+    began = perf_counter()
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _drafting.draft_s += perf_counter() - began
 
 
-def _marked(output: Any, times: StepPhases) -> Any:
-    """Put the times on an output, for an unfinished one as soon as it is there. Return the output."""
+def _mark(output: Any, times: StepPhases) -> Any:
+    """Attach the times to an output; to an asynchronous one as soon as it is there. Return the output."""
     if hasattr(output, "get_output"):
         get_output = output.get_output
 
         def once() -> Any:
-            del output.get_output  # else a cycle keeps the step's tensors until a garbage collection
-            return _marked(get_output(), times)
+            del output.get_output  # else a reference cycle keeps the step's tensors until garbage collection
+            return _mark(get_output(), times)
 
         output.get_output = once
     elif output is not None:
@@ -117,12 +100,9 @@ def _marked(output: Any, times: StepPhases) -> Any:
     return output
 
 
-def _collecting(update_from_output: Any) -> Any:
-    def collecting(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
-        times = getattr(model_runner_output, _KEY, None)
-        if times is not None:
-            _steps.draft_s += times.draft_s
-            _steps.verify_s += times.verify_s
-        return update_from_output(self, scheduler_output, model_runner_output)
-
-    return collecting
+def collect(original: Any, self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+    times = getattr(model_runner_output, _KEY, None)
+    if times is not None:
+        _steps.draft_s += times.draft_s
+        _steps.verify_s += times.verify_s
+    return original(self, scheduler_output, model_runner_output)

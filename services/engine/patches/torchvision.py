@@ -1,13 +1,10 @@
 """Stand in for `torchvision`, so that text models whose files import it run without it.
 
 vLLM's Qwen3.5 imports Qwen3-VL's image and video processors even for a model without vision, and those import
-torchvision. No CPU build of it fits this torch: the one that pip installs needs CUDA and takes transformers
-down with it. So, only in vLLM's processes and only without a real torchvision, its modules can be imported
-and are empty. transformers still finds that there is none, and its image processors do without. (A stand-in
-package in site-packages would make it choose processors that fail.)
-
-Leans on: transformers.utils.is_torchvision_available, which remembers its first answer. It can go when vLLM's
-Qwen3.5 (vllm.model_executor.models.qwen3_5) is importable without torchvision.
+torchvision. No CPU build of it fits this torch: the one that pip installs needs CUDA and breaks transformers.
+So in vLLM's processes, unless a real torchvision is installed, its modules can be imported and are empty.
+transformers still finds no torchvision, because it remembers its first answer, and its image processors do
+without it. A stand-in package in site-packages would make it choose processors that fail.
 """
 
 from __future__ import annotations
@@ -33,17 +30,17 @@ MODULES = {
 
 
 def install() -> None:
-    """Make `import torchvision...` succeed in this process, if it would not; a second call does nothing."""
+    """Make `import torchvision...` succeed in this process if it would fail; a second call does nothing."""
     if importlib.util.find_spec("torchvision") is not None:
         return
     from transformers.utils import is_torchvision_available
 
-    is_torchvision_available()  # no, and the answer is cached
+    is_torchvision_available()  # caches that it is missing
     sys.meta_path.append(_Finder())
 
 
 class _Finder(MetaPathFinder, Loader):
-    """A finder and loader of empty modules, for names that no other finder knows."""
+    """Finds and loads empty modules, for names that no other finder knows."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,132 +1,61 @@
-"""Verify drafts by baton.kernels.verify instead of vLLM's rejection samplers, with `verifier: baton`.
+"""Verify drafts with baton.kernels.verify instead of vLLM's RejectionSampler, if `verifier` is `baton`.
 
-This is for model runner V1, the only one on CPU; verify_v2.py is for V2. vLLM applies what changes single
-logits (penalties, bad words, allowed tokens, biases, thinking budgets); if nothing does, the kernel gets the
-model's logits unchanged. Temperature, min-p, top-k and top-p are the kernel's. It samples all rows, including
-the one behind the drafts, which vLLM samples separately.
+This is for model runner V1, the only one on CPUs; verify_v2.py is for V2. vLLM still applies everything that
+changes single logits: penalties, bad words, allowed tokens, biases, thinking budgets. If nothing does, the
+kernel gets the model's logits unchanged. The kernel applies temperature, min-p, top-k and top-p. It samples
+all rows, including the one after the drafts, which vLLM samples separately.
 
-Some steps stay with vLLM's standard method, whose outputs have the same distribution: steps with seeded
-requests (vLLM's generators must keep giving the same tokens whether or not other requests are speculated),
-with log-probabilities of processed logits (which are never computed here), and with logits processors that
-are not vLLM's own.
+Some steps stay with vLLM's standard method, which has the same output distribution: steps with seeded
+requests, because vLLM's generators must give the same tokens whether or not other requests are speculated;
+steps with log-probabilities of processed logits, which are never computed here; and steps with logits
+processors that are not vLLM's own.
 
-Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__` makes rejection_sampler where it drafts,
-and it is called with metadata, draft_probs, logits, sampling_metadata);
-vllm.v1.sample.rejection_sampler.RejectionSampler (apply_logits_processors gives target logits [drafts, V],
-and may write into what it got; _get_logprobs_tensors; is_processed_logprobs_mode, synthetic_mode, sampler);
-vllm.v1.sample.sampler.Sampler.apply_logits_processors (for the rows behind the drafts);
-vllm.v1.sample.metadata.SamplingMetadata and vllm.v1.spec_decode.metadata.SpecDecodeMetadata (their fields; a
-request's rows of logits lie together, the one behind its drafts last, and cu_num_sampled_tokens tells where
-they end); vllm.v1.sample.logits_processor.{MinPLogitsProcessor (min_p_count, min_p [R, 1]),
-LogitBiasLogitsProcessor (biases), MinTokensLogitsProcessor (min_toks)}, all of `logitsprocs`.
+A request's rows of logits are adjacent, with the row after its drafts last; cu_num_sampled_tokens gives their
+ends.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import torch
 
 from baton.kernels.verify import DraftedTokens, Method, Sampling, verify
 from baton.services.engine.patches.replace import replace
-from baton.services.engine.patches.signatures import INIT
 from baton.services.engine.rank_settings import settings_of
-from baton.services.errors import StartError
 
 _SEEDS = 1 << 62
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM.
-
-    An engine with this setting then verifies with our kernel. Making one raises StartError if a symbol
-    differs from what we lean on.
-    """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    replace(GPUModelRunner, "__init__", _seating, INIT)
+    replace(GPUModelRunner, "__init__", _add_verifier)
 
 
 def method_of(vllm_config: Any) -> Method | None:
-    """Return our kernel's method of verification; None if vLLM verifies."""
+    """Return our kernel's method of verification, or None if vLLM verifies."""
     spec = settings_of(vllm_config)
     return None if spec is None or spec.verifier != "baton" else spec.rejection_sample_method
 
 
-def _seating(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, vllm_config: Any, device: Any) -> None:
-        original(self, vllm_config, device)
-        method = method_of(vllm_config)
-        if method is not None and hasattr(self, "rejection_sampler"):
-            check_symbols()
-            self.rejection_sampler = Verifier(self.rejection_sampler, method)
-
-    return __init__
-
-
-def check_symbols() -> None:
-    """Raise StartError if a symbol of vLLM's differs from what this module leans on."""
-    from vllm.v1.sample.logits_processor import builtin
-    from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.sample.rejection_sampler import RejectionSampler
-    from vllm.v1.sample.sampler import Sampler
-    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-
-    require(RejectionSampler, "forward", "metadata", "draft_probs", "logits", "sampling_metadata")
-    require(RejectionSampler, "apply_logits_processors", "logits", "sampling_metadata", "metadata")
-    require(
-        RejectionSampler,
-        "_get_logprobs_tensors",
-        *("max_num_logprobs", "metadata", "logits", "target_logits", "bonus_logits", "sampled_token_ids"),
-    )
-    require(Sampler, "apply_logits_processors", "logits", "sampling_metadata", "predict_bonus_token")
-    for name in ("MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor"):
-        if not hasattr(builtin, name):
-            raise other_vllm(f"{builtin.__name__}.{name}")
-    for owner, names in (
-        (
-            SamplingMetadata,
-            "temperature all_greedy top_p top_k generators max_num_logprobs no_penalties "
-            "allowed_token_ids_mask bad_words_token_ids logitsprocs thinking_budget_state_holder",
-        ),
-        (
-            SpecDecodeMetadata,
-            "draft_token_ids num_draft_tokens cu_num_sampled_tokens target_logits_indices "
-            "bonus_logits_indices",
-        ),
-    ):
-        missing = set(names.split()) - {field.name for field in fields(owner)}
-        if missing:
-            raise other_vllm(f"{owner.__name__}.{', '.join(sorted(missing))}")
-
-
-def require(owner: Any, name: str, *parameters: str) -> None:
-    """Check that a method takes these parameters and no others. Raises StartError if not."""
-    function = getattr(owner, name, None)
-    if function is None or tuple(inspect.signature(function).parameters) != ("self", *parameters):
-        raise other_vllm(f"{owner.__name__}.{name}({', '.join(parameters)})")
-
-
-def other_vllm(what: str) -> StartError:
-    """Return the error for a symbol that this vLLM does not have as we need it."""
-    return StartError(
-        f"verifier 'baton' leans on vLLM's {what}, which this vLLM does not have: install the vLLM version "
-        "that this Baton is made for, or say verifier 'vllm'"
-    )
+def _add_verifier(original: Any, self: Any, vllm_config: Any, device: Any) -> None:
+    original(self, vllm_config, device)
+    method = method_of(vllm_config)
+    if method is not None and hasattr(self, "rejection_sampler"):  # absent in ranks that do not draft
+        self.rejection_sampler = Verifier(self.rejection_sampler, method)
 
 
 class Verifier:
-    """Our verifier in place of a V1 model runner's RejectionSampler, which it keeps for some steps."""
+    """Replaces the RejectionSampler of a V1 model runner, and keeps it for some steps."""
 
     def __init__(self, shipped: Any, method: Method) -> None:
         self.shipped = shipped
         self.method = method
 
     def __call__(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """Verify one step's drafts, which are in `metadata`, by the target's logits [sum(drafts + 1), V]."""
+        """Verify the drafts in `metadata` against the target's logits [sum(drafts + 1), V]."""
         from vllm.v1.outputs import SamplerOutput
 
         if self.shipped.synthetic_mode or self._left_to_vllm(sampling_metadata):
@@ -164,22 +93,22 @@ class Verifier:
         )
 
     def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
-        """Return the logits after everything that vLLM does to single ones; unchanged if that is nothing."""
+        """Return the logits after everything that changes single ones, or the same tensor if nothing does."""
         if not _changes_logits(sampling_metadata):
             return logits
         processed = logits.to(torch.float32, copy=True)
-        behind = self.shipped.sampler.apply_logits_processors(
+        bonus = self.shipped.sampler.apply_logits_processors(
             processed[metadata.bonus_logits_indices], sampling_metadata, True
         )
-        before = self.shipped.apply_logits_processors(
+        target = self.shipped.apply_logits_processors(
             processed[metadata.target_logits_indices], sampling_metadata, metadata
         )
-        processed[metadata.bonus_logits_indices] = behind
-        processed[metadata.target_logits_indices] = before
+        processed[metadata.bonus_logits_indices] = bonus
+        processed[metadata.target_logits_indices] = target
         return processed
 
 
-# Whether each of vLLM's own logits processors changes any logit now. min-p does not change those it keeps.
+# Whether vLLM's own logits processors change any logit that is kept. min-p never does.
 _ACTIVE: dict[str, Callable[[Any], bool]] = {
     "MinPLogitsProcessor": lambda _: False,
     "LogitBiasLogitsProcessor": lambda one: bool(one.biases),
@@ -199,7 +128,7 @@ def _changes_logits(sampling_metadata: Any) -> bool:
 
 
 def _sampling(sampling_metadata: Any, requests: int, device: torch.device) -> Sampling:
-    """Return vLLM's settings of a batch, with new seeds: steps with V1's generators are left to vLLM."""
+    """Return vLLM's settings of a batch, with random seeds: seeded requests never come here."""
     temperature = sampling_metadata.temperature
     if temperature is None:  # all are greedy
         temperature = torch.zeros(requests, device=device)

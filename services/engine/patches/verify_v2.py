@@ -1,31 +1,23 @@
-"""Verify drafts by our kernel on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
+"""Verify drafts with our kernel on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
 
 V2's sampler keeps settings in arrays by slot, which the kernel reads directly, along with its seeds and
-positions. Its drafters keep logits, which the kernel takes: a drawn draft needs no probabilities. V2 copies
+positions. V2's drafters keep logits, which the kernel takes, so drawn drafts need no probabilities. V2 copies
 all logits to float32 as soon as one request has a temperature other than 1; here they are copied only if
 something changes single logits.
 
-Watermarks, synthetic acceptance, log-probabilities of processed logits and sampling masks are left to vLLM,
-as they need values that are never computed here. The kernels are compiled once the model has been loaded.
+Watermarks, synthetic acceptance, log-probabilities of processed logits and sampling masks stay with vLLM,
+because they need values that are never computed here. The kernels are compiled once the model has been
+loaded.
 
-Leans on: vllm.v1.worker.gpu.model_runner.GPUModelRunner (`load_model` makes `sampler` and
-`rejection_sampler`; device, dtype, vocab_size, speculator.draft_logits);
-vllm.v1.worker.gpu.spec_decode.rejection_sampler.RejectionSampler (`_verify` and its parameters: logits
-[N, V], draft_logits [slots, steps, V], verify_draft_sampled [N]: at each row the token that was fed in there,
-the drafts behind their request's first; cu_num_logits [R + 1]; gives processed logits, tokens [R, steps + 1]
-int64 and how many, int32; watermark_key, synthetic_conditional_rates, num_speculative_steps);
-vllm.v1.worker.gpu.sample.sampler.Sampler (logits_processors, thinking_budget_state,
-sampling_states, logprobs_mode, return_sampling_mask); sample.states.SamplingStates (temperature, top_k,
-top_p, min_p, seeds: `.gpu` and `.np`, by slot); sample.logits_processor.interface.LogitsContext;
-sample.{penalties.PenaltiesState.use_penalty, logit_bias.LogitBiasState.use_logit_bias,
-bad_words.BadWordsState.num_bad_words, thinking_budget.ThinkingBudgetState.{enabled, use_thinking_budget}}.
+RejectionSampler._verify gets logits [N, V], draft_logits [slots, steps, V], cu_num_logits [R + 1], and
+verify_draft_sampled [N], each row's input token: first the token before a request's drafts, then its drafts.
+It returns processed logits, tokens [R, steps + 1] int64 and their counts, int32.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -33,54 +25,47 @@ import torch
 
 from baton.kernels.verify import DraftedTokens, Method, Sampling, Verified, verify
 from baton.services.engine.patches import verify_v1
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import check, replace
 
 _VERIFY = (
-    *("logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping", "idx_mapping_np"),
+    *(
+        "self",
+        "logits",
+        "draft_logits",
+        "draft_sampled",
+        "pos",
+        "cu_num_logits",
+        "idx_mapping",
+        "idx_mapping_np",
+    ),
     *("expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np", "verify_draft_sampled"),
 )
-_CONTEXT = {
-    *("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids", "pos"),
-    "seq_lens_upper_bound_np",
-}
 
 
 def install() -> None:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-
-    load = ("self", "load_dummy_weights", "args", "model", "kwargs")
-    replace(GPUModelRunner, "load_model", _seating, load)
-
-
-def check_symbols() -> None:
-    """Raise StartError if a symbol of vLLM's differs from what this module leans on."""
-    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-    verify_v1.require(RejectionSampler, "_verify", *_VERIFY)
-    if {field.name for field in fields(LogitsContext)} != _CONTEXT:
-        raise verify_v1.other_vllm(f"{LogitsContext.__name__} of {', '.join(sorted(_CONTEXT))}")
+    check(RejectionSampler, "_verify", _VERIFY)
+    load = ("self", "load_dummy_weights", "args", "model", "kwargs")
+    replace(GPUModelRunner, "load_model", _load_model, load)
 
 
-def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
-    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        done = original(self, *args, **kwargs)
-        method = verify_v1.method_of(self.vllm_config)
-        if method is not None and self.rejection_sampler is not None and seat(self.rejection_sampler, method):
-            compile_kernels(self, method)
-        return done
-
-    return load_model
+def _load_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    done = original(self, *args, **kwargs)
+    method = verify_v1.method_of(self.vllm_config)
+    if method is not None and self.rejection_sampler is not None and seat(self.rejection_sampler, method):
+        compile_kernels(self, method)
+    return done
 
 
 def seat(shipped: Any, method: Method) -> bool:
-    """Have this RejectionSampler verify with our kernel. Return False if the kernel cannot do all it does."""
+    """Have this RejectionSampler verify with our kernel. Return False if it does more than the kernel can."""
     from vllm.config.model import PROCESSED_LOGPROBS_MODES
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
     if type(shipped) is not RejectionSampler:
         return False  # a model's own sampler
-    check_symbols()
     sampler = shipped.sampler
     if (
         shipped.watermark_key is None
@@ -143,9 +128,12 @@ def _run(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     sampling: Sampling,
 ) -> Verified:
-    """Run our kernel for a RejectionSampler: the target's and the drafter's logits, and the rows fed in."""
+    """Run our kernel for a RejectionSampler.
+
+    logits: the target's and the drafter's. rows: input tokens, row ends, positions.
+    """
     (shipped, method), (target, drafter), (tokens, ends, positions) = by, logits, rows
-    if drafter is not None:  # a target's vocabulary may be padded further than its drafter's
+    if drafter is not None:  # the vocabularies of target and drafter may be padded differently
         width = min(target.shape[1], drafter.shape[2])
         target, drafter = target[:, :width], drafter[:, :, :width]
     drafts = DraftedTokens(tokens, ends[1:], shipped.num_speculative_steps, logits=drafter)
@@ -153,9 +141,9 @@ def _run(
 
 
 def compile_kernels(runner: Any, method: Method) -> None:
-    """Run every variant of the kernels once on made-up drafts, so that no request waits for a compiler.
+    """Run every variant of the kernels once on dummy drafts, so that no request waits for a compiler.
 
-    vLLM's own warm-up, if it compiles anything, does not cover all of these variants.
+    vLLM's own warm-up does not cover all of these variants.
     """
     shipped, device = runner.rejection_sampler, runner.device
     count = shipped.num_speculative_steps + 1
@@ -172,22 +160,19 @@ def compile_kernels(runner: Any, method: Method) -> None:
 
 
 def _filters(states: Any) -> tuple[tuple[Any, float], ...]:
-    """Return the filters, each with the value at which it keeps all tokens."""
+    """Return the filters, with the value at which each keeps all tokens."""
     return (states.top_k, states.vocab_size), (states.top_p, 1.0), (states.min_p, 0.0)
 
 
 def _sampling(states: Any, slots: torch.Tensor, *, filtered: bool) -> Sampling:
-    """Return the settings of these slots. Without `filtered` the filters' kernels are not launched.
-
-    All filters or none: each combination would be recompiled.
-    """
+    """Return the settings of these slots, with all filters or none: Triton compiles each combination anew."""
     top_k, top_p, min_p = (one.gpu if filtered else None for one, _ in _filters(states))
     return Sampling(
         states.temperature.gpu, states.seeds.gpu, top_k=top_k, top_p=top_p, min_p=min_p, slots=slots
     )
 
 
-# Whether each of V2's logits processors changes any logit of these slots.
+# Whether V2's logits processors change any logit of these slots.
 _ACTIVE: dict[str, Callable[[Any, Any], bool]] = {
     "PenaltiesState": lambda one, slots: bool(np.any(one.use_penalty[slots])),
     "LogitBiasState": lambda one, slots: bool(np.any(one.use_logit_bias[slots])),

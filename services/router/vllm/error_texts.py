@@ -28,13 +28,10 @@ _PATH = re.compile(r"(?:/[\w\-]+){3,}")
 def bound_error_texts() -> None:
     """Bound the errors of all vLLM handlers; a second call does nothing."""
     for name in _USERS:
-        replace(importlib.import_module(name), "sanitize_message", _bounded, ("message",))
+        replace(importlib.import_module(name), "sanitize_message", _bounded)
 
 
-def _bounded(sanitize: Callable[[str], str]) -> Callable[[str], str]:
-    def bounded(message: str) -> str:
-        if len(message) > _QUICK:
-            message = _PATH.sub("<path>", shortened(message))
-        return sanitize(message)
-
-    return bounded
+def _bounded(sanitize: Callable[[str], str], message: str) -> str:
+    if len(message) > _QUICK:
+        message = _PATH.sub("<path>", shortened(message))
+    return sanitize(message)

@@ -39,7 +39,7 @@ _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 def leave_to_workers() -> None:
     """Let vLLM in this process check only the form; a second call does nothing. Raises StartError."""
-    replace(backend_xgrammar, "validate_xgrammar_grammar", _form, ("sampling_params",))
+    replace(backend_xgrammar, "validate_xgrammar_grammar", _form)
     replace(backend_guidance, "validate_guidance_grammar", _nothing, ("sampling_params", "tokenizer"))
     replace(backend_outlines, "validate_structured_output_request_outlines", _nothing, ("params",))
     replace(
@@ -66,36 +66,25 @@ def too_large(size: int) -> str:
     return f"the answer's grammar or schema has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed"
 
 
-def _nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    del args, kwargs
+
+
+def _form(original: Callable[..., Any], sampling_params: Any) -> None:
     del original
-
-    def leave(*args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-
-    return leave
-
-
-def _form(original: Callable[..., Any]) -> Callable[..., Any]:
-    del original
-
-    def check(sampling_params: Any) -> None:
-        asked = sampling_params.structured_outputs
-        if asked is None:
-            return
-        if asked.regex and "\x00" in asked.regex:
-            raise ValueError("structured_outputs.regex must not contain a NUL character ('\\x00')")
-        if asked.json:
-            vllm_params.check_json_nesting(asked.json)
-            schema = _loads(asked.json, "JSON grammar") if isinstance(asked.json, str) else asked.json
-            if backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
-                raise VLLMValidationError(
-                    "The provided JSON schema contains features not supported by xgrammar."
-                )
-        if asked.structural_tag:
-            vllm_params.check_json_nesting(asked.structural_tag, structural_tag=True)
-            _loads(asked.structural_tag, "structural tag")
-
-    return check
+    asked = sampling_params.structured_outputs
+    if asked is None:
+        return
+    if asked.regex and "\x00" in asked.regex:
+        raise ValueError("structured_outputs.regex must not contain a NUL character ('\\x00')")
+    if asked.json:
+        vllm_params.check_json_nesting(asked.json)
+        schema = _loads(asked.json, "JSON grammar") if isinstance(asked.json, str) else asked.json
+        if backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
+            raise VLLMValidationError("The provided JSON schema contains features not supported by xgrammar.")
+    if asked.structural_tag:
+        vllm_params.check_json_nesting(asked.structural_tag, structural_tag=True)
+        _loads(asked.structural_tag, "structural tag")
 
 
 def _loads(text: str, what: str) -> Any:

@@ -32,34 +32,31 @@ SLACK = 16
 
 def bound_tokenizing() -> None:
     """Bound tokenizing in all renderers created from now on; a second call does nothing."""
-    replace(BaseRenderer, "_tokenize_prompt", _bounded, ("self", "prompt", "params"))
+    replace(BaseRenderer, "_tokenize_prompt", _bounded)
 
 
-def _bounded(tokenize: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(self: Any, prompt: Any, params: Any) -> Any:
-        limit = params.max_input_tokens or self.model_config.max_model_len  # /tokenize has no limit
-        text = prompt["prompt"]
-        if len(text) <= PIECE:
-            return tokenize(self, prompt, params)
-        if len(text) <= LIKELY * limit:
-            return _whole(tokenize, self, prompt, params)
-        tokenizer = self.get_tokenizer()
-        kept = params.truncate_prompt_tokens
-        if kept is None:
-            if len(enough(tokenizer, text, limit)) < len(text):
-                raise VLLMValidationError(
-                    f"This model's maximum context length is {limit} tokens. However, your text of "
-                    f"{len(text)} characters has more. Please reduce its length.",
-                    parameter="input_tokens",
-                )
-            return _whole(tokenize, self, prompt, params)
-        if kept < 0:
-            kept = params.max_truncation_tokens
-        side = params.truncation_side or tokenizer.truncation_side
-        part = enough(tokenizer, text, kept, end=side == "left")
-        return _whole(tokenize, self, {**prompt, "prompt": part}, params)
-
-    return bounded
+def _bounded(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) -> Any:
+    limit = params.max_input_tokens or self.model_config.max_model_len  # /tokenize has no limit
+    text = prompt["prompt"]
+    if len(text) <= PIECE:
+        return tokenize(self, prompt, params)
+    if len(text) <= LIKELY * limit:
+        return _whole(tokenize, self, prompt, params)
+    tokenizer = self.get_tokenizer()
+    kept = params.truncate_prompt_tokens
+    if kept is None:
+        if len(enough(tokenizer, text, limit)) < len(text):
+            raise VLLMValidationError(
+                f"This model's maximum context length is {limit} tokens. However, your text of "
+                f"{len(text)} characters has more. Please reduce its length.",
+                parameter="input_tokens",
+            )
+        return _whole(tokenize, self, prompt, params)
+    if kept < 0:
+        kept = params.max_truncation_tokens
+    side = params.truncation_side or tokenizer.truncation_side
+    part = enough(tokenizer, text, kept, end=side == "left")
+    return _whole(tokenize, self, {**prompt, "prompt": part}, params)
 
 
 def _whole(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) -> Any:

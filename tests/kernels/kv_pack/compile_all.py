@@ -1,8 +1,8 @@
 """`python -m tests.kernels.kv_pack.compile_all [every]`: compile kv_pack's kernels for Hopper.
 
-For each mixture of data types and each format to Triton's own form, where errors of types show, and caches as
-engines have them to machine code as well; with `every` all of it. It asserts that nothing is computed in
-float64, of which a GPU has few units, and that KV is moved by 16 bytes.
+Every mixture of data types and every format is compiled to Triton's own form, which finds type errors.
+Typical caches, or with `every` all of them, are also compiled to machine code. It asserts that nothing is
+computed in float64, for which a GPU has few units, and that KV is moved 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MIXTURES = [
     for count in range(1, len(DTYPES) + 1)
     for mixture in itertools.combinations(DTYPES, count)
 ]
-# Rows of different widths: what is beyond a row is masked.
+# With rows of different widths, the kernels need masks.
 UNEVEN = [[*layers, Layer((2, 16, 2 * 24), 24, layers[0].dtype)] for layers in MIXTURES]
 WHOLE = ["gqa", "mla"]
 MOVES = re.compile(r"(ld|st)\.global[\w.:]*\.(?:v2\.b64|v4\.b32)")
-HOPPER, AMPERE = (9, 0), (8, 0)  # before (8, 9) codes are made of bits
+HOPPER, AMPERE = (9, 0), (8, 0)  # before (8, 9) codes are converted by bit operations
 BRANCHES: list[Case] = [
     *((HOPPER, layers, wire) for layers in MIXTURES for wire in QUANTISED),
     *((AMPERE, MIXTURES[-1], wire) for wire in QUANTISED),
@@ -62,7 +62,7 @@ def compile_cases(cases: list[Case], seen: Variants, *, whole: bool) -> None:
 
 
 def assert_wide(wire: str, variants: Variants) -> None:
-    """Each kernel reads and writes what is KV, and not codes, by 16 bytes."""
+    """Check that each kernel reads and writes KV, as opposed to codes, 16 bytes at a time."""
     for key, text in variants.items():
         wanted = {"ld", "st"} if wire == "auto" else {"ld" if key[0] == "pack_kernel" else "st"}
         assert set(MOVES.findall(text)) == wanted, f"{key} does not move 16 bytes at once"

@@ -1,4 +1,4 @@
-"""Caches as engines have them, of random numbers, and what a packed one looks like."""
+"""Random caches with the layouts that engines use."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's cache: [BLOCKS, *shape], the innermost dimension a whole number of rows of `width`."""
+    """One layer's cache, [BLOCKS, *shape]; the innermost dimension holds whole rows of `width`."""
 
     shape: tuple[int, ...]
     width: int
     dtype: torch.dtype
-    gap: int = 0  # elements between blocks that belong to somebody else
+    gap: int = 0  # elements between blocks that belong to others
 
     def make(self, seed: int, device: str) -> torch.Tensor:
-        """Random; rows of very different magnitude, as KV has them; some zero, tiny or one number alone."""
+        """Return random rows of very different magnitude; some are zero, tiny or a single number."""
         generator = torch.Generator().manual_seed(seed)
         elements = torch.Size(self.shape).numel()
         if self.dtype in _BYTES:
@@ -50,7 +50,7 @@ CACHES: dict[str, list[Layer]] = {
     "odd heads, float16": [Layer((5, 16, 2 * 40), 40, FP16)],
     "float32": [Layer((3, 16, 64), 32, FP32)],
     "mla": [Layer((16, 576), 576, BF16), Layer((16, 576), 576, BF16)],
-    # Few tokens where rows are short: each of its tiles takes the interpreter as long as one of MLA's.
+    # Layers with short rows have few tokens: every tile takes the interpreter as long as one of MLA's.
     "mixed, with gaps": [
         Layer((5, 5, 2 * 24), 24, BF16, gap=40),  # four tiles, the last one shorter
         Layer((16, 576), 576, BF16),
@@ -69,7 +69,7 @@ def made(layers: Sequence[Layer], seed: int, device: str) -> list[torch.Tensor]:
 
 
 def same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
-    """Bit by bit."""
+    """Return whether all bits are equal."""
     return all(
         torch.equal(a.cpu().contiguous().view(torch.uint8), b.cpu().contiguous().view(torch.uint8))
         for a, b in zip(left, right, strict=True)

@@ -1,4 +1,4 @@
-"""The CPU's and the GPU's way against the plain one, bit by bit; without a GPU the kernel is interpreted."""
+"""The CPU's and the GPU's form against the naive one, bit by bit; without a GPU the kernel is interpreted."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.kernels.kv_pack.layers import BF16, BLOCKS, CACHES, FP16, FP32, Layer
 _seeds = itertools.count()
 LARGE = "more than a tile"
 ORDERS = {"one": [7], "scattered": [3, 0, 9, 4]}  # four blocks of 16: 63 tokens
-FEWER = {"mixed, with gaps": {"one": [7], "two": [9, 0]}, LARGE: {"one": [7]}}  # these take long
-ERRORS = {"fp8_e4m3": 2.0**-4, "int8": 0.5 / 127}  # of the value, of the row's largest
-SLACK = 1.001 + 2.0**-8  # and the rounding to bfloat16
+FEWER = {"mixed, with gaps": {"one": [7], "two": [9, 0]}, LARGE: {"one": [7]}}  # these are slow
+ERRORS = {"fp8_e4m3": 2.0**-4, "int8": 0.5 / 127}  # relative to the value, and to the row's largest
+SLACK = 1.001 + 2.0**-8  # for the rounding to bfloat16
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Packed:
 
     @property
     def found(self) -> tuple[list[bytes], list[int]]:
-        """As naive.pack has them."""
+        """Records and digests in the form of naive.pack."""
         values = self.digests.cpu().numpy().view(np.uint64)
         return [bytes(record) for record in self.records.cpu().numpy()], [int(value) for value in values]
 
@@ -75,7 +75,7 @@ def packed(
         for how, order in FEWER.get(name, ORDERS).items()
     ],
 )
-def test_there_and_back_as_the_plain_one_does(way: Way, name: str, wire: str, order: list[int]) -> None:
+def test_packing_and_unpacking_match_the_naive_form(way: Way, name: str, wire: str, order: list[int]) -> None:
     layers = CACHES[name]
     widths = [layer.width for layer in layers]
     blocks = made(layers, next(_seeds), way.device)
@@ -86,7 +86,7 @@ def test_there_and_back_as_the_plain_one_does(way: Way, name: str, wire: str, or
     assert same(blocks, before)
 
     targets = [(block + 4) % BLOCKS for block in order]
-    targets[1:2] = [-1] * len(targets[1:2])  # the second is not wanted
+    targets[1:2] = [-1] * len(targets[1:2])  # skip the second block
     ours, plain = ([layer.poisoned(where) for layer in layers] for where in (way.device, "cpu"))
     digests = torch.full_like(result.digests, 7)
     ids = torch.tensor(targets, device=way.device)
@@ -94,11 +94,13 @@ def test_there_and_back_as_the_plain_one_does(way: Way, name: str, wire: str, or
     naive.unpack(expected[0], widths, wire, targets, plain)
     assert same(ours, plain)
     assert torch.equal(digests, result.digests)
+    if wire == "auto":
+        assert same([layer[targets[0]] for layer in ours], [layer[order[0]] for layer in blocks])
 
 
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
-def test_a_part_is_read_from_its_place_in_anothers_records(way: Way, wire: str) -> None:
-    """The second half of each layer, into blocks of half the size; the rest is read to nowhere."""
+def test_parts_of_another_tables_records_are_unpacked(way: Way, wire: str) -> None:
+    """Unpack the second half of each layer into blocks of half the size, and drop the rest."""
     layers = [Layer((4, 16, 2 * 32), 32, BF16), Layer((4, 16, 2 * 64), 64, FP32)]
     widths = [layer.width for layer in layers]
     result = packed(way, made(layers, next(_seeds), way.device), widths, wire, [3, 0])
@@ -127,22 +129,10 @@ def test_a_part_is_read_from_its_place_in_anothers_records(way: Way, wire: str) 
         assert (layer[[0, 3]] == 7).all()
 
 
-@pytest.mark.parametrize("name", CACHES)
-def test_as_is_nothing_changes(way: Way, name: str) -> None:
-    layers = CACHES[name]
-    widths = [layer.width for layer in layers]
-    blocks = made(layers, next(_seeds), way.device)
-    result = packed(way, blocks, widths, "auto", [2, 8])
-    there = [layer.poisoned(way.device) for layer in layers]
-    digests = torch.empty_like(result.digests)
-    way.unpack(KVTable(there, widths), result.records, torch.tensor([1, 6], device=way.device), digests)
-    assert same([layer[[1, 6]] for layer in there], [layer[[2, 8]] for layer in blocks])
-
-
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 @pytest.mark.parametrize("wire", ERRORS)
-def test_the_error_is_the_formats_own(way: Way, wire: str, dtype: torch.dtype) -> None:
-    """An off-by-one in a row, a scale or a code is many times as large."""
+def test_errors_are_within_the_formats_bounds(way: Way, wire: str, dtype: torch.dtype) -> None:
+    """An off-by-one in a row, a scale or a code would cause much larger errors."""
     layer = Layer((3, 16, 2 * 64), 64, dtype)
     blocks = made([layer], next(_seeds), way.device)
     result = packed(way, blocks, [64], wire, [4])
@@ -160,7 +150,7 @@ def test_the_error_is_the_formats_own(way: Way, wire: str, dtype: torch.dtype) -
     assert (error.amax(dim=1) > most[:, 0] * 1e-4).float().mean() > 0.9  # it was quantised
 
 
-def test_a_row_that_is_not_finite_does_not_come_back_finite(way: Way) -> None:
+def test_infinities_and_nan_spoil_their_row_alone(way: Way) -> None:
     for wire, bad in itertools.product(("fp8_e4m3", "int8"), (float("inf"), float("nan"))):
         blocks = [torch.ones(2, 4 * 16, device=way.device, dtype=BF16)]
         blocks[0][1, 18] = bad
@@ -184,7 +174,7 @@ def test_chunks_make_the_same_records(way: Way, wire: str) -> None:
     assert [value for _, values in parts for value in values] == whole.found[1]
 
 
-def test_wrong_words_have_another_digest(way: Way) -> None:
+def test_digests_detect_wrong_words(way: Way) -> None:
     layers = CACHES["gqa"]
     widths = [layer.width for layer in layers]
     blocks = made(layers, next(_seeds), way.device)
@@ -208,11 +198,11 @@ def test_wrong_words_have_another_digest(way: Way) -> None:
     spoilt = [
         *(lambda record, bit=bit: record[8 * bit + 3].bitwise_xor_(1 << bit % 8) for bit in range(8)),
         lambda record: record[-1].bitwise_xor_(128),
-        lambda record: exchange(record, 0, 8, 8),  # neighbours
+        lambda record: exchange(record, 0, 8, 8),  # adjacent words
         lambda record: exchange(record, 64, 16 * 512, 64),
         lambda record: exchange(record, 0, size, size),  # two layers
-        lambda record: record[size:].copy_(record[:-size].clone()),  # all off by a layer
-        lambda record: record[8:].copy_(record[:-8].clone()),  # all off by a word
+        lambda record: record[size:].copy_(record[:-size].clone()),  # shifted by a layer
+        lambda record: record[8:].copy_(record[:-8].clone()),  # shifted by a word
         lambda record: record[-size:].zero_(),  # cut off
         lambda record: record.zero_(),
     ]
@@ -221,8 +211,8 @@ def test_wrong_words_have_another_digest(way: Way) -> None:
     assert len({one[0] for one in found}) == len(found)
 
 
-def test_equal_words_count_where_they_stand() -> None:
-    """The changes are ones that a plain sum or xor would miss."""
+def test_digests_depend_on_the_position_of_a_word() -> None:
+    """A plain sum or xor would not."""
     base = np.zeros((1, 64 * 8), np.uint8)
     seen = set()
     for at, value in itertools.product(range(64), (1, 0x80, 0xFF)):
@@ -235,7 +225,7 @@ def test_equal_words_count_where_they_stand() -> None:
     assert len(seen) == 64 * 3
 
 
-def test_numpy_arrays_and_memory_at_odd_addresses_will_do() -> None:
+def test_numpy_arrays_and_unaligned_memory() -> None:
     layers = CACHES["gqa"]
     blocks, widths = made(layers, next(_seeds), "cpu"), [layer.width for layer in layers]
     for wire in WIRE_DTYPES:
@@ -268,12 +258,14 @@ def test_numpy_arrays_and_memory_at_odd_addresses_will_do() -> None:
         (torch.zeros(3, 32, dtype=torch.int16), 16, "fp8_e4m3", "no fp8_e4m3 is made of torch.int16"),
     ],
 )
-def test_what_cannot_be_packed_is_refused(blocks: torch.Tensor, width: int, wire: str, text: str) -> None:
+def test_layers_that_cannot_be_packed_are_refused(
+    blocks: torch.Tensor, width: int, wire: str, text: str
+) -> None:
     with pytest.raises(ValueError, match=text):
         KVTable([blocks], [width], wire)
 
 
-def test_buffers_of_another_shape_are_refused() -> None:
+def test_buffers_of_wrong_shapes_are_refused() -> None:
     table = KVTable([torch.zeros(3, 32, dtype=BF16)], [16])
     ids, digests = torch.tensor([1, 2]), torch.zeros(2, dtype=torch.int64)
     records = torch.zeros(2, 64, dtype=torch.uint8)

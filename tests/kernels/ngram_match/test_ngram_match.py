@@ -1,14 +1,9 @@
-"""The GPU's and the CPU's form against the naive one, on texts of few letters, where matches abound."""
+"""The GPU's and the CPU's form against the naive one, on texts of few letters, which have many matches."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +12,6 @@ from hypothesis import strategies as st
 
 from baton.kernels.ngram_match import cpu, naive, new_workspace, ngram_match
 from bench import kernels_ngram_match
-from harness.support import CALL_S
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -35,7 +29,7 @@ def gpu() -> Match:
 
 @dataclass
 class Texts:
-    """A batch; behind each text lies what another request left."""
+    """A batch. What another request left follows each text."""
 
     tokens: torch.Tensor
     lengths: torch.Tensor
@@ -62,13 +56,13 @@ def texts_of(
 def run(
     match: Match, batch: Texts, k: int, low: int, high: int, dtype: torch.dtype = torch.int32
 ) -> list[list[int]]:
-    """Drafts of each request; what is not drafted must have been left alone."""
+    """Return the drafts of each request, and check that no other element was written."""
     device = "cpu" if match in (naive.ngram_match, cpu.ngram_match) else DEVICE
     more = {}
     if match not in (naive.ngram_match, cpu.ngram_match, ngram_match):
         more["workspace"] = new_workspace(len(batch.limits) + 3, device)
     wide = torch.full((len(batch.limits), k + 3), POISON, dtype=dtype, device=device)
-    drafts = wide[:, 1 : k + 1]  # a slice of something wider, as a speculator's drafts are
+    drafts = wide[:, 1 : k + 1]  # a slice of a wider tensor, as in a speculator
     counts = torch.full((len(batch.limits),), POISON, dtype=torch.int32, device=device)
     match(
         *(one.to(device) for one in (batch.tokens, batch.lengths, batch.limits)),
@@ -87,7 +81,7 @@ def run(
         left[row, 1 : 1 + count] = POISON
     assert (left == POISON).all()
     if more:
-        assert not more["workspace"].any()  # or the next launch would be wrong
+        assert not more["workspace"].any()  # the next launch needs it clear
     return found
 
 
@@ -97,7 +91,7 @@ BATCHES = st.lists(st.tuples(TEXT, st.integers(0, 6)), min_size=1, max_size=4)
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BATCHES, st.integers(1, 4), st.integers(0, 9), st.integers(0, 3), st.data())
-def test_kernel_and_cpu_path_find_what_the_naive_one_finds(
+def test_all_forms_find_the_same(
     gpu: Match, requests: list[tuple[list[int], int]], low: int, more: int, tail: int, data: st.DataObject
 ) -> None:
     texts, limits = map(list, zip(*requests, strict=True))
@@ -116,8 +110,7 @@ def test_kernel_and_cpu_path_find_what_the_naive_one_finds(
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 1023, 1024, 1025, 1026, 2050, 5000])
-def test_blocks_meet(gpu: Match, length: int) -> None:
-    """Matches across, before and behind the places where a program's share ends."""
+def test_matches_around_the_ends_of_blocks(gpu: Match, length: int) -> None:
     texts = [torch.randint(0, letters, (length,)).tolist() for letters in (1, 2, 9, 5000)]
     batch = texts_of(texts, [4, 1, 9, 4], width=5003)
     expected = run(naive.ngram_match, batch, 7, 2, 4)
@@ -126,7 +119,7 @@ def test_blocks_meet(gpu: Match, length: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 500, 1020, 1021, 1022, 1023, 1024, 3000])
-def test_a_single_match_is_found_wherever_it_is(gpu: Match, place: int) -> None:
+def test_a_single_match_is_found_anywhere(gpu: Match, place: int) -> None:
     text = list(range(100, 4196))
     text[place : place + 5] = [1, 2, 3, 7, 8]
     text += [1, 2, 3]
@@ -135,16 +128,16 @@ def test_a_single_match_is_found_wherever_it_is(gpu: Match, place: int) -> None:
 
 
 MATCHES = {
-    "at the very beginning": ([1, 2, 9, 5, 1, 2], [9, 5, 1]),
-    "of two as long, the later": ([1, 2, 7, 1, 2, 8, 6, 1, 2], [8, 6, 1]),
-    "a longer one, though earlier": ([4, 1, 2, 7, 9, 3, 1, 2, 8, 4, 1, 2], [7, 9, 3]),
+    "at the beginning": ([1, 2, 9, 5, 1, 2], [9, 5, 1]),
+    "the later of two of equal length": ([1, 2, 7, 1, 2, 8, 6, 1, 2], [8, 6, 1]),
+    "a longer, earlier one": ([4, 1, 2, 7, 9, 3, 1, 2, 8, 4, 1, 2], [7, 9, 3]),
     "one that overlaps the end": ([5, 5, 5], [5, 5, 5]),
-    "one that goes on with its own drafts": ([9, 1, 2, 1, 2], [1, 2, 1]),
+    "one continued by its own drafts": ([9, 1, 2, 1, 2], [1, 2, 1]),
     "none": ([1, 2, 3, 4], []),
-    "none of two tokens": ([1, 2, 3, 2], []),
+    "none of at least two tokens": ([1, 2, 3, 2], []),
     "none in a text as long as an n-gram": ([1, 1], []),
-    "none in a text of a token": ([1], []),
-    "none in no text": ([], []),
+    "none in a text of one token": ([1], []),
+    "none in an empty text": ([], []),
 }
 
 
@@ -156,8 +149,8 @@ def test_which_match_is_taken(gpu: Match, name: str) -> None:
         assert run(match, batch, 8, 2, 4) == [expected]
 
 
-def test_n_grams_may_be_long(gpu: Match) -> None:
-    """Of a match of 12 tokens and a later one of 10, the first; where at most 10 are looked at, the later."""
+def test_long_n_grams(gpu: Match) -> None:
+    """A match of 12 tokens wins over a later one of 10, unless at most 10 tokens are compared."""
     end = list(range(10, 22))
     text = [*end, 70, 1, *end[2:], 80, 2, *end]
     for match in (naive.ngram_match, cpu.ngram_match, gpu):
@@ -165,7 +158,7 @@ def test_n_grams_may_be_long(gpu: Match) -> None:
         assert run(match, texts_of([text], [1]), 4, 2, 10) == [[80]]
 
 
-def test_no_draft_is_made_beyond_limits(gpu: Match) -> None:
+def test_limits(gpu: Match) -> None:
     batch = texts_of([[1, 2, 3, 1, 2]] * 4, [0, -3, 2, 99])
     for match in (naive.ngram_match, cpu.ngram_match, gpu):
         assert run(match, batch, 4, 1, 3) == [[], [], [3, 1], [3, 1, 2, 3]]
@@ -178,14 +171,14 @@ def test_one_request_of_many_rows_with_drafts_of_another_type(gpu: Match) -> Non
         assert run(match, batch, 4, 2, 9, torch.int64) == [[4, 5, 6]]
 
 
-def test_the_dispatcher_takes_what_lies_where_it_lies() -> None:
+def test_the_dispatcher_runs_on_the_cpu() -> None:
     batch = texts_of([[1, 2, 3, 1, 2], [1, 2]], [2, 2])
     assert run(ngram_match, batch, 4, 2, 3) == [[3, 1], []]
     empty = torch.zeros(0, dtype=torch.int32)
     ngram_match(batch.tokens, batch.lengths, empty, torch.zeros(0, 4), empty, min_n=1, max_n=2)
 
 
-def test_the_dispatcher_refuses_what_it_would_misread() -> None:
+def test_the_dispatcher_refuses_wrong_arguments() -> None:
     batch = texts_of([[1, 2]], [2])
     drafts, counts = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="min_n <= max_n"):
@@ -196,7 +189,7 @@ def test_the_dispatcher_refuses_what_it_would_misread() -> None:
         ngram_match(batch.tokens, batch.lengths, batch.limits, drafts[:0], counts, min_n=1, max_n=2)
 
 
-def test_the_benchmarks_gate_lets_through_what_is_right_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_refuses_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_ngram_match.check("cpu")
 
     def wrong(*arguments: torch.Tensor, min_n: int, max_n: int) -> None:
@@ -205,25 +198,3 @@ def test_the_benchmarks_gate_lets_through_what_is_right_alone(monkeypatch: pytes
     monkeypatch.setattr(kernels_ngram_match, "ngram_match", wrong)
     with pytest.raises(AssertionError, match="wrong is wrong"):
         kernels_ngram_match.check("cpu")
-
-
-@pytest.mark.parametrize("tail", [0, 2])
-def test_the_kernel_compiles_for_an_h200(tail: int, tmp_path: Path) -> None:
-    """And reads texts 16 bytes a thread. What the interpreter takes Triton's compiler may refuse."""
-    pytest.importorskip("triton")
-    if not importlib.util.find_spec("triton.backends.nvidia"):
-        pytest.skip("this Triton does not compile for NVIDIA's GPUs")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
-    script = Path(__file__).with_name("compile_for_h200.py")
-    done = subprocess.run(
-        [sys.executable, script, str(tail)],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=CALL_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "ld.global.v4.b32" in done.stdout
-    assert "ld.local" not in done.stdout  # nor keeps an array on a stack

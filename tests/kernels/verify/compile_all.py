@@ -1,7 +1,8 @@
 """`python -m tests.kernels.verify.compile_all [every]`: compile verify's kernels for Hopper.
 
-Every branch to Triton's own form, where errors of types show, and some to machine code; with `every` all
-variants. It asserts that no kernel computes in float64 but `cut_kernel`: a GPU has few such units.
+Every branch is compiled to Triton's own form, which finds type errors, and some variants, or with `every` all
+of them, to machine code. It asserts that only `cut_kernel` computes in float64, for which a GPU has few
+units.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WHOLE = [
 
 
 def jobs(method: str, proposal: str, filters: str, packed: bool, dtype: torch.dtype) -> list[Job]:
-    """Return jobs as the tests, runner V1 and runner V2 make them, with these kernels."""
+    """Return jobs of this shape as the tests, model runner V1 and model runner V2 make them."""
     shape = Shape(3, 3, 2048, 1024, method, proposal, filters, dtype, packed)  # type: ignore[arg-type]
     job = shape.job(0)
     made = [job, replace(job, positions=None)]

@@ -1,7 +1,7 @@
-"""What is written has the target's distribution, whoever drafts: chi-square against exact probabilities.
+"""Verified texts have the target's distribution with any drafts: chi-square against exact probabilities.
 
-The target is a table: what follows a token. Texts of LENGTH tokens are written in as many steps as it takes,
-each request with one seed and its positions, so that numbers used twice would show.
+The target is a table of what follows each token. Texts of LENGTH tokens are written in as many steps as
+needed, with one seed per request and its positions, so that random numbers used twice would show.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAMPLES = 20_000
 LENGTH = 4
 VOCABULARY = 5
 DRAFTED = 2
-CHANCE = 1e-5  # of right samples to be called wrong, in each of some 30 comparisons
+CHANCE = 1e-5  # that a right sample fails, in each of some 30 comparisons
 WAYS: dict[str, dict[str, Any]] = {
     "all": {"temperature": 1.0},
     "filtered": {"temperature": 0.7, "top_k": 4, "top_p": 0.85, "min_p": 0.05},
@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tables:
-    """Logits of what follows each token: the target's, and the drafter's; [V, V]."""
+    """The target's and the drafter's logits of what follows each token, [V, V]."""
 
     target: torch.Tensor
     drafter: torch.Tensor
@@ -57,7 +57,7 @@ def sampling(way: dict[str, Any], requests: int, seed: int = 0) -> Sampling:
 def draft(
     tables: Tables, text: torch.Tensor, temperature: float, proposal: str, make: torch.Generator
 ) -> Any:
-    """[R, DRAFTED] tokens behind texts [R], drawn or the likeliest, and logits [R, DRAFTED, V]."""
+    """Return drafts [R, DRAFTED] after tokens [R], drawn or most likely, and logits [R, DRAFTED, V]."""
     tokens, logits = [text], []
     for _ in range(DRAFTED):
         logits.append(tables.drafter[tokens[-1]])
@@ -71,7 +71,7 @@ def step(
     tables: Tables, way: dict[str, Any], method: Method, proposal: str, last: torch.Tensor, at: torch.Tensor,
     make: torch.Generator, seed: int = 0,
 ) -> Job:  # fmt: skip
-    """A job that drafts behind the last tokens [R], which stand at these places; some less than others."""
+    """Return a job with drafts after the last tokens [R] at these positions; some requests have fewer."""
     requests = last.shape[0]
     tokens, logits = draft(tables, last, way["temperature"], proposal, make)
     count = torch.randint(0, DRAFTED + 1, (requests,), generator=make)
@@ -99,7 +99,7 @@ def step(
 def written(
     tables: Tables, way: dict[str, Any], method: Method, proposal: str, samples: int = SAMPLES
 ) -> torch.Tensor:
-    """[samples, LENGTH] tokens behind token 0."""
+    """Return [samples, LENGTH] tokens that follow token 0."""
     make = torch.Generator().manual_seed(5)
     text = torch.zeros(samples, LENGTH + DRAFTED + 1, dtype=torch.int64)
     size = torch.ones(samples, dtype=torch.int64)
@@ -112,14 +112,12 @@ def written(
             more = (found.counts > place) & (size + place < text.shape[1])
             text[every[more], here[more]] = found.tokens[more, place].long()
         size = (size + found.counts).clamp(max=text.shape[1])
-        size = torch.where(
-            size > LENGTH, LENGTH + 1, size
-        )  # what is longer is written again, and not looked at
+        size = torch.where(size > LENGTH, LENGTH + 1, size)  # later tokens are overwritten and ignored
     return text[:, 1 : LENGTH + 1]
 
 
 def chances(tables: Tables, way: dict[str, Any]) -> torch.Tensor:
-    """[V, V]: the probability of each token behind each, as the definition of the filters has it."""
+    """Return [V, V]: the probability of each token after each, by the definition of the filters."""
     rows = []
     for row in tables.target.double():
         values = (row / way["temperature"]).softmax(0)
@@ -133,7 +131,7 @@ def chances(tables: Tables, way: dict[str, Any]) -> torch.Tensor:
 
 
 def chance_of_fit(texts: torch.Tensor, follows: torch.Tensor) -> float:
-    """Return how likely texts of the right distribution fit as badly as these [samples, n]."""
+    """Return how likely texts of the right distribution fit at least as badly as these [samples, n]."""
     found = torch.zeros((VOCABULARY,) * texts.shape[1], dtype=torch.float64)
     found.index_put_(tuple(texts.t()), found.new_ones(texts.shape[0]), accumulate=True)
     wanted = torch.zeros_like(found)
@@ -154,7 +152,7 @@ def chance_of_fit(texts: torch.Tensor, follows: torch.Tensor) -> float:
 @pytest.mark.parametrize("method", ["standard", "block"])
 @pytest.mark.parametrize("proposal", ["one-hot", "probs", "logits"])
 @pytest.mark.parametrize("way", WAYS)
-def test_texts_are_the_targets_own(method: Method, proposal: str, way: str) -> None:
+def test_texts_have_the_targets_distribution(method: Method, proposal: str, way: str) -> None:
     tables = Tables.random(1)
     texts = written(tables, WAYS[way], method, proposal)
     follows = chances(tables, WAYS[way])
@@ -162,11 +160,13 @@ def test_texts_are_the_targets_own(method: Method, proposal: str, way: str) -> N
         chance = chance_of_fit(texts[:, :length], follows)
         print(f"{method}, {proposal}, {way}, {length} tokens: p = {chance:.2g}")
         assert chance > CHANCE
-    assert chance_of_fit(texts[:, :2], chances(Tables.random(2), WAYS["all"])) < CHANCE, "it can fail"
+    assert chance_of_fit(texts[:, :2], chances(Tables.random(2), WAYS["all"])) < CHANCE, (
+        "the test cannot fail"
+    )
 
 
 def test_numbers_that_are_drawn_twice_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block's test tells of numbers for places that are verified again next: they are drawn anew."""
+    """Block verification needs new random numbers for positions that are verified again."""
     drawn = cpu.uniforms
     monkeypatch.setattr(cpu, "uniforms", lambda seeds, at, numbers: drawn(seeds, at, numbers * 0))
     tables = Tables.random(1)
@@ -175,8 +175,7 @@ def test_numbers_that_are_drawn_twice_show(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_drafts_too(way: str) -> None:
-    """Direct sampling by the same form, with a request for each sample."""
+def test_sampling_without_drafts(way: str) -> None:
     tables = Tables.random(3)
     none = torch.zeros(0, dtype=torch.int32)
     drafts = DraftedTokens(none, torch.arange(1, SAMPLES + 1).int(), 0)
@@ -185,9 +184,8 @@ def test_without_drafts_too(way: str) -> None:
 
 
 @pytest.mark.parametrize("proposal", ["one-hot", "probs"])
-def test_blocks_are_accepted_no_less_often(proposal: str) -> None:
-    """On random pairs of distributions: with drawn drafts more of some; with one-hot drafts equally many, as
-    the target's share of a draft is then never above the drafter's."""
+def test_block_verification_accepts_no_fewer_drafts(proposal: str) -> None:
+    """With drawn drafts it accepts more of some; with one-hot drafts it accepts the same number."""
     gains = []
     for seed in range(8):
         tables, accepted = Tables.random(10 + seed), {}
@@ -213,10 +211,9 @@ def gpu() -> Callable[[Job], Verified]:
 
 @pytest.mark.parametrize("method", ["standard", "block"])
 @pytest.mark.parametrize("proposal", ["one-hot", "probs"])
-def test_the_kernel_writes_the_same_texts(
+def test_all_forms_give_the_same_tokens_from_the_same_seeds(
     gpu: Callable[[Job], Verified], method: Method, proposal: str
 ) -> None:
-    """The CPU's form and the GPU's give the same tokens from the same seeds."""
     if torch.cuda.is_available():
         pytest.skip("test_verify.py compares them on the GPU")
     make = torch.Generator().manual_seed(7)

@@ -1,4 +1,4 @@
-"""The kernels and the CPU's path against the definition, token for token, on inputs made anew each time."""
+"""The CPU's and the GPU's form against the naive one, token for token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gpu() -> Verify:
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill new memory with nan, or a number that fits nothing, until it is written."""
+    """Fill new memory with nan, or with an impossible integer."""
     new = torch.empty
 
     def poisoned(*args: object, **kwargs: object) -> torch.Tensor:
@@ -41,7 +41,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(one: Verify, job: Job, device: str = "cpu", **more: int) -> Verified:
-    """One's answer, after it has been found to be the definition's; the inputs are as they were."""
+    """Run one form, and check its result against the naive form and that the logits are unchanged."""
     wanted = naive.verify(job)
     before = job.logits.clone()
     found = one(moved(job, device), **more)
@@ -55,7 +55,7 @@ def check(one: Verify, job: Job, device: str = "cpu", **more: int) -> Verified:
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("filters", ["", "k", "p", "m", "kp", "kpm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_reference(method: str, proposal: str, filters: str, dtype: torch.dtype) -> None:
+def test_the_cpu_form(method: str, proposal: str, filters: str, dtype: torch.dtype) -> None:
     shape = Shape(requests=8, method=method, proposal=proposal, filters=filters, dtype=dtype)  # type: ignore[arg-type]
     for seed, packed in enumerate((True, False)):
         check(cpu.verify, replace(shape, packed=packed).job(seed))
@@ -64,7 +64,7 @@ def test_reference(method: str, proposal: str, filters: str, dtype: torch.dtype)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_kernel(gpu: Verify, device: str, method: str, proposal: str, dtype: torch.dtype) -> None:
+def test_the_gpu_form(gpu: Verify, device: str, method: str, proposal: str, dtype: torch.dtype) -> None:
     shape = Shape(method=method, proposal=proposal, dtype=dtype)  # type: ignore[arg-type]
     for seed, packed in enumerate((True, False)):
         check(gpu, replace(shape, packed=packed).job(10 + seed), device)
@@ -78,11 +78,11 @@ def test_kernel(gpu: Verify, device: str, method: str, proposal: str, dtype: tor
         ("m", torch.bfloat16, "standard", "probs", 1 << 13),
         ("kp", torch.bfloat16, "block", "probs", 1 << 13),
         ("kpm", torch.float32, "standard", "logits", 1 << 13),
-        ("kp", torch.float32, "block", "logits", 2),  # the candidates of most rows do not fit
+        ("kp", torch.float32, "block", "logits", 2),  # most rows' candidates do not fit
         ("p", torch.bfloat16, "standard", "one-hot", 2),
     ],
 )
-def test_filtered(
+def test_filters_of_the_gpu_form(
     gpu: Verify, device: str, filters: str, dtype: torch.dtype, method: str, proposal: str, room: int
 ) -> None:
     shape = Shape(
@@ -92,18 +92,18 @@ def test_filtered(
 
 
 @pytest.mark.parametrize("one", ["gpu", "cpu"])
-def test_a_vocabulary_that_divides_by_nothing(one: str, device: str, request: pytest.FixtureRequest) -> None:
+def test_an_odd_vocabulary(one: str, device: str, request: pytest.FixtureRequest) -> None:
     run = cpu.verify if one == "cpu" else request.getfixturevalue("gpu")
     shape = Shape(requests=2, most=1, vocabulary=32_003, tile=1024, greedy=0)
     check(run, shape.job(30), device if one == "gpu" else "cpu")
-    if one == "cpu" or device == "cuda":  # the interpreter takes its time
+    if one == "cpu" or device == "cuda":  # the interpreter would be too slow
         check(run, replace(shape, filters="p", method="block").job(31), device if one == "gpu" else "cpu")
 
 
 @pytest.mark.parametrize("one", ["gpu", "cpu"])
 @pytest.mark.parametrize("method", METHODS)
 class TestEdges:
-    """Shapes and values at which something else goes on."""
+    """Unusual shapes and values."""
 
     @pytest.fixture
     def run(self, one: str, request: pytest.FixtureRequest) -> Verify:
@@ -117,15 +117,15 @@ class TestEdges:
         job = Shape(requests=1, most=0, method=method).job(40)  # type: ignore[arg-type]
         assert check(run, job, where).counts.tolist() == [1]
 
-    def test_nobody_drafted(self, run: Verify, where: str, method: str) -> None:
+    def test_no_request_has_drafts(self, run: Verify, where: str, method: str) -> None:
         job = Shape(requests=2, most=0, method=method).job(41)  # type: ignore[arg-type]
         check(run, replace(job, drafts=replace(job.drafts, most=3)), where)
 
-    def test_positions_are_not_needed(self, run: Verify, where: str, method: str) -> None:
+    def test_positions_are_optional(self, run: Verify, where: str, method: str) -> None:
         check(run, replace(Shape(method=method).job(42), positions=None), where)  # type: ignore[arg-type]
 
-    def test_greedy_accepts_what_is_most_likely(self, run: Verify, where: str, method: str) -> None:
-        """Of two equal logits the first, in different tiles and within one."""
+    def test_greedy_accepts_the_most_likely_token(self, run: Verify, where: str, method: str) -> None:
+        """The first of two equal logits counts, in different tiles and within one."""
         logits = torch.zeros(4, 61)
         logits[0, [3, 40]] = logits[1, [20, 21]] = logits[2, 60] = 2.0
         drafts = DraftedTokens(
@@ -135,8 +135,8 @@ class TestEdges:
         found = check(run, Job(logits, drafts, sampling, method, tile=16), where)  # type: ignore[arg-type]
         assert found.tokens.tolist() == [[3, 20, 60, -1]]
 
-    def test_placeholders_end_what_is_verified(self, run: Verify, where: str, method: str) -> None:
-        """Their row is sampled as if nothing had been drafted: here it is certain."""
+    def test_placeholders_end_the_drafts(self, run: Verify, where: str, method: str) -> None:
+        """Their row is sampled as if there were no draft; here its token is certain."""
         logits = torch.full((3, 61), -100.0)
         logits[:, 7] = 100.0
         ends = torch.tensor([3], dtype=torch.int32)
@@ -146,9 +146,7 @@ class TestEdges:
             found = check(run, Job(logits, drafts, sampling, method, tile=16), where)  # type: ignore[arg-type]
             assert found.tokens.tolist() == [[7, 7, -1]]
 
-    def test_equal_logits_are_cut_in_the_order_of_the_vocabulary(
-        self, run: Verify, where: str, method: str
-    ) -> None:
+    def test_equal_logits_are_cut_in_vocabulary_order(self, run: Verify, where: str, method: str) -> None:
         """top-k 3 and top-p 0.5 of 61 equal tokens leave the first 2."""
         requests = 40
         logits = torch.zeros(requests, 61)
@@ -164,7 +162,7 @@ class TestEdges:
         found = check(run, _first(job, few), where)
         assert set(found.tokens.flatten().tolist()) <= {0, 1}
 
-    def test_what_is_not_a_number_is_never_written(self, run: Verify, where: str, method: str) -> None:
+    def test_nan_is_never_sampled(self, run: Verify, where: str, method: str) -> None:
         job = Shape(requests=3, most=2, method=method).job(43)  # type: ignore[arg-type]
         job.logits[:, ::3] = float("nan")
         job.logits[0] = float("-inf")
@@ -173,7 +171,7 @@ class TestEdges:
 
 
 def _first(job: Job, requests: int) -> Job:
-    """A job without drafts of fewer requests."""
+    """Return the first requests of a job without drafts."""
     sampling, drafts = job.sampling, job.drafts
     fewer = {name: getattr(sampling, name)[:requests] for name in ("temperature", "seeds", "top_k", "top_p")}
     return replace(
@@ -197,7 +195,7 @@ def test_no_requests(gpu: Verify, device: str) -> None:
         assert found.counts.shape == (0,)
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_shapes_that_do_not_match_are_refused() -> None:
     job = Shape(proposal="probs").job(50)
     logits, drafts, sampling = job.logits, job.drafts, job.sampling
     with pytest.raises(ValueError, match="contiguous"):
@@ -215,8 +213,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 def test_literals_are_float32() -> None:
-    """To Triton a literal below float32's normal numbers is a float64: which variants then compile, and how
-    they round, depends on its version."""
+    """Triton turns literals below float32's normal numbers into float64."""
     for source in (Path(__file__).parents[3] / "kernels").glob("*/gpu/*.py"):
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value:

@@ -1,4 +1,4 @@
-"""Runs OpenAI requests together in one engine's batch, and returns their answers. For test_neighbours.py."""
+"""Run OpenAI requests in one batch of an engine, for test_neighbours.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT_S = 60.0
 
 @dataclass
 class Told:
-    """The engine's answer, without the columns that vLLM's front end ignores."""
+    """An engine's answer, without the columns that vLLM's front end ignores."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)  # one per token
@@ -25,7 +25,7 @@ class Told:
 
 
 def together(engine: Engine, requests: Mapping[str, tuple[list[int], dict[str, Any]]]) -> dict[str, Told]:
-    """Run requests in one batch, by name: the prompt's tokens and the fields of a completion's body."""
+    """Run requests in one batch, given by name with the prompt's tokens and the fields of a completion."""
     told: dict[str, Told] = {}
     params: dict[str, Any] = {}
     for name, (tokens, body) in requests.items():
@@ -47,7 +47,7 @@ def together(engine: Engine, requests: Mapping[str, tuple[list[int], dict[str, A
 
 
 def sampling(engine: Engine, prompt: list[int], body: dict[str, Any]) -> Any:
-    """Return the parameters that vLLM's front end builds from a completion's body."""
+    """Return the parameters that vLLM's front end makes from a completion's body."""
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.tokenizers import cached_tokenizer_from_config
 

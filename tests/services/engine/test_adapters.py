@@ -1,4 +1,4 @@
-"""Adapters' folders: what is refused before a model is loaded, and what tells one adapter from another."""
+"""Adapters' folders: which are refused before a model is loaded, and which count as equal."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def refused(one: EngineSettings) -> str:
     return str(found.value)
 
 
-def test_what_vllm_is_told(model: Path, tmp_path: Path) -> None:
-    """All adapters stay loaded; there is room for the highest rank, in one of the sizes that vLLM has."""
+def test_vllms_arguments(model: Path, tmp_path: Path) -> None:
+    """There is room for all adapters, and for the highest rank in one of vLLM's sizes."""
     folders = {name: adapter(tmp_path / name, model, rank=rank) for name, rank in (("a", 2), ("b", 9))}
     one = settings(model, folders)
     args = {"enable_lora": True, "max_lora_rank": 16, "max_loras": 2, "max_cpu_loras": 2}
@@ -49,7 +49,7 @@ def test_what_vllm_is_told(model: Path, tmp_path: Path) -> None:
     assert served_names(EngineSettings(model=str(model))) == ["tiny"]
 
 
-def test_folders_that_hold_no_adapter(model: Path, tmp_path: Path) -> None:
+def test_folders_without_an_adapter_are_refused(model: Path, tmp_path: Path) -> None:
     gone = refused(settings(model, {"a": tmp_path / "gone"}))
     assert gone == f"engine.lora.adapters.a (value '{tmp_path}/gone'): the folder does not exist"
     assert "is no adapter in PEFT's layout" in refused(settings(model, {"a": model}))
@@ -61,7 +61,7 @@ def test_folders_that_hold_no_adapter(model: Path, tmp_path: Path) -> None:
     assert "names no rank" in refused(settings(model, {"a": half}))
 
 
-def test_a_rank_above_the_highest(model: Path, tmp_path: Path) -> None:
+def test_a_rank_above_the_limit_is_refused(model: Path, tmp_path: Path) -> None:
     high = adapter(tmp_path / "high", model, rank=9)
     why = refused(settings(model, {"high": high}, max_lora_rank=8))
     assert "its rank is 9, and engine.lora.max_lora_rank 8" in why
@@ -78,27 +78,27 @@ def test_a_rank_above_the_highest(model: Path, tmp_path: Path) -> None:
         ({"layers": 3}, "the model has no model.layers.2"),
     ],
 )
-def test_an_adapter_of_another_model(
+def test_an_adapter_of_another_model_is_refused(
     model: Path, tmp_path: Path, other: dict[str, int], difference: str
 ) -> None:
-    """vLLM would load the part that fits, and leave the rest as it is."""
+    """vLLM would load the part that fits."""
     made_for = tiny_qwen2(tmp_path / "other", **other)
     why = refused(settings(model, {"a": adapter(tmp_path / "a", made_for)}))
     assert f"does not fit the model {str(model)!r} (it was made for 'other'): {difference}" in why
 
 
-def test_an_adapter_has_not_the_models_name(model: Path, tmp_path: Path) -> None:
+def test_an_adapter_with_the_models_name_is_refused(model: Path, tmp_path: Path) -> None:
     one = adapter(tmp_path / "a", model)
     assert "it has the name of the model itself" in refused(settings(model, {"tiny": one}))
 
 
 @pytest.mark.parametrize("key", ["enable_lora", "max-loras"])
-def test_vllms_own_arguments_have_a_setting_of_ours(model: Path, key: str) -> None:
+def test_vllms_own_arguments_are_refused(model: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=r"use engine\.lora"):
         check_model(EngineSettings(model=str(model), extra={key: 2}))
 
 
-def test_fingerprints_are_of_the_files_wherever_they_lie(model: Path, tmp_path: Path) -> None:
+def test_fingerprints_depend_on_the_files_and_not_on_their_folder(model: Path, tmp_path: Path) -> None:
     one = adapter(tmp_path / "a", model)
     copy = shutil.copytree(one, tmp_path / "copy")
     other = adapter(tmp_path / "b", model, seed=1)

@@ -1,4 +1,4 @@
-"""Arguments of vLLM's that are refused before vLLM is imported."""
+"""vLLM arguments that are refused before the engine is built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPLITS = [
 
 
 @pytest.mark.parametrize(("name", "short"), SPLITS)
-def test_ways_to_split_a_model_that_are_not_served(name: str, short: str) -> None:
+def test_unserved_ways_to_split_a_model_are_refused(name: str, short: str) -> None:
     for key in (name, f"--{name.replace('_', '-')}", short, short[1:]):
         with pytest.raises(ConfigError, match=f"{name} is not served; leave it out") as refused:
             check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
@@ -34,7 +34,7 @@ def test_ways_to_split_a_model_that_are_not_served(name: str, short: str) -> Non
 
 
 def test_a_machine_on_which_vllm_finds_no_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where NVML is missing. vLLM's own reason is a traceback, from its front end's flags."""
+    """This happens without NVML. vLLM itself would fail with a traceback."""
     monkeypatch.setattr(platforms, "_current_platform", UnspecifiedPlatform())
     with pytest.raises(StartError, match=r"no GPU here: NVML .* `utility`"):
         engine_args(EngineSettings(model=str(MODEL)))
@@ -47,7 +47,7 @@ ALL = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     "name",
     [name for name in ALL if name.startswith("data_parallel_")] + ["nnodes", "node_rank", "master_addr"],
 )
-def test_an_engine_is_no_rank_of_several(name: str) -> None:
+def test_an_engine_cannot_be_one_rank_of_several(name: str) -> None:
     for key in (name, f"--{name.replace('_', '-')}"):
         with pytest.raises(ConfigError, match="more workers") as refused:
             check_model(EngineSettings(model=str(MODEL), extra={key: 1}))
@@ -55,28 +55,28 @@ def test_an_engine_is_no_rank_of_several(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in envs.environment_variables if name.startswith("VLLM_DP_")])
-def test_nor_is_it_by_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_can_a_variable_make_it_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "2")
     with pytest.raises(ConfigError, match=rf"^{name} is set \(value '2'\).*run more workers"):
         check_model(EngineSettings(model=str(MODEL)))
 
 
 @pytest.mark.parametrize("name", ["enable_expert_parallel", "enable_eplb", "enable_dbo"])
-def test_what_a_cpu_dies_of_is_refused_there(name: str) -> None:
+def test_arguments_that_kill_a_cpu_engine_are_refused(name: str) -> None:
     settings = load({"engine": {"model": str(MODEL), "extra": {name: True}}})
     with pytest.raises(ConfigError, match=rf"^engine\.extra\.{name} \(value True\): vLLM's CPU build"):
         build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
 
 
 @pytest.mark.parametrize("key", ["tensor_parallel_size", "tp", "--tensor-parallel-size"])
-def test_what_has_a_setting_of_its_own(key: str) -> None:
-    """Past it, a worker would take its engine for one of a single rank."""
+def test_arguments_with_a_setting_of_their_own_are_refused(key: str) -> None:
+    """Otherwise a worker would expect an engine with a single rank."""
     with pytest.raises(ConfigError, match=r"is not for you to set: use engine\.tensor_parallel_size"):
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
 
 
 def test_a_multi_modal_model_is_served_as_its_language_model(tmp_path: Path) -> None:
-    """Its images would have no way to a worker; so none is prepared, and no encoder loaded."""
+    """Images cannot reach a worker, so none are prepared and no encoder is loaded."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     text = {
@@ -98,7 +98,7 @@ def test_a_multi_modal_model_is_served_as_its_language_model(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("key", ["otlp_traces_endpoint", "--otlp-traces-endpoint", "collect_detailed_traces"])
-def test_vllms_own_traces_are_the_routers_business(key: str) -> None:
-    """An engine would accept the key, and export nothing."""
+def test_vllms_own_traces_are_refused(key: str) -> None:
+    """An engine would accept the key and export nothing."""
     with pytest.raises(ConfigError, match=r"is not for you to set: use tracing\.endpoint"):
         check_model(EngineSettings(model=str(MODEL), extra={key: "http://127.0.0.1:4317"}))

@@ -1,4 +1,4 @@
-"""The cores of an engine, and the blocks that it has to book."""
+"""An engine's cores, memory, blocks and prompt share."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("text", "cores"), [("0", [0]), ("0-1", [0, 1]), ("1,0", [0, 1]), ("0-0,1", [0, 1]), ("0,0", [0])]
 )
-def test_cores_are_read(text: str, cores: list[int]) -> None:
+def test_cores_are_parsed(text: str, cores: list[int]) -> None:
     if set(cores) <= set(OURS):
         assert parse_cores(text) == cores
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "2-1", "0;1", "99999"])
-def test_what_is_no_core_is_refused(text: str) -> None:
+def test_invalid_cores_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"worker\.cpu"):
         parse_cores(text)
 
@@ -64,13 +64,13 @@ def test_ranks_share_the_cores_evenly() -> None:
 
 
 def request(args: dict[str, Any], free_gib: float) -> int:
-    """Ask for memory as vLLM does when an engine starts on a GPU of 80 GiB."""
+    """Request memory as vLLM does when an engine starts on a GPU of 80 GiB."""
     snapshot = SimpleNamespace(total_memory=80 * GIB, free_memory=int(free_gib * GIB), device_="cuda:0")
     return int(request_memory(snapshot, CacheConfig(**args)))  # type: ignore[arg-type]
 
 
 def test_a_worker_starts_on_a_gpu_that_others_use() -> None:
-    """They hold 50 of 80 GiB, and its KV cache fits into the rest."""
+    """Others use 50 of 80 GiB, and the worker's KV cache fits into the rest."""
     args: dict[str, Any] = {"kv_cache_memory_bytes": 20 * GIB}
     with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
         request(args, free_gib=30)
@@ -78,7 +78,7 @@ def test_a_worker_starts_on_a_gpu_that_others_use() -> None:
     assert request(args, free_gib=30) == 20 * GIB
 
 
-def test_a_worker_whose_kv_cache_does_not_fit_says_so() -> None:
+def test_a_kv_cache_that_does_not_fit_is_reported() -> None:
     args: dict[str, Any] = {"kv_cache_memory_bytes": 20 * GIB}
     _gpu_arguments(args, total=80 * GIB)
     with pytest.raises(ValueError, match="GPU memory") as caught:
@@ -92,7 +92,7 @@ def test_a_worker_whose_kv_cache_does_not_fit_says_so() -> None:
     assert args["gpu_memory_utilization"] == 1.0
 
 
-def test_a_gpu_without_a_given_kv_cache_is_vllms_to_fill() -> None:
+def test_without_a_given_kv_cache_vllm_decides() -> None:
     args: dict[str, Any] = {}
     _gpu_arguments(args, total=80 * GIB)
     assert args == {}
@@ -122,14 +122,14 @@ PAGE = full(256).page_size_bytes
 @pytest.mark.parametrize(
     ("groups", "blocks"),
     [
-        ([full(256), window(64, 128, PAGE)], 700),  # as DeepSeek-V4 has them
+        ([full(256), window(64, 128, PAGE)], 700),  # as in DeepSeek-V4
         ([full(64), window(64, 128, full(64).page_size_bytes)], 700),
         ([full(256), window(64, 128, PAGE), window(64, 512, PAGE), window(32, 64, PAGE)], 5_000),
     ],
     ids=["two sizes", "one size", "three sizes"],
 )
 def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks: int) -> None:
-    """Checked with vLLM's own count, for groups whose blocks hold different numbers of tokens."""
+    """Compared with vLLM's own count, for groups with blocks of different sizes."""
     settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048, "max_num_seqs": 8}})
     config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
     cache = KVCacheConfig(
@@ -150,7 +150,7 @@ def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks:
 
 
 def test_windows_alone_are_not_booked_beyond_the_pool() -> None:
-    """Requests shorter than a window never leave it."""
+    """Requests shorter than a window never give blocks back."""
     settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048}})
     config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
     groups = [KVCacheGroupSpec([str(n)], window(64, 128, PAGE)) for n in range(2)]

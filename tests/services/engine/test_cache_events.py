@@ -1,4 +1,4 @@
-"""What is told of a prefix cache is what vLLM's block pool has, after whatever requests did to it."""
+"""Reports about a prefix cache agree with vLLM's block pool after any sequence of requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WINDOW = SlidingWindowSpec(
 
 
 class Published(NullEventPublisher):  # type: ignore[misc]
-    """Another publisher, as engine.extra may ask for."""
+    """Stands in for a publisher set by engine.extra."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Published(NullEventPublisher):  # type: ignore[misc]
 
 
 class Pool:
-    """A block pool, its events, and the log that a worker makes of them."""
+    """A block pool, its events, and the log that a worker makes from them."""
 
     def __init__(self, blocks: int, groups: tuple[Any, ...] = (FULL,), group: int = 0) -> None:
         kv_cache_utils.init_none_hash(sha256)
@@ -62,7 +62,7 @@ class Pool:
         self.running: list[tuple[Request, list[Any]]] = []
 
     def run(self, tokens: list[int], *, looks: bool) -> None:
-        """Let a request compute its prompt; it `looks` for what is cached, or began before that was there."""
+        """Let a request compute its prompt. Without `looks` it does not use the cache."""
         request = Request(
             request_id=str(len(self.names)),
             prompt_token_ids=tokens,
@@ -94,7 +94,7 @@ class Pool:
         self.pool.free_blocks(reversed(blocks))
 
     def step(self) -> None:
-        """Do what the engine's scheduler and the worker do after a step."""
+        """Report events as the engine's scheduler and the worker do after a step."""
         if events := self.pool.take_events():
             self.events.publish(KVEventBatch(ts=0.0, events=events))
         if change := self.events.take():
@@ -106,8 +106,8 @@ class Pool:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_it_is_what_the_pool_has(seed: int) -> None:
-    """Also where requests that run side by side compute the same blocks, and these are evicted one by one."""
+def test_reports_agree_with_the_pool(seed: int) -> None:
+    """Requests may compute the same blocks at the same time, and single copies may be evicted."""
     draw, pool = random.Random(seed), Pool(14)
     for _ in range(60):
         what = draw.random()
@@ -118,7 +118,7 @@ def test_it_is_what_the_pool_has(seed: int) -> None:
             pool.end(draw.randrange(8))
         elif not pool.running:
             pool.pool.reset_prefix_cache()
-        if draw.random() < 0.7:  # else it comes together with what the next one does
+        if draw.random() < 0.7:  # otherwise the events are reported with the next ones
             pool.step()
             assert pool.log._held == pool.held()
     pool.step()
@@ -134,7 +134,7 @@ def test_another_publisher_gets_the_events_too() -> None:
     assert len(pool.log) == 1
 
 
-def test_the_group_that_attends_to_all_tokens_counts() -> None:
+def test_only_the_group_with_full_attention_counts() -> None:
     told = Pool(14, (WINDOW, FULL), group=1)
     told.run([1] * 3 * BLOCK, looks=True)
     told.step()
@@ -145,7 +145,7 @@ def test_the_group_that_attends_to_all_tokens_counts() -> None:
     assert len(not_told.log) == 0
 
 
-def test_settings_of_others_stay_and_events_are_made_in_any_case() -> None:
+def test_events_are_enabled_and_other_settings_kept() -> None:
     assert (events_config(None).enable_kv_cache_events, events_config(None).publisher) == (True, "null")
     theirs = events_config({"enable_kv_cache_events": False, "publisher": "zmq", "topic": "kv"})
     assert (theirs.enable_kv_cache_events, theirs.publisher, theirs.topic) == (True, "zmq", "kv")
@@ -154,7 +154,7 @@ def test_settings_of_others_stay_and_events_are_made_in_any_case() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "seed", "told"), [("sha256", "", True), ("xxhash", "", False), ("xxhash", "7", True)]
 )
-def test_hashes_that_only_this_process_makes_are_not_told(
+def test_hashes_that_others_cannot_compute_are_not_reported(
     algorithm: str, seed: str, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)

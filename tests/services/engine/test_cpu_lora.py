@@ -1,4 +1,4 @@
-"""Products of adapters on a CPU, against one row after the other."""
+"""Adapters on a CPU, compared with multiplying one row after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.services.engine.cpu_lora import GroupedPunica
 PLACES = 3
 RANK, INPUTS = 4, 24
 SLICES = (16, 8)
-# Ids of adapters by token; 0: none. The adapter 7 lies in the last place, and 5 in the first.
+# Adapter ids by token; 0 means no adapter. Adapter 7 is in the last place, and 5 in the first.
 BATCHES = [[0], [7], [0, 0, 0], [7, 7], [5, 0, 7, 7, 0, 5, 0], [0, 7], [5, 7, 5]]
 IDS = [5, None, 7]
 
@@ -22,7 +22,7 @@ def made(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("ids", BATCHES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_token_has_its_own_adapter_or_none(ids: list[int], dtype: torch.dtype) -> None:
+def test_each_token_gets_its_own_adapter_or_none(ids: list[int], dtype: torch.dtype) -> None:
     punica = GroupedPunica(64, 8, "cpu")
     punica.update_metadata(LoRAMapping(tuple(ids), tuple(ids), is_prefill=True), IDS, PLACES, 100)
     x = made(len(ids), INPUTS).to(dtype)
@@ -47,7 +47,7 @@ def test_each_token_has_its_own_adapter_or_none(ids: list[int], dtype: torch.dty
 
 
 def test_a_drafter_that_shares_a_layer_gets_no_adapter() -> None:
-    """Its passes have other tokens than those that the step was told of."""
+    """Its passes have a different number of tokens than the step."""
     punica = GroupedPunica(64, 8, "cpu")
     punica.update_metadata(LoRAMapping((7, 7, 7), (7,), is_prefill=True), IDS, PLACES, 100)
     y = made(2, SLICES[0])

@@ -1,4 +1,4 @@
-"""MLA on CPUs with AMX and without. The CPU's kind is made up here: either kind may run this."""
+"""MLA on CPUs with and without AMX, which is faked here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model() -> Path:
 def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load_general_plugins()  # or its patch would take what is made up for the shipped one
+        load_general_plugins()  # first, because its patch would wrap the fake
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param)
     return bool(request.param)
 
@@ -48,7 +48,7 @@ def built(model: Path, dtype: str, **extra: Any) -> Any:
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_machine_serves_it_in_the_same_blocks(
+def test_every_machine_uses_the_same_blocks(
     model: Path, dtype: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = built(model, dtype)
@@ -59,14 +59,14 @@ def test_every_machine_serves_it_in_the_same_blocks(
 
 
 class Selection:
-    """The part of vLLM's AttentionSelectorConfig that matters on a CPU."""
+    """The parts of vLLM's AttentionSelectorConfig that matter on a CPU."""
 
     use_mla, use_sparse = True, False
 
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("amx", [True], indirect=True)
-def test_amx_is_used_for_it_where_asked_for(model: Path) -> None:
+def test_amx_is_used_if_it_is_set(model: Path) -> None:
     assert built(model, "bfloat16", attention_backend="AMX_MLA").cache_config.block_size == 32
     config = built(model, "bfloat16", attention_config={"backend": "AMX_MLA"})
     assert config.cache_config.block_size == 32
@@ -75,12 +75,12 @@ def test_amx_is_used_for_it_where_asked_for(model: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "extra", "problem"),
     [
-        ("float32", {"attention_backend": "amx_mla"}, "bfloat16 alone, and engine.dtype is float32"),
+        ("float32", {"attention_backend": "amx_mla"}, "only in bfloat16, and engine.dtype is float32"),
         ("bfloat16", {"attention_backend": "AMX_MLA", "block_size": 16}, "value 16. is no multiple of 32"),
         ("bfloat16", {"attention_backend": "TRITON_MLA"}, "CPU_MLA or AMX_MLA"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_model_loads(
+def test_impossible_settings_are_refused_before_the_model_loads(
     model: Path, amx: bool, dtype: str, extra: dict[str, Any], problem: str
 ) -> None:
     without_amx = problem if problem.startswith("CPU_MLA") else "has no AMX"

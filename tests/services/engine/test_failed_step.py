@@ -1,4 +1,4 @@
-"""A step that raises, in real engines: its requests end, and the others get the same answers as ever."""
+"""Steps that raise in real engines: their requests end, and the others get the same answers as usual."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engine(model: Path, drafter: Path) -> Iterator[EngineProcess]:
 
 @pytest.fixture(scope="module")
 def source(model: Path, drafter: Path) -> Iterator[EngineProcess]:
-    """An engine that saves KV for the other one, and always answers."""
+    """An engine that saves KV for the other one and does not fail."""
     with EngineProcess(Options(model, "source", cores="1", drafter=drafter)) as process:
         yield process
 
@@ -66,18 +66,18 @@ def install(engine: Engine) -> None:
 
 
 def run(engine: Engine) -> Failures:
-    """Step until idle, and go on after failed steps, like the worker's host."""
+    """Step until idle, and recover from failed steps like the worker's host."""
     found = Failures([], [])
     deadline = time.monotonic() + CALL_S / 2
     while time.monotonic() < deadline:
         try:
             if not engine.step():
                 return found
-        except Exception as error:  # noqa: BLE001 (as the host)
+        except Exception as error:  # noqa: BLE001 (like the host)
             found.seen.append(str(error))
             found.ended.append(engine.core.failed.recover(error))
             engine.connector.take_reports()
-    raise TimeoutError("the engine did not come to an end")
+    raise TimeoutError("the engine did not become idle")
 
 
 def poison(engine: Engine, name: str, prompt: list[int], xargs: dict[str, str], params: Any = None) -> None:
@@ -97,7 +97,7 @@ def among(
 
 
 def blocks(engine: Engine) -> tuple[int, int, int]:
-    """Return free blocks, remaining saves and loads, and staging in use."""
+    """Return the free blocks, the remaining saves and loads, and the staging blocks in use."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine.run()
@@ -108,7 +108,7 @@ def blocks(engine: Engine) -> tuple[int, int, int]:
 
 
 def settled(engine: Engine, expected: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the same, once releases have arrived."""
+    """Return the same once releases have arrived."""
     deadline = time.monotonic() + 10
     while (found := blocks(engine)) != expected and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -116,7 +116,7 @@ def settled(engine: Engine, expected: tuple[int, int, int]) -> tuple[int, int, i
 
 
 @pytest.mark.parametrize(("where", "after"), [*((one, 0) for one in PLACES), ("execute", 3)])
-def test_its_requests_end_and_later_ones_are_answered_right(
+def test_requests_of_a_failed_step_end_and_later_ones_are_answered(
     engine: EngineProcess, source: EngineProcess, where: str, after: int
 ) -> None:
     before = engine.call(blocks)
@@ -127,26 +127,28 @@ def test_its_requests_end_and_later_ones_are_answered_right(
     (ended,) = found.ended
     assert "poison-0" in ended
     assert set(prompts) <= {*whole, *ended}
-    for name, prompt in prompts.items():  # the prefix cache holds nothing wrong
+    for name, prompt in prompts.items():  # the prefix cache has no wrong blocks
         assert engine.call(generate, f"{name}-again", prompt, TOKENS) == expected[name]
     assert engine.call(settled, before) == before
 
 
-def test_a_request_that_is_half_in_the_batch_leaves_it(engine: EngineProcess, source: EngineProcess) -> None:
-    """The sampler's masks are filled when a request joins the batch, and it has a row by then."""
+def test_a_request_that_fails_while_it_joins_the_batch_leaves_it(
+    engine: EngineProcess, source: EngineProcess
+) -> None:
+    """The sampler's masks are filled after the request has got a row."""
     before = engine.call(blocks)
     prompts = {f"half-{number}": prompt_of(f"half-{number}", 60) for number in range(3)}
     expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
     found, whole = engine.call(half, prompts)
     assert ["out of bounds" in seen for seen in found.seen] == [True]
-    assert whole == [next(iter(prompts))], "it ended in the step before"
+    assert whole == [next(iter(prompts))], "only the first one had ended before"
     for name, prompt in prompts.items():
         assert engine.call(generate, f"{name}-again", prompt, TOKENS) == expected[name]
     assert engine.call(settled, before) == before
 
 
 def half(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[str]]:
-    """Let a request join the batch and fail, in the same step in which another one left it."""
+    """Let a request join the batch and fail in the step in which another one leaves it."""
     first, *others = prompts
     answer = engine.add(first, prompts[first], TOKENS)
     for name in others:
@@ -158,13 +160,13 @@ def half(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[
     return found, [name for name in prompts if engine.answers[name].finish_reason is not None]
 
 
-def test_who_only_waits_stays(engine: EngineProcess, source: EngineProcess) -> None:
+def test_waiting_requests_stay(engine: EngineProcess, source: EngineProcess) -> None:
     names = [f"waits-{number}" for number in range(6)]
     prompts = {name: prompt_of(name, 400) for name in names}  # some steps each
     expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
     found, whole = engine.call(first_then, prompts)
     assert len(found.seen) == 1
-    assert whole, "those that had not begun are answered"
+    assert whole, "requests that had not begun are answered"
     for name in whole:
         assert engine.call(tokens_of, name) == expected[name]
 
@@ -178,13 +180,15 @@ def tokens_of(engine: Engine, name: str) -> list[int]:
     return engine.answers[name].tokens
 
 
-def test_two_that_are_poison_together(engine: EngineProcess) -> None:
+def test_two_requests_that_fail_together(engine: EngineProcess) -> None:
     found, _ = engine.call(among, {}, [dose("pair", after=3), dose("pair", after=3)])
     assert found.ended == [["poison-0", "poison-1"]]
 
 
 @pytest.mark.parametrize("where", ["schedule", "execute", "sample", "update"])
-def test_handoffs_under_way_end_well(engine: EngineProcess, source: EngineProcess, where: str) -> None:
+def test_handoffs_of_a_failed_step_are_cleaned_up(
+    engine: EngineProcess, source: EngineProcess, where: str
+) -> None:
     before = engine.call(blocks)
     taken = source.call(blocks)
     prompt = prompt_of(f"handed-{where}", 300)
@@ -195,7 +199,7 @@ def test_handoffs_under_way_end_well(engine: EngineProcess, source: EngineProces
     found = engine.call(load_and_save, f"handed-{where}", prompt, saved.manifest, where)
     assert len(found.seen) == 1
     assert engine.call(settled, before) == before, "blocks, loads, saves and staging are free again"
-    assert source.call(settled, taken) == taken, "what was saved for it is released"
+    assert source.call(settled, taken) == taken, "the source's save is released"
     assert engine.call(generate, f"later-{where}", prompt, TOKENS) == expected
 
 
@@ -207,8 +211,8 @@ def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manife
 
 
 @pytest.mark.parametrize("where", ["schedule", "execute", "sample", "update"])
-def test_who_waits_for_its_kv_stays(engine: EngineProcess, source: EngineProcess, where: str) -> None:
-    """It has not run: the step is no fault of its, and nobody wrote to its blocks."""
+def test_requests_that_wait_for_kv_stay(engine: EngineProcess, source: EngineProcess, where: str) -> None:
+    """They have not run, and nothing was written to their blocks."""
     before, taken = engine.call(blocks), source.call(blocks)
     prompt, name = prompt_of(f"waits-{where}", 300), f"waits-{where}"
     expected = source.call(generate, f"{name}-alone", prompt, TOKENS)
@@ -224,7 +228,7 @@ def test_who_waits_for_its_kv_stays(engine: EngineProcess, source: EngineProcess
 def fail_beside(
     engine: Engine, name: str, prompt: list[int], manifest: Manifest, written: list[int], where: str
 ) -> list[int]:
-    """Fail a step while a request waits for its source's word, and another one begins to wait."""
+    """Fail a step while one request waits for its source. Return its tokens."""
     answer = engine.add(name, prompt, TOKENS, load_params(1, manifest.num_tokens))
     engine.step()
     poison(engine, f"fails-{where}", prompt_of(f"fails-{where}", 100), dose("alone", where))
@@ -236,8 +240,8 @@ def fail_beside(
     return answer.tokens
 
 
-def test_a_step_that_fails_behind_a_later_one_keeps_no_room(engine: EngineProcess) -> None:
-    """With two steps in flight, the later one has begun when the earlier one's failure is seen."""
+def test_a_step_that_fails_while_a_later_one_runs_frees_everything(engine: EngineProcess) -> None:
+    """With two steps in flight, the later one has begun when the earlier one fails."""
     before = engine.call(blocks)
     engine.call(queue_batches, 2)
     try:
@@ -288,7 +292,7 @@ def broken(engine: Engine) -> str:
         RuntimeError("DefaultCPUAllocator: can't allocate memory: out of memory"),
     ],
 )
-def test_what_sticks_is_not_recovered_from(error: Exception) -> None:
+def test_errors_of_the_device_are_fatal(error: Exception) -> None:
     from baton.services.engine.patches.failed_step import is_fatal
 
     wrapped = ValueError("around it")

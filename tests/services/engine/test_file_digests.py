@@ -1,4 +1,4 @@
-"""Digests of files: each file is read once, and a kept digest is trusted only while it is certain."""
+"""Digests of files: each file is read once, and a kept digest is used only while it is certainly right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sha256(content: bytes) -> str:
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(file_digests, "QUIET_S", -1.0)  # a test's files were written just now
+    monkeypatch.setattr(file_digests, "QUIET_S", -1.0)  # a test's files have just been written
     return tmp_path / "cache" / FOLDER
 
 
@@ -64,7 +64,7 @@ def test_a_file_is_read_once(file: Path, reads: list[int], kept: Path) -> None:
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_change_is_seen_though_size_and_last_write_are_as_they_were(file: Path, reads: list[int]) -> None:
+def test_a_change_that_keeps_size_and_write_time_is_seen(file: Path, reads: list[int]) -> None:
     digests([file])
     before = file.stat()
     file.write_bytes(NEW)
@@ -76,7 +76,7 @@ def test_a_change_is_seen_though_size_and_last_write_are_as_they_were(file: Path
     assert len(reads) == 3
 
 
-def test_what_was_changed_a_moment_ago_is_not_kept(
+def test_digests_of_files_changed_just_now_are_not_kept(
     file: Path, reads: list[int], kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_digests, "QUIET_S", 60.0)
@@ -86,7 +86,7 @@ def test_what_was_changed_a_moment_ago_is_not_kept(
     assert not entries(kept)
 
 
-def lie(kept: Path) -> None:
+def falsify(kept: Path) -> None:
     (entry,) = entries(kept)
     entry.write_text(json.dumps(json.loads(entry.read_text()) | {"sha256": "0" * 64}))
 
@@ -121,18 +121,18 @@ def others_folder(kept: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [writable_entry, others_entry, linked_entry, damaged_entry, writable_folder, others_folder]
 )
-def test_what_others_may_have_written_is_not_believed(
+def test_entries_that_others_may_have_written_are_ignored(
     file: Path, kept: Path, spoil: Callable[[Path], None], reads: list[int]
 ) -> None:
     digests([file])
-    lie(kept)
-    assert digests([file]) == ["0" * 64]  # unchanged, it is trusted
+    falsify(kept)
+    assert digests([file]) == ["0" * 64]  # it is used
     spoil(kept)
     assert digests([file]) == [sha256(OLD)]
     assert len(reads) == 2
 
 
-def test_without_a_home_it_works_and_says_so(
+def test_without_a_home_digests_are_not_kept(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def homeless() -> Path:
@@ -145,7 +145,7 @@ def test_without_a_home_it_works_and_says_so(
     assert "computed again at each start: Could not determine home directory" in caplog.text
 
 
-def test_a_hub_s_blob_is_not_read(tmp_path: Path, reads: list[int]) -> None:
+def test_blobs_of_a_hub_are_not_read(tmp_path: Path, reads: list[int]) -> None:
     blobs = tmp_path / "models--a--b" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / ("c" * 64)).write_bytes(OLD)
@@ -153,18 +153,18 @@ def test_a_hub_s_blob_is_not_read(tmp_path: Path, reads: list[int]) -> None:
     link.symlink_to(blobs / ("c" * 64))
     assert digests([link]) == ["c" * 64]
     link.unlink()
-    (tmp_path / ("d" * 64)).write_bytes(OLD)  # not among blobs
+    (tmp_path / ("d" * 64)).write_bytes(OLD)  # not in a folder "blobs"
     link.symlink_to(tmp_path / ("d" * 64))
     assert digests([link]) == [sha256(OLD)]
     assert len(reads) == 1
 
 
-def test_one_hashes_while_others_wait_for_it(file: Path, kept: Path, reads: list[int]) -> None:
+def test_one_process_hashes_while_others_wait(file: Path, kept: Path, reads: list[int]) -> None:
     digests([file])
     (entry,) = entries(kept)
     content = entry.read_text()
     entry.unlink()
-    lock = os.open(f"{entry}.lock", os.O_RDWR)  # like a process that hashes the file
+    lock = os.open(f"{entry}.lock", os.O_RDWR)  # as a process that hashes the file does
     fcntl.flock(lock, fcntl.LOCK_EX)
     with ThreadPoolExecutor() as pool:
         other = pool.submit(digests, [file])
@@ -177,9 +177,7 @@ def test_one_hashes_while_others_wait_for_it(file: Path, kept: Path, reads: list
     assert len(reads) == 1
 
 
-def test_a_process_that_holds_a_file_for_ever_is_waited_for_no_longer_than_it_may_take(
-    file: Path, kept: Path, reads: list[int]
-) -> None:
+def test_the_wait_for_another_process_is_bounded(file: Path, kept: Path, reads: list[int]) -> None:
     digests([file])
     (entry,) = entries(kept)
     entry.unlink()
@@ -189,7 +187,7 @@ def test_a_process_that_holds_a_file_for_ever_is_waited_for_no_longer_than_it_ma
     assert len(reads) == 2
 
 
-def test_progress_is_told(
+def test_progress_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(file_digests, "TELL_S", 0.0)
@@ -200,7 +198,7 @@ def test_progress_is_told(
     assert "it is kept for the next start" in caplog.text
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_raises(tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match="gone"):
         digests([tmp_path / "gone"])

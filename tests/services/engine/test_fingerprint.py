@@ -1,4 +1,4 @@
-"""Equal for equal files, different for what differs."""
+"""Fingerprints are equal for equal models, and only for them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_another_byte_is_another_model(model: Path, tmp_path: Path, name: str) -
 
 
 def test_no_byte_of_the_weights_is_left_out(tmp_path: Path) -> None:
-    """200 kB of changed weights anywhere in a file of 4 MiB."""
+    """Each 200 kB of a file of 4 MiB matter."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -58,7 +58,7 @@ def test_no_byte_of_the_weights_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["modeling_x.py", "hf_quant_config.json", "pytorch_model.pt", "params.json"])
-def test_what_else_decides_what_is_computed_counts(model: Path, tmp_path: Path, name: str) -> None:
+def test_other_files_that_affect_the_computation_count(model: Path, tmp_path: Path, name: str) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
     (copy / name).write_text("1")
     first = model_fingerprint(str(copy))
@@ -66,7 +66,7 @@ def test_what_else_decides_what_is_computed_counts(model: Path, tmp_path: Path, 
     assert len({first, model_fingerprint(str(copy)), model_fingerprint(str(model))}) == 3
 
 
-def test_a_snapshot_s_folder_is_the_same_model_as_its_copy(model: Path, cache: Path) -> None:
+def test_a_snapshots_folder_is_the_same_model_as_a_copy(model: Path, cache: Path) -> None:
     publish(cache, model, OLD)
     snapshot = cache / "models--org--tiny" / "snapshots" / OLD
     assert model_fingerprint(str(snapshot)) == model_fingerprint(str(model))
@@ -80,7 +80,7 @@ OLD, NEW = "1" * 40, "2" * 40  # commits
 
 
 def publish(cache: Path, model: Path, commit: str) -> None:
-    """Files of a commit as Hugging Face's cache has them: links to blobs that are named by their hash."""
+    """Put a commit's files into Hugging Face's cache: links to blobs named by their hashes."""
     repository = cache / "models--org--tiny"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / commit
     for folder in (blobs, snapshot, repository / "refs"):
@@ -94,13 +94,13 @@ def publish(cache: Path, model: Path, commit: str) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As on a machine without a network."""
+    """Return the hub's cache, with the hub offline."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
 
 
-def test_a_name_stands_for_its_commit(model: Path, cache: Path) -> None:
+def test_a_name_is_identified_by_its_commit(model: Path, cache: Path) -> None:
     publish(cache, model, OLD)
     (cache / "models--org--tiny" / "refs" / "v1").write_text(OLD)
     old = model_fingerprint("org/tiny")
@@ -111,7 +111,7 @@ def test_a_name_stands_for_its_commit(model: Path, cache: Path) -> None:
     assert model_fingerprint("org/tiny", revision="v1") == old
 
 
-def test_the_cache_where_weights_are_kept_counts(model: Path, cache: Path, tmp_path: Path) -> None:
+def test_download_dir_is_searched(model: Path, cache: Path, tmp_path: Path) -> None:
     publish(cache, model, OLD)
     publish(tmp_path / "elsewhere", model, NEW)
     elsewhere = model_fingerprint("org/tiny", download_dir=str(tmp_path / "elsewhere"))
@@ -120,20 +120,20 @@ def test_the_cache_where_weights_are_kept_counts(model: Path, cache: Path, tmp_p
 
 @pytest.fixture(autouse=True)
 def _warnings(caplog: pytest.LogCaptureFixture) -> None:
-    """A package that vLLM's app imports sets the root logger to ERROR."""
+    """Enable warnings: a package that vLLM's app imports sets the root logger to ERROR."""
     caplog.set_level(logging.WARNING, fingerprint.__name__)
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_name_whose_commit_nobody_knows(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_whose_commit_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
     known = [model_fingerprint(name) for name in ("org/tiny", "org/other", "not/a/name")]
     known.append(model_fingerprint("org/tiny", revision="v1"))
     assert len(set(known)) == 4
     assert model_fingerprint("org/tiny") == known[0]
-    assert "told from others by its name alone, org/tiny at revision main: " in caplog.text
+    assert "identified only by its name, org/tiny at revision main: " in caplog.text
 
 
-def test_what_comes_from_another_hub(
+def test_models_of_another_hub(
     model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(cache, model, OLD)

@@ -1,4 +1,4 @@
-"""Whether forked processes could use the GPU: one is forked to look, as nothing tells before."""
+"""A process is forked to find out whether forked processes could use the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = os.getpid()
 
 
 def torch(*, built: bool = True, initialized: bool = False, counted: bool = False) -> Any:
-    """Return as much of torch as is asked. Once GPUs were `counted` by CUDA, forked processes are bad."""
+    """Return a fake torch. `counted`: CUDA has counted GPUs, so forked processes cannot use them."""
     return SimpleNamespace(
         backends=SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: built)),
         cuda=SimpleNamespace(
@@ -35,7 +35,7 @@ def torch(*, built: bool = True, initialized: bool = False, counted: bool = Fals
         (torch(counted=True), True),
     ],
 )
-def test_cuda_has_begun_where_a_forked_process_could_not_use_it(
+def test_cuda_has_begun_if_a_forked_process_could_not_use_it(
     found: Any, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if found is None:
@@ -47,7 +47,7 @@ def test_cuda_has_begun_where_a_forked_process_could_not_use_it(
     assert psutil.Process().children() == before
 
 
-def test_torch_answers_what_is_asked_of_it() -> None:
+def test_the_real_torch_has_these_functions() -> None:
     import torch as real
 
     assert real.cuda._is_in_bad_fork() is False

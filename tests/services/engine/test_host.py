@@ -1,4 +1,4 @@
-"""The engine's thread with several steps in flight, over real engines: who waits for a load, and how long."""
+"""The thread that steps a real engine: how long requests wait for loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.handoff import checkpoints
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test
 
-POLL_S = 5.0  # a load that is only seen by the next poll comes too late
+POLL_S = 5.0  # so long that a load seen only by the next poll is too late
 POLLS_S = hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S
 
 
@@ -44,23 +44,26 @@ def engine(model: Path) -> Iterator[EngineProcess]:
 
 
 class _Listener:
-    """Notes when a load's end is told of, and the request's last token."""
+    """Collects the tokens of a request, and whether the end of a load was reported."""
 
-    def __init__(self) -> None:
-        self.loaded_at = 0.0
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.loaded = False
+        self.tokens: list[int] = []
         self.ended = asyncio.Event()
 
     def on_step(self, step: Any) -> None:
-        if step.loaded:
-            self.loaded_at = time.monotonic()
-        outputs = [one for group in step.outputs.values() for one in group.outputs]
-        if any(one.finish_reason is not None for one in outputs):
-            self.ended.set()
+        self.loaded |= bool(step.loaded)
+        for output in (one for group in step.outputs.values() for one in group.outputs):
+            if output.request_id == self._name:
+                self.tokens += output.new_token_ids
+                if output.finish_reason is not None:
+                    self.ended.set()
 
 
 @contextlib.contextmanager
 def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
-    """Let a host's thread step the engine. In a running loop, whose callbacks go to the listener."""
+    """Let a host's thread step the engine, and call the listener in the running loop."""
     plan: Any = None
     host = hosts.EngineHost(plan)
     host._engine, host._connector = engine.core, engine.connector
@@ -76,17 +79,17 @@ def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
 
 
 def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Manifest, depth: int) -> float:
-    """Let the host's thread step the engine while it loads; return the seconds until the answer's end."""
+    """Let the host's thread step the engine while it loads. Return the seconds until the answer's end."""
     queue_batches(engine, depth)
     hosts._POLL_S = hosts._POLL_MOST_S = hosts._POLL_WOKEN_S = POLL_S
 
     async def run() -> float:
-        listener = _Listener()
+        listener = _Listener(name)
         engine.add(name, prompt, 4, load_params(1, manifest.num_tokens, manifest))
         began = time.monotonic()
         with hosted(engine, listener):
             await asyncio.wait_for(listener.ended.wait(), 2 * POLL_S)
-        assert listener.loaded_at
+        assert listener.loaded
         return time.monotonic() - began
 
     return asyncio.run(run())
@@ -95,9 +98,9 @@ def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Man
 def pull_during_a_step(
     engine: Engine, name: str, prompt: list[int], manifest: Manifest, written: list[int]
 ) -> tuple[list[int], int]:
-    """Hold a step up while a load begins, ends and is completed; return the answer, and the steps until it.
+    """Delay a step while a load begins, ends and is completed.
 
-    The calls come from the loop's thread, as a worker's do.
+    Returns the answer, and in which step after that the request ran.
     """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
@@ -117,7 +120,7 @@ def pull_during_a_step(
         return output
 
     async def run() -> list[int]:
-        listener = _Tokens(name)
+        listener = _Listener(name)
         engine.add(name, prompt, 7, load_params(1, manifest.num_tokens))
         engine.add(f"{name}-beside", [5] * 40, 20)
         engine.step()
@@ -129,7 +132,7 @@ def pull_during_a_step(
             host.begin_load(name, 1, manifest)
             deadline = time.monotonic() + POLL_S
             while loads[name, 1].state is not State.HELD:
-                assert time.monotonic() < deadline, "it is not pulled beside a step"
+                assert time.monotonic() < deadline, "it is not pulled during a step"
                 await asyncio.sleep(0.001)
             host.resume(name, 1, manifest, lambda: engine.give(name, written))
             assert len(seen) == 1
@@ -145,24 +148,8 @@ def pull_during_a_step(
         engine.core.scheduler.schedule = schedule
 
 
-class _Tokens:
-    """Collects the tokens of a request."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.tokens: list[int] = []
-        self.ended = asyncio.Event()
-
-    def on_step(self, step: Any) -> None:
-        for output in (one for group in step.outputs.values() for one in group.outputs):
-            if output.request_id == self._name:
-                self.tokens += output.new_token_ids
-                if output.finish_reason is not None:
-                    self.ended.set()
-
-
 def steps_while_waiting(engine: Engine, count: int) -> int:
-    """Let so many requests wait for words of their sources; return an idle engine's steps in a second."""
+    """Let `count` requests wait for their sources. Return how many steps the engine takes in a second."""
     queue_batches(engine, 1)
     hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S = POLLS_S
     schedule, seen = engine.core.scheduler.schedule, list[float]()
@@ -174,7 +161,7 @@ def steps_while_waiting(engine: Engine, count: int) -> int:
     async def run() -> int:
         names = [f"waits-{number}" for number in range(count)]
         engine.core.scheduler.schedule = noting
-        with hosted(engine, _Listener()) as host:
+        with hosted(engine, _Listener("none")) as host:
             for name in names:
                 request = engine.made(name, [5] * 40, 6, load_params(1, 40))
                 host.submit(request)
@@ -207,9 +194,7 @@ def test_the_end_of_a_load_is_noticed_at_once(
     assert took_s < POLL_S / 2, "it was noticed by the next poll"
 
 
-def test_a_load_begins_and_ends_beside_a_step_and_runs_in_the_next_one(
-    engine: EngineProcess, source: EngineProcess
-) -> None:
+def test_a_load_during_a_step_runs_in_the_next_one(engine: EngineProcess, source: EngineProcess) -> None:
     draw = random.Random("beside")
     prompt = clear_prompt(source, lambda: draw.choices(range(2, checkpoints.VOCAB), k=300), 7)
     expected = source.call(generate, "beside-alone", prompt, 7)
@@ -218,8 +203,8 @@ def test_a_load_begins_and_ends_beside_a_step_and_runs_in_the_next_one(
     assert kept.saved.manifest is not None
     tokens, steps = engine.call(pull_during_a_step, "beside", prompt, kept.saved.manifest, kept.tokens)
     assert kept.tokens + tokens == expected
-    assert steps == 1  # the one after that which was held up
+    assert steps == 1
 
 
-def test_an_idle_engine_does_not_step_while_requests_wait_for_their_sources(engine: EngineProcess) -> None:
+def test_an_engine_does_not_step_while_all_requests_wait_for_their_sources(engine: EngineProcess) -> None:
     assert engine.call(steps_while_waiting, 20) <= 2

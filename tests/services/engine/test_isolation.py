@@ -21,7 +21,7 @@ def settings(tmp_path: Path) -> EngineSettings:
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("value", ["1", "true"])
-def test_it_is_refused_by_name(
+def test_variables_are_refused_by_name(
     settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -30,13 +30,13 @@ def test_it_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_may_be_off(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_variables_may_be_off(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for value in ("", "0", "False"):
         monkeypatch.setenv(name, value)
         check_model(settings)
 
 
-def test_vllm_reads_each() -> None:
+def test_vllm_reads_each_variable() -> None:
     from vllm import envs
 
     for name in (*REFUSED, RESPONSES_STORE):
@@ -44,7 +44,7 @@ def test_vllm_reads_each() -> None:
         assert not is_set(name)
 
 
-def test_the_page_has_each() -> None:
+def test_the_page_has_each_variable() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     for name in (*REFUSED, RESPONSES_STORE):
         assert f"`{name}`" in page

@@ -1,6 +1,6 @@
 """No field of a request changes another request's answer, with or without drafts.
 
-Every field of the OpenAI requests and of vLLM's SamplingParams is named here; tests fail until a new one is.
+Every field of the OpenAI requests and of vLLM's SamplingParams is listed here; a new one makes a test fail.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ DRAFTS: dict[str, dict[str, Any] | None] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
-TOKENS = 8  # per neighbour; the odd one ends earlier, so that rows move
+TOKENS = 8  # per neighbour; the odd request ends earlier, so that rows move
 
-# Fields of the odd request: each field, and values with different effects.
+# The fields of the odd request, with values that have different effects.
 ODD: dict[str, dict[str, Any]] = {
     "allowed_token_ids": {"allowed_token_ids": [300, 301, 302]},
     "bad_words": {"bad_words": ["the", "and so on", "time"]},
@@ -86,7 +86,7 @@ ODD: dict[str, dict[str, Any]] = {
 }
 # Other names of fields above.
 SAME = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
-# The other fields, none of which reaches an engine's step.
+# Fields that do not reach an engine's step.
 BY_THE_FRONT_END = {
     *("add_generation_prompt", "add_special_tokens", "background", "chat_template"),
     *("chat_template_kwargs", "continue_final_message", "documents", "enable_response_messages"),
@@ -106,7 +106,7 @@ BY_THE_ROUTER = {
     "priority",
     "prompt_embeds",
 }  # refused or removed
-BY_NOBODY = {"watermarking"}  # only for engines with a watermark, which Baton does not make
+UNUSED = {"watermarking"}  # only for engines with a watermark, which Baton does not build
 # Fields of SamplingParams that none of these requests has, or that follow from others.
 INSIDE = {
     *("detokenize", "flat_logprobs", "output_kind", "output_text_buffer_length"),
@@ -163,14 +163,14 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
         yield Running(process, alone)
 
 
-def test_every_field_is_named() -> None:
+def test_every_field_is_listed() -> None:
     models = (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
     known = {
         *(name for one in ODD.values() for name in one),
         *SAME,
         *BY_THE_FRONT_END,
         *BY_THE_ROUTER,
-        *BY_NOBODY,
+        *UNUSED,
     }
     asked = {name for model in models for name in model.model_fields}
     assert asked == known
@@ -179,7 +179,7 @@ def test_every_field_is_named() -> None:
 
 @pytest.mark.parametrize("kind", ODD)
 def test_neighbours_get_what_they_get_alone(running: Running, kind: str) -> None:
-    """The odd request is neither in the first nor in the last row, and ends before the others: rows move."""
+    """The odd request is in a middle row and ends before the others, so that rows move."""
     odd = body("odd", {"max_tokens": 5, **ODD[kind]})
     first, *others = ((name, body(name, more)) for name, more in NEIGHBOURS.items())
     told = running.engine.call(together, dict([first, ("odd", odd), *others]))

@@ -1,4 +1,4 @@
-"""The plug-in: where it sets a process up, and where it does not."""
+"""The plug-in sets up processes of engines, but not those that only inspect a model class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_vllm_finds_it() -> None:
 
 
 @pytest.mark.parametrize(("program", "times"), [(None, 1), ("baton", 1), (registry.__name__, 0)])
-def test_no_patch_where_vllm_only_looks_at_a_class(
+def test_no_patches_if_vllm_only_inspects_a_class(
     monkeypatch: pytest.MonkeyPatch, program: str | None, times: int
 ) -> None:
     installed: list[None] = []

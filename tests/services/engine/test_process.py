@@ -9,8 +9,8 @@ import psutil
 from baton.services.engine import process
 from harness.support import PYTHON, ROOT, eventually
 
-# As vLLM forks its ranks where it does not spawn them: plug-ins are not loaded again in those. The child is
-# busy without an end, as a rank is that waits for another one: none of its threads looks around.
+# vLLM may fork its ranks, which then do not load plug-ins again. The child is busy for ever, like a rank that
+# waits for another one, so none of its threads can check anything.
 HOST = """
 import os, time
 from baton.services.engine import process
@@ -26,7 +26,7 @@ time.sleep(60)
 
 
 def ended(rank: psutil.Process) -> bool:
-    """Whether or not anybody has asked for its status."""
+    """Return whether a process has ended, even if its status was not collected."""
     return not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
 
 
@@ -42,8 +42,8 @@ def test_a_forked_rank_dies_with_its_engine() -> None:
                 rank.kill()
 
 
-def test_a_process_that_nobody_has_waited_for_counts_as_ended() -> None:
-    """A rank that is forked while its engine is killed comes too late to be signalled."""
+def test_a_zombie_counts_as_ended() -> None:
+    """A rank that is forked while its engine is killed gets no signal, so it must check."""
     with subprocess.Popen([PYTHON, "-c", "import time; time.sleep(60)"]) as one:
         assert not process._ended(one.pid)
         one.kill()

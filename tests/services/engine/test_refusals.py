@@ -1,4 +1,4 @@
-"""Lines that an error of vLLM's becomes. tests/e2e/test_bad_start.py has the errors of vLLM itself."""
+"""How vLLM's errors are reworded. tests/e2e/test_bad_start.py has vLLM's real errors."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def refusal(**values: float) -> ValidationError:
     return caught.value
 
 
-def test_pydantics_frame_goes_and_the_names_are_ours() -> None:
+def test_pydantics_frame_is_removed_and_names_are_translated() -> None:
     said = reason(refusal(block_size=3))
     named = "engine.block_size (--block-size)"
     assert said == f"{named}: {named} must be even."
 
 
-def test_what_came_from_engine_extra_is_called_so() -> None:
+def test_arguments_of_engine_extra_are_named_as_such() -> None:
     said = reason(refusal(gpu_memory_utilization=3), {"gpu_memory_utilization": 3, "seed": 1})
     assert said.startswith("engine.extra.gpu_memory_utilization: ")
     assert "kv_cache_gib" not in said
 
 
-def test_a_list_of_all_that_is_allowed_is_cut() -> None:
+def test_long_lists_and_texts_are_cut() -> None:
     names = ", ".join(f"'A{number}'" for number in range(300))
     said = reason(ValueError(f"'Nope' is unknown, there are: [{names}]."))
     assert "'A11', ... (300 in all)]." in said
     assert len(reason(ValueError("x" * 2000))) == LONGEST
 
 
-def test_there_is_always_a_line() -> None:
+def test_there_is_always_a_reason() -> None:
     assert reason(KeyError("rope_theta")) == "KeyError: 'rope_theta'"
     assert reason(AssertionError()) == "AssertionError"
     assert reason(ConfigError("as it is")) == "as it is"

@@ -1,4 +1,4 @@
-"""The engine's requests: what waits for a source, what goes on with its word, and what is refused."""
+"""The engine's requests: how they wait for a source and continue, and which are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITTEN = [11, 12]
 def start(
     phase: Any = pb.PHASE_DECODE, written: Any = (), tokens: int | None = None, **sampling: Any
 ) -> pb.Start:
-    """Return a Start with a source. sampling: fields of its parameters"""
+    """Return a Start with a source. sampling: fields of its SamplingParams."""
     core = request("r", PROMPT, **{"max_tokens": 20, **sampling})
     saved = len(PROMPT) + len(written) if tokens is None else tokens
     return pb.Start(
@@ -61,7 +61,7 @@ def test_a_decode_waits_for_its_first_token_and_then_goes_on(written: list[int])
     assert list(made.request.output_token_ids) == written
     assert wish_of(made.request.kv_transfer_params) == LoadWish(3, saved, None)
     give = requests.resume(made, complete(saved, 42, drafts=[5, 6, VOCABULARY, 7]))
-    assert list(made.request.output_token_ids) == written  # nothing but on the engine's thread
+    assert list(made.request.output_token_ids) == written  # only the engine's thread changes it
     give()
     assert list(made.request.output_token_ids) == [*written, 42]
     assert made.request.first_drafts == (saved + 1, [5, 6])
@@ -73,7 +73,7 @@ def test_a_decode_waits_for_its_first_token_and_then_goes_on(written: list[int])
     assert not whole.late
 
 
-def test_what_it_is_saved_as_is_named_where_it_is_another_request() -> None:
+def test_a_prompts_beginning_is_loaded_by_the_name_of_its_save() -> None:
     one = start(pb.PHASE_PREFILL, tokens=5)
     one.source.request_id = "r/prefix"
     made = prepare(one, complete(5))
@@ -82,7 +82,7 @@ def test_what_it_is_saved_as_is_named_where_it_is_another_request() -> None:
         3, prefix=LoadWish(3, 5, manifest, "r/prefix#3")
     )
     assert list(made.request.output_token_ids) == []
-    alone = prepare(one)  # its beginning did not come in time
+    alone = prepare(one)  # the beginning came too late
     assert wish_of(alone.request.kv_transfer_params) == SaveWish(3)
     assert alone.request.priority >= made.request.priority
     assert not alone.late
@@ -95,7 +95,7 @@ LATE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("sampling", LATE, ids=lambda one: next(iter(one)))
-def test_what_depends_on_its_first_token_is_late(sampling: dict[str, Any]) -> None:
+def test_requests_that_need_their_first_token_are_late(sampling: dict[str, Any]) -> None:
     assert prepare(start(**sampling)).late
     assert not prepare(start(**sampling), complete(len(PROMPT), 42)).late
 
@@ -107,7 +107,7 @@ def test_a_prompt_whose_first_token_may_be_its_last_is_late() -> None:
     assert written.late
 
 
-def test_prompt_logprobs_come_from_the_source_and_hold_nothing_up() -> None:
+def test_prompt_logprobs_come_from_the_source_and_do_not_delay() -> None:
     asked = start(prompt_logprobs=2, skip_reading_prefix_cache=True)
     made = prepare(asked)
     assert not made.late
@@ -120,11 +120,11 @@ def test_prompt_logprobs_come_from_the_source_and_hold_nothing_up() -> None:
     ("word", "text"),
     [
         (complete(8), "0 tokens"),
-        (complete(8, *range(20)), "20 tokens from the source do not go on behind the 0"),
+        (complete(8, *range(20)), "20 tokens from the source do not follow the 0"),
         (complete(8, VOCABULARY), f"token id {VOCABULARY} from the source is outside"),
     ],
 )
-def test_tokens_that_do_not_go_on_are_refused(word: pb.Complete, text: str) -> None:
+def test_tokens_that_do_not_follow_are_refused(word: pb.Complete, text: str) -> None:
     made = prepare(start())
     with pytest.raises(RequestRefused, match=text) as refused:
         requests.resume(made, word)
@@ -135,11 +135,11 @@ def test_tokens_that_do_not_go_on_are_refused(word: pb.Complete, text: str) -> N
 def test_tokens_are_given_once() -> None:
     made = prepare(start())
     requests.resume(made, complete(8, 42))()
-    with pytest.raises(RequestRefused, match="do not go on"):
+    with pytest.raises(RequestRefused, match="do not follow"):
         requests.resume(made, complete(8, 42))
 
 
-def test_a_source_of_other_tokens_is_refused() -> None:
+def test_a_source_with_another_number_of_tokens_is_refused() -> None:
     assert "saves the KV of 7 tokens; this attempt has 8" in refusal(start(tokens=7))
     assert "saves the KV of 8 tokens; this attempt has 10" in refusal(start(written=WRITTEN, tokens=8))
 
@@ -149,7 +149,7 @@ def test_an_answer_that_ends_with_its_first_token_has_nothing_to_decode() -> Non
     assert "output is complete" in refusal(start(max_tokens=1), complete(8, 42))
 
 
-def test_what_is_tried_alone_has_no_source() -> None:
+def test_a_request_tried_alone_has_no_source() -> None:
     one = start()
     one.alone_tokens = 2
     assert "without a source" in refusal(one)

@@ -1,4 +1,4 @@
-"""Models that keep states: what is handed over, what is served without handoffs, and what is refused."""
+"""Models that keep states: which are handed over, served without handoffs, or refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_states_are_handed_over_without_a_prefix_cache() -> None:
     assert config.scheduler_config.disable_hybrid_kv_cache_manager is False
 
 
-def test_with_a_prefix_cache_they_are_refused_by_name() -> None:
+def test_states_with_a_prefix_cache_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^engine\.enable_prefix_caching \(value true\): model .* keeps states"
     ):

@@ -1,4 +1,4 @@
-"""Fields that a step would stumble over are refused with a reason, and nothing that vLLM accepts is."""
+"""Fields that would break a step are refused with a reason, and usual fields pass."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu.states import RequestState
 
     from baton.services.engine import wire
+    from tests.services.engine.host_buffer import HostBuffer
     from tests.services.worker.router import request
 
 VOCABULARY = 8192
@@ -46,7 +47,7 @@ def params(**fields: Any) -> Any:
     made = SamplingParams(**{"max_tokens": 9, **fields})
     for name, value in inside.items():
         setattr(made, name, value)
-    made._all_stop_token_ids.add(2)  # as the tokenizer's end of sequence
+    made._all_stop_token_ids.add(2)  # the tokenizer's end of sequence
     return made
 
 
@@ -65,7 +66,7 @@ REFUSED: list[tuple[dict[str, Any], StepLimits, str]] = [
     ({"repetition_detection": RepetitionDetectionParams(129, 0, 2)}, V1, "max_pattern_size is 129; 128"),
     ({"repetition_detection": RepetitionDetectionParams(100, 0, 11)}, V1, "1100 in all; 1024"),
     ({"trace_decode_token_ids": [1]}, V1, "trace_decode_token_ids is not served"),
-    ({"prompt_logprob_token_ids": np.zeros((7, 1), np.int32)}, V1, "by vLLM's model runner V2 alone"),
+    ({"prompt_logprob_token_ids": np.zeros((7, 1), np.int32)}, V1, "only by vLLM's model runner V2"),
     ({"prompt_logprob_token_ids": np.zeros((6, 1), np.int32)}, V2, "has 6 rows; the prompt has 7"),
     ({"prompt_logprob_token_ids": np.full((7, 1), 8192)}, V2, "a token outside the model's"),
     ({"prompt_logprobs": 0}, FAST_PREFILL, "prompt_logprobs is not served with engine.extra.kv_sharing"),
@@ -75,11 +76,11 @@ REFUSED: list[tuple[dict[str, Any], StepLimits, str]] = [
     ({"logprob_token_ids": [1]}, V2_DRAFTING, "logprob_token_ids cannot be combined with speculative"),
 ]  # fmt: skip
 
-# Sizes that V2's classes check when a request comes into the batch, one more than the most.
+# Limits that V2's classes check when a request joins the batch.
 SIZES: list[tuple[str, int]] = [
     ("allowed_token_ids", 1024),
     ("logit_bias", 1024),
-    ("stop_token_ids", 127),  # one more is the end of sequence
+    ("stop_token_ids", 127),  # and the end of sequence
     ("bad_words", 128),
     ("tokens of bad_words", 1024),
     ("logprob_token_ids", 128),
@@ -101,7 +102,7 @@ def sized(name: str, size: int) -> Any:
 
 
 @pytest.mark.parametrize(("fields", "limits", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
-def test_it_is_refused_by_name(fields: dict[str, Any], limits: StepLimits, words: str) -> None:
+def test_fields_are_refused_by_name(fields: dict[str, Any], limits: StepLimits, words: str) -> None:
     assert re.search(words, problem(params(**fields), 8, limits))
     core = request("r", list(range(8)))
     core.sampling_params = params(**fields)
@@ -112,7 +113,7 @@ def test_it_is_refused_by_name(fields: dict[str, Any], limits: StepLimits, words
 
 
 @pytest.mark.parametrize("limits", [V1, V2, V2_DRAFTING, StepLimits()])
-def test_what_is_usual_passes(limits: StepLimits) -> None:
+def test_usual_fields_pass(limits: StepLimits) -> None:
     assert not problem(params(), 8, limits)
     plain = {"temperature": 1.0, "top_k": 1 << 40, "seed": -(1 << 63), "stop_token_ids": [5], "min_tokens": 2}
     repeated = RepetitionDetectionParams(64, 1, 16)
@@ -120,23 +121,14 @@ def test_what_is_usual_passes(limits: StepLimits) -> None:
 
 
 @pytest.mark.parametrize("limits", [V1, V2, V2_DRAFTING])
-def test_min_p_and_logit_bias_pass_where_they_are_applied_to_drafts(limits: StepLimits) -> None:
+def test_min_p_and_logit_bias_pass_if_they_are_applied_to_drafts(limits: StepLimits) -> None:
     assert not problem(params(min_p=0.1, logit_bias={1: 1.0}), 8, limits)
 
 
 @pytest.fixture
 def v2(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put a request into V2's own states, on the CPU."""
-
-    class Host:
-        def __init__(self, size: Any, dtype: torch.dtype) -> None:
-            self.cpu = torch.zeros(size, dtype=dtype)
-            self.np = self.cpu.numpy()
-
-        def uva(self) -> torch.Tensor:
-            return self.cpu
-
-    monkeypatch.setattr(buffer_utils, "UvaBuffer", Host)
+    """Return a function that adds a request to V2's own states, on the CPU."""
+    monkeypatch.setattr(buffer_utils, "UvaBuffer", HostBuffer)
     monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
     device = torch.device("cpu")
     states: Any = LogitsProcRequestState.from_request_state(RequestState(2, 64, 64, 0, VOCABULARY, device))
@@ -155,8 +147,8 @@ def v2(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("name", "most"), SIZES)
-def test_v2_takes_as_many_as_its_buffers_hold(name: str, most: int, v2: Any) -> None:
-    """V2's classes raise where we refuse, and nowhere else. V1 takes more, except for named tokens."""
+def test_v2s_limits_are_those_of_its_buffers(name: str, most: int, v2: Any) -> None:
+    """V2's classes raise exactly where we refuse. V1 takes more."""
     v2(sized(name, most))
     assert not problem(sized(name, most), 8, V2)
     with pytest.raises(ValueError, match="Too many"):
@@ -165,20 +157,20 @@ def test_v2_takes_as_many_as_its_buffers_hold(name: str, most: int, v2: Any) -> 
     assert not problem(sized(name, most + 1), 8, V1)
 
 
-def test_the_sizes_are_vllms() -> None:
+def test_the_limits_are_vllms() -> None:
     assert step_checks.V2_ALLOWED_TOKENS == logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS
     assert step_checks.V2_BIASED_TOKENS == logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS
     assert step_checks.V2_STOP_TOKENS == logit_bias.MAX_NUM_STOP_TOKEN_IDS
     assert step_checks.NAMED_TOKENS == MAX_LOGPROB_TOKEN_IDS
 
 
-def test_more_log_probabilities_than_tokens_end_a_step() -> None:
-    """vLLM's front end compares only with engine.extra.max_logprobs."""
+def test_more_log_probabilities_than_tokens_would_break_a_step() -> None:
+    """vLLM's front end only compares the number with engine.extra.max_logprobs."""
     with pytest.raises(RuntimeError, match="out of range"):
         Sampler.gather_logprobs(torch.zeros(1, 8), 9, torch.tensor([1]))
 
 
-def test_repetitions_are_looked_for_quickly() -> None:
+def test_repetitions_are_detected_quickly() -> None:
     """The worst answer for the longest allowed patterns takes 6 ms of a core."""
     longest = step_checks.PATTERN_TOKENS
     asked = RepetitionDetectionParams(longest, 1, step_checks.PATTERNS_TOKENS // longest)
@@ -189,14 +181,14 @@ def test_repetitions_are_looked_for_quickly() -> None:
     assert time.thread_time() - began < 0.1
 
 
-# vLLM's functions with a `raise`. Read each new one, and name it in docs/limits.md if fields of a
-# request lead there. Functions without a mark are called when an engine or a request is made.
+# vLLM's functions with a `raise`. Read each new one, and list it in docs/limits.md if a request's fields can
+# trigger it. Functions without a comment are called when an engine or a request is made.
 RAISING = {
     "v1/sample": {
         "logits_processor/__init__.py": {
             *("_load_logitsprocs_plugins", "_load_logitsprocs_by_fqcns", "build_logitsprocs"),
             *("validate_logits_processors_parameters", "new_req_logits_processor"),
-            "_new_state",  # in a step, for processors that the operator brings
+            "_new_state",  # in a step, for an operator's own processors
         },
         "logits_processor/interface.py": {"__init__", "apply", "is_argmax_invariant", "update_state"},
         "logits_processor/state.py": {"removed_append"},

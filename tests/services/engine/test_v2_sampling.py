@@ -1,4 +1,4 @@
-"""min_p and logit_bias with drafts on model runner V2, whose own kernels run in Triton's interpreter."""
+"""Model runner V2 applies min_p and logit_bias to drafts; its kernels run in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BIASED, LIKELY = 7, 3
 
 
 def test_they_change_the_logits_of_every_draft() -> None:
-    """In a process of its own, as Triton asks for the interpreter when it is imported."""
+    """Run `check` in a new process, because Triton chooses the interpreter when it is imported."""
     done = subprocess.run(
         [sys.executable, "-c", "from tests.services.engine import test_v2_sampling as it; it.check()"],
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -29,19 +29,21 @@ def test_they_change_the_logits_of_every_draft() -> None:
 
 
 def check() -> None:
-    """Apply a batch's parameters: the first request has a bias, the second min_p, the third neither."""
+    """Apply the parameters of a batch with a bias in the first request and min_p in the second."""
     import torch
     import triton
     import vllm.triton_utils as found
     from triton import language
 
-    # vLLM turns Triton off where there is no GPU.
+    # vLLM turns Triton off without a GPU.
     patched: Any = found
     patched.triton, patched.tl = triton, language
     from vllm.v1.worker.gpu import buffer_utils
 
+    from tests.services.engine.host_buffer import HostBuffer
+
     patched = buffer_utils
-    patched.UvaBuffer = _Host
+    patched.UvaBuffer = HostBuffer
     import numpy as np
     from vllm import SamplingParams
     from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
@@ -90,16 +92,3 @@ def check() -> None:
     assert biased[:, LIKELY].tolist() == [5.0] * ROWS
     assert torch.isinf(cut).sum(1).tolist() == [VOCABULARY - 1] * ROWS
     assert torch.equal(plain, logits[:ROWS])
-
-
-class _Host:
-    """vLLM's UvaBuffer without pinned memory, which needs an accelerator."""
-
-    def __init__(self, size: Any, dtype: Any) -> None:
-        import torch
-
-        self.cpu = torch.zeros(size, dtype=dtype)
-        self.np = self.cpu.numpy()
-
-    def uva(self, size: int) -> Any:
-        return self.cpu[:size]

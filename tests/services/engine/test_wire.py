@@ -1,4 +1,4 @@
-"""The structs survive the wire, arrays of any size included, and rubbish is refused."""
+"""Structs survive encoding, with arrays of any size, and invalid bytes are refused."""
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
+with warnings.catch_warnings():  # torch triggers its own deprecation warnings on import
     warnings.simplefilter("ignore")
     import torch
     from vllm.sampling_params import SamplingParams
@@ -68,7 +68,7 @@ def _outputs(rows: int) -> EngineCoreOutputs:
     )
 
 
-@pytest.mark.parametrize("rows", [1, 431])  # below and far above vLLM's threshold for frames of their own
+@pytest.mark.parametrize("rows", [1, 431])  # below and far above vLLM's threshold for separate frames
 def test_outputs_survive(rows: int) -> None:
     there = _outputs(rows)
     back = wire.decode_outputs(wire.encode_outputs(there))

@@ -198,7 +198,7 @@ async def test_a_request_goes_on_with_its_adapter(pair: Pair) -> None:
     ("name", "fingerprint", "why"),
     [
         ("third", "f00", "this worker does not have the adapter 'third' (engine.lora)"),
-        (FIRST, "f00", "the files of the adapter 'first' are others here than at the router"),
+        (FIRST, "f00", "the files of the adapter 'first' differ between this worker and the router"),
     ],
 )
 async def test_an_adapter_that_is_not_there(pair: Pair, name: str, fingerprint: str, why: str) -> None:

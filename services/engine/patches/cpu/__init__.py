@@ -1,6 +1,5 @@
-"""Correct faults of vLLM's CPU back end, each in a file of its own. On a GPU none of this is applied.
+"""Patches for faults of vLLM's CPU back end, one file each. None of them is applied on a GPU.
 
-`tests/services/engine/patches/test_cpu.py` shows for each that the shipped function is wrong and the patched
-one right: once vLLM's own is right, that test fails and names the patch to delete. The table says what is
-wrong with each, and until when.
+`tests/services/engine/patches/test_cpu.py` shows that each shipped function is wrong and each patched one
+right. When vLLM corrects its own function, that test fails and names the patch to delete.
 """

@@ -1,11 +1,10 @@
-"""Let an engine's process end without collecting its garbage first.
+"""Let an engine's process end without freeing the model and collecting garbage, which takes 1.3 s of a core.
 
-Leans on: GPUModelRunner.shutdown(self), which Worker.shutdown calls last, after the connector's.
+Nothing else has to be shut down after this call: it is the last one of vLLM's worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from baton.services.engine.patches.replace import replace
@@ -14,14 +13,8 @@ from baton.services.engine.patches.replace import replace
 def install() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    replace(GPUModelRunner, "shutdown", at_once, ("self",))
+    replace(GPUModelRunner, "shutdown", _do_nothing)
 
 
-def at_once(shipped: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a function that leaves the model and its KV cache to the process's end."""
-    del shipped
-
-    def shutdown(self: Any) -> None:
-        del self
-
-    return shutdown
+def _do_nothing(original: Any, self: Any) -> None:
+    del original, self

@@ -1,11 +1,11 @@
-"""Have services/engine/cpu_lora.py apply adapters: it leaves tokens without an adapter alone.
+"""Apply LoRA adapters with services/engine/cpu_lora.py.
 
-Leans on: vllm.platforms.cpu.CpuPlatform.get_punica_wrapper, which names the class.
+vLLM applies the device's last adapter to tokens without one, if a batch has both, and gathers the matrices of
+every token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from baton.services.engine.patches.replace import replace
@@ -14,15 +14,9 @@ from baton.services.engine.patches.replace import replace
 def install() -> None:
     from vllm.platforms.cpu import CpuPlatform
 
-    replace(CpuPlatform, "get_punica_wrapper", grouped, ("cls",))
+    replace(CpuPlatform, "get_punica_wrapper", _ours)
 
 
-def grouped(shipped: Callable[..., str]) -> Callable[..., str]:
-    """Return a method that names our class."""
-    del shipped
-
-    def get_punica_wrapper(cls: Any) -> str:
-        del cls
-        return "baton.services.engine.cpu_lora.GroupedPunica"
-
-    return get_punica_wrapper
+def _ours(original: Any, cls: Any) -> str:
+    del original, cls
+    return "baton.services.engine.cpu_lora.GroupedPunica"

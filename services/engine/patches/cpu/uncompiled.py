@@ -1,7 +1,7 @@
-"""Run two small functions as written, for which vLLM has torch.compile generate C++.
+"""Run two small functions as they are written, instead of compiling C++ for them.
 
-Leans on: vllm.v1.sample.sampler.batched_count_greater_than and
-vllm.model_executor.layers.vocab_parallel_embedding.get_masked_input_and_mask, which torch.compile wraps.
+torch.compile runs at the first request for log-probabilities, and in the first step of each of several ranks,
+and stalls all streams for seconds.
 """
 
 from __future__ import annotations
@@ -17,19 +17,13 @@ def install() -> None:
     from vllm.model_executor.layers import vocab_parallel_embedding
     from vllm.v1.sample import sampler
 
-    replace(sampler, "batched_count_greater_than", uncompiled, ("x", "values"))
+    replace(sampler, "batched_count_greater_than", _call_uncompiled, ("x", "values"))
     expects = (
         *("input_", "org_vocab_start_index", "org_vocab_end_index", "num_org_vocab_padding"),
         *("added_vocab_start_index", "added_vocab_end_index"),
     )
-    replace(vocab_parallel_embedding, "get_masked_input_and_mask", uncompiled, expects)
+    replace(vocab_parallel_embedding, "get_masked_input_and_mask", _call_uncompiled, expects)
 
 
-def uncompiled(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls the one given to torch.compile."""
-    plain = inspect.unwrap(shipped)
-
-    def function(*args: Any) -> Any:
-        return plain(*args)
-
-    return function
+def _call_uncompiled(original: Callable[..., Any], *args: Any) -> Any:
+    return inspect.unwrap(original)(*args)

@@ -1,6 +1,6 @@
-"""Grammars that cost compilers or the engine's steps as much as a client can manage, and honest ones.
+"""Grammars that cost compilers or the engine's steps as much as possible, and harmless ones.
 
-Each is a field of StructuredOutputsParams and its value. Some are larger than a router lets through.
+Each is a field of StructuredOutputsParams and its value. Some are larger than a router would accept.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ BOMBS: dict[str, Grammar] = {
     ),
 }
 
-# Grammars that nothing satisfies.
+# Grammars that no answer satisfies.
 EMPTY: dict[str, Grammar] = {
     "a rule that is itself": ("grammar", "root ::= root"),
     "a class of nothing": ("regex", "[^\\s\\S]"),

@@ -1,4 +1,4 @@
-"""A house with its real helper, for a vocabulary of 150,000 tokens."""
+"""The context of trials for a vocabulary of 150,000 tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars tried beside a worker, by the real compilers, for a vocabulary of 150,000 tokens."""
+"""Trials of grammars by the real compilers, for a vocabulary of 150,000 tokens."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.services.engine.grammars.vocabulary import SIZE
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one helper, which takes seconds to start
 
 EOS = SIZE - 1
-# Bombs that no limit has to stop: with this vocabulary they cost next to nothing.
+# Bombs that cost next to nothing with this vocabulary.
 HARMLESS = {"maxItems of 10^9", "minItems of 10^9", "300 tags and triggers"}
-# Grammars whose cost depends on the answer's tokens: their steps are bounded at run time (test_metered).
+# Grammars whose cost depends on the answer's tokens; their steps are limited at run time (test_metered.py).
 LATER = {"two quantifiers", "three quantifiers", "optional letters", "deep recursion", "minLength of 10^9"}
 
 
@@ -49,7 +49,7 @@ def bomb(number: int) -> Grammar:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def house(context: Context) -> AsyncIterator[GrammarHouse]:
-    """Give each trial in the slow lane 0.5 s of CPU, not 5, to keep these tests quick."""
+    """Return a house whose slow lane gives a trial 0.5 s of CPU instead of 5, so that tests are quick."""
     made = GrammarHouse(slow=replace(SLOW, cpu_s=0.5))
     await made.open(context)
     async with asyncio.timeout(120 * PATIENCE):
@@ -75,7 +75,7 @@ async def test_bombs_are_refused_in_time_and_honest_grammars_are_not(house: Gram
         began = time.monotonic()
         refused = await refusal(house, asked(grammar))
         took = time.monotonic() - began
-        if took > 8.0 * PATIENCE:  # 1 s of CPU; with the engine's compiler it was up to minutes
+        if took > 8.0 * PATIENCE:  # it has 1 s of CPU; the engine's compiler would take up to minutes
             wrong.append(f"{name}: {took:.1f} s")
         if name in HARMLESS | LATER:
             continue
@@ -85,7 +85,7 @@ async def test_bombs_are_refused_in_time_and_honest_grammars_are_not(house: Gram
             wrong.append(f"{name}: {refused}")
     assert not wrong
     delayed = await _delay_beside_bombs(house)
-    assert delayed < 5.0 * PATIENCE  # 22 s and more where one compiler served all in their order
+    assert delayed < 5.0 * PATIENCE  # one compiler that served all in order took 22 s and more
 
 
 async def _delay_beside_bombs(house: GrammarHouse) -> float:
@@ -98,14 +98,14 @@ async def _delay_beside_bombs(house: GrammarHouse) -> float:
         small = "json", f'{{"type": "object", "properties": {{"a{number}": {{"type": "integer"}}}}}}'
         assert await refusal(house, asked(small), 2) is None
         longest = max(longest, time.monotonic() - began)
-    assert sum(one.done() for one in bombs) < len(bombs), "the bombs were over: nothing was shown"
+    assert sum(one.done() for one in bombs) < len(bombs), "the bombs ended too early to delay anything"
     for one in bombs:
         one.cancel()
     await asyncio.gather(*bombs, return_exceptions=True)
     return longest
 
 
-async def test_a_grammar_that_other_fields_leave_nothing_of_is_refused(house: GrammarHouse) -> None:
+async def test_grammars_that_other_fields_exclude_are_refused(house: GrammarHouse) -> None:
     letters = _letters()
     yes_no: Grammar = ("choice", ["yes", "no"])
     cases: dict[str, tuple[SamplingParams, bool]] = {
@@ -126,14 +126,14 @@ async def test_a_grammar_that_other_fields_leave_nothing_of_is_refused(house: Gr
 
 
 def _letters() -> dict[str, int]:
-    """Return the tokens of a to z: the tokenizer's first ones are the alphabet of bytes, sorted."""
+    """Return the tokens of a to z. The tokenizer's first tokens are the sorted alphabet of bytes."""
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     return {letter: alphabet.index(letter) for letter in string.ascii_lowercase}
 
 
-async def test_what_nobody_waits_for_any_more_is_ended_and_what_was_refused_is_remembered(
+async def test_trials_without_callers_end_and_refusals_are_remembered(
     house: GrammarHouse,
 ) -> None:
     gone = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(3)]
@@ -151,7 +151,7 @@ async def test_what_nobody_waits_for_any_more_is_ended_and_what_was_refused_is_r
     assert house._number == tried  # not tried again
 
 
-async def test_too_many_of_one_client_are_turned_away_and_another_client_is_not(
+async def test_one_client_with_too_many_trials_is_refused_alone(
     house: GrammarHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(houses, "_MOST_OF_PARTY", 2)
@@ -166,9 +166,7 @@ async def test_too_many_of_one_client_are_turned_away_and_another_client_is_not(
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_after_the_helper_died_another_one_is_started(
-    house: GrammarHouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dead_helper_is_replaced(house: GrammarHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(houses, "_RESTART_S", 0.0)
     waiting = asyncio.create_task(refusal(house, asked(bomb(0))))
     async with asyncio.timeout(10 * PATIENCE):
@@ -185,7 +183,7 @@ async def test_after_the_helper_died_another_one_is_started(
 
 
 def _helpers() -> list[int]:
-    """Return the helpers of this process."""
+    """Return the process ids of this process's helpers."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A grammar that becomes costly while it runs ends its own request, and honest ones are left alone."""
+"""A grammar that becomes costly while it runs ends its own request; others run on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 from baton.services.engine.grammars import metered
 from baton.services.engine.grammars.metered import Metered, problem_of
 
-# Bytes, and runs of one letter, as real vocabularies have them; the last one ends.
+# Single bytes, runs of one letter as in real vocabularies, and an end token.
 VOCABULARY = [bytes([number]) for number in range(256)] + [b"a" * length for length in range(2, 200)] + [b""]
 EOS = len(VOCABULARY) - 1
 
@@ -29,7 +29,7 @@ def grammar(compiler: xgrammar.GrammarCompiler, regex: str) -> Metered:
 
 
 def run(one: Metered, token: int, steps: int) -> int:
-    """Step like an engine, with drafts; return the number of accepted tokens."""
+    """Step like an engine with drafts. Return the number of accepted tokens."""
     bitmask = xgrammar.allocate_token_bitmask(1, len(VOCABULARY))
     for step in range(steps):
         one.validate_tokens([token, token])
@@ -39,7 +39,7 @@ def run(one: Metered, token: int, steps: int) -> int:
     return steps
 
 
-def test_a_costly_grammar_ends_its_request_with_words(
+def test_a_costly_grammar_ends_its_request_with_a_reason(
     compiler: xgrammar.GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metered, "BURST_S", 0.05)
@@ -48,12 +48,12 @@ def test_a_costly_grammar_ends_its_request_with_words(
     long = VOCABULARY.index(b"a" * 150)
     assert run(bomb, long, 60) < 60
     assert "too costly" in bomb.problem
-    assert not bomb.is_terminated()  # or the engine would take its tokens without asking
+    assert not bomb.is_terminated()  # otherwise the engine would accept any token
     assert run(honest, long, 60) == 60
     assert not honest.problem
 
 
-def test_a_token_that_is_not_allowed_is_told_in_words(compiler: xgrammar.GrammarCompiler) -> None:
+def test_a_rejected_token_has_a_reason(compiler: xgrammar.GrammarCompiler) -> None:
     one = grammar(compiler, "aab")
     assert run(one, ord("a"), 3) == 2
     assert "after 2 tokens" in one.problem

@@ -1,4 +1,4 @@
-"""A model's folder without weights, whose tokenizer has 150,000 tokens: bytes, syllables, numbers, signs."""
+"""A model folder without weights, whose tokenizer has 150,000 tokens: bytes, syllables, numbers, signs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZE = 150_000
 
 
 def big_tokenizer(folder: Path) -> Path:
-    """Write config.json and the tokenizer's files; return the folder."""
+    """Write config.json and the tokenizer's files. Return the folder."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Matches on model runner V2: on the CPU, in V2's own states and batches, by the CPU's path of the kernel.
+"""Matches on model runner V2, on the CPU: with V2's own states and batches, and the CPU form of the kernel.
 
-The runner itself needs a GPU, and so do the speculators with a draft model: one that writes what it is told
-stands in their place.
+The runner itself needs a GPU, and so do speculators with a draft model; a class that writes given tokens
+stands in for them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LONG, SHORT = (4, 8), (2, 3)
 
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """V2's requests, without the memory that host and GPU share."""
+    """V2's request states, without memory that host and GPU share."""
     monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
     return RequestState(SLOTS, WIDTH, 4 * WIDTH, MOST, 1000, CPU)
 
 
 class Model:
-    """A draft model: row r of `tokens` for the request in row r of the batch, as many as are asked for."""
+    """A draft model that writes row r of `tokens` for row r of the batch, as many as it is asked for."""
 
     def __init__(self, drafts: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
         self.drafts = drafts
@@ -63,7 +63,7 @@ class Model:
 
 
 def fill(states: Any, texts: Sequence[list[int]]) -> torch.Tensor:
-    """Keep each text in a slot, not in the order of the slots; what is behind it is another's. The slots."""
+    """Store each text in a random slot, followed by other tokens. Return the slots."""
     states.all_token_ids.gpu.copy_(torch.randint(0, 3, (SLOTS, WIDTH)))
     slots = torch.randperm(SLOTS)[: len(texts)]
     for slot, text in zip(slots.tolist(), texts, strict=True):
@@ -76,7 +76,7 @@ def fill(states: Any, texts: Sequence[list[int]]) -> torch.Tensor:
 def propose(
     matching: Matching, states: Any, slots: torch.Tensor, *, sampled: list[int] | None = None, **more: Any
 ) -> list[list[int]]:
-    """A step's drafts, asked for as the model runner asks."""
+    """Return a step's drafts, called as the model runner does."""
     requests = len(slots)
     batch = InputBatch.make_dummy(requests, requests, InputBuffers(SLOTS, 4 * SLOTS, CPU))
     batch.idx_mapping = slots
@@ -105,22 +105,22 @@ def ngram(states: Any, *, cut: bool = True) -> Matching:
     return Matching(states, torch.zeros(SLOTS, MOST, dtype=torch.int64), then=SHORT, cut=cut)
 
 
-def test_a_match_continues_what_the_model_made(states: Any) -> None:
+def test_a_match_continues_the_models_drafts(states: Any) -> None:
     slots = fill(states, [[1, 2, 3, 4, 5, 8, 2], [1, 2, 3]])
     matching, _ = hybrid(states, [[3], [7]])
     assert propose(matching, states, slots) == [[3, 4, 5, 8, 2], [7] * 5]
     assert matching.counts() == [5, 1]
 
 
-def test_a_long_match_takes_the_models_place(states: Any) -> None:
+def test_a_long_match_replaces_the_models_drafts(states: Any) -> None:
     slots = fill(states, [[1, 2, 3, 4, 5, 9, 9, 2, 3, 4, 5], [1, 2, 3, 4, 5, 9, 9, 3, 4, 5]])
     matching, _ = hybrid(states, [[70, 71], [70, 71]])
     assert propose(matching, states, slots) == [[9, 9, 2, 3, 4], [70, 71, 71, 71, 71]]
     assert matching.counts() == [5, 2]
 
 
-def test_a_long_match_goes_on_by_itself(states: Any) -> None:
-    """A later text behind the same first tokens, elsewhere in the prompt, does not take over."""
+def test_a_long_match_continues_to_the_end(states: Any) -> None:
+    """Another match of its first tokens, later in the prompt, does not take over."""
     slots = fill(states, [[2, 3, 4, 5, 9, 9, 7, 1, 5, 9, 9, 8, 2, 3, 4, 5]])
     matching, _ = hybrid(states, [[70, 71]])
     assert propose(matching, states, slots) == [[9, 9, 7, 1, 5]]
@@ -148,7 +148,7 @@ def test_as_many_drafts_as_are_wanted(states: Any, wanted: int) -> None:
     assert matching.counts() == [wanted, min(wanted, 1), wanted]
 
 
-def test_the_end_of_the_context_is_the_targets_own(states: Any) -> None:
+def test_the_last_position_is_left_to_the_target(states: Any) -> None:
     for free in range(1, MOST + 3):
         text = [1, 2] * WIDTH
         slots = fill(states, [text[: WIDTH - free]])
@@ -157,21 +157,21 @@ def test_the_end_of_the_context_is_the_targets_own(states: Any) -> None:
         assert matching.counts() == [min(free - 1, MOST)]
 
 
-def test_nothing_is_matched_while_a_prompt_is_read(states: Any) -> None:
+def test_nothing_is_matched_during_a_prefill(states: Any) -> None:
     slots = fill(states, [[1, 2, 1, 2], [1, 2, 1, 2]])
     matching = ngram(states)
     propose(matching, states, slots, sampled=[0, 1])
     assert matching.counts() == [0, 5]
 
 
-def test_ngram_drafts_without_a_model_and_pads_with_a_token(states: Any) -> None:
+def test_ngram_has_no_model_and_pads_with_a_token(states: Any) -> None:
     slots = fill(states, [[5, 6, 7, 5, 6], [1, 2, 3]])
     matching = ngram(states)
     assert propose(matching, states, slots) == [[7, 5, 6, 7, 5], [3] * 5]
     assert matching.counts() == [5, 0]
 
 
-def test_a_dummy_run_is_the_models_alone(states: Any) -> None:
+def test_a_dummy_run_only_runs_the_model(states: Any) -> None:
     slots = fill(states, [[1, 2, 1, 2]])
     matching, model = hybrid(states, [[7]])
     assert propose(matching, states, slots, dummy_run=True, is_profile=True) == [[7, 9, 9, 9, 9]]
@@ -183,7 +183,7 @@ TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(TEXT, min_size=1, max_size=SLOTS), st.integers(1, 3), st.integers(0, MOST), st.data())
-def test_drafts_are_those_of_the_host(
+def test_drafts_equal_those_of_the_naive_form(
     states: Any, texts: list[list[int]], steps: int, wanted: int, data: st.DataObject
 ) -> None:
     made = [data.draw(st.lists(st.integers(0, 2), min_size=steps, max_size=steps)) for _ in texts]
@@ -195,11 +195,11 @@ def test_drafts_are_those_of_the_host(
             expected = drafted[:wanted]
             expected += naive.continuation(text + expected, wanted - len(expected), *SHORT)
         assert found[row][: matching.counts()[row]] == expected
-        assert all(0 <= token <= 2 for token in found[row][:wanted])  # padding, too, is a token
+        assert all(0 <= token <= 2 for token in found[row][:wanted])  # padding is also a valid token
 
 
 def config(strategy: str = "default", method: str = "mtp", *, asynchronous: bool = False) -> Any:
-    """As much of a VllmConfig as is read."""
+    """Return the parts of a VllmConfig that are read."""
     spec = SpeculativeSettings.model_validate(
         {"method": method, "mtp_strategy": strategy, "num_speculative_tokens": MOST, "num_model_steps": 2}
         if method == "mtp"
@@ -220,7 +220,7 @@ def config(strategy: str = "default", method: str = "mtp", *, asynchronous: bool
 
 
 class Speculator:
-    """As much of a speculator with a draft model as is read."""
+    """The parts of a speculator with a draft model that are used."""
 
     draft_logits: torch.Tensor | None = None
     decode_cudagraph_manager: Any = None
@@ -237,7 +237,7 @@ class Speculator:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, states: Any) -> Callable[[Any], Any]:
-    """vLLM's way to a speculator with our hand in it, for a config; vLLM's own gives a stand-in."""
+    """Return a function that makes a speculator for a config, with our patch around a stand-in for vLLM's."""
 
     def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
         return Speculator()
@@ -249,11 +249,11 @@ def made(monkeypatch: pytest.MonkeyPatch, states: Any) -> Callable[[Any], Any]:
         model_runner.GPUModelRunner.take_draft_token_ids,
     )
     drafts_v2.install()
-    drafts_v2.install()  # a second time: nothing
+    drafts_v2.install()  # does nothing the second time
     return lambda vllm_config: model_runner.init_speculator(vllm_config, CPU, states)
 
 
-def test_the_symbols_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_symbols_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in (
         (model_runner, "init_speculator"),
         (model_runner.GPUModelRunner, "take_draft_token_ids"),
@@ -265,7 +265,7 @@ def test_the_symbols_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
         drafts_v2.install()
 
 
-def test_a_speculator_is_ours_where_matches_are_wanted(made: Callable[[Any], Any]) -> None:
+def test_only_matching_strategies_replace_the_speculator(made: Callable[[Any], Any]) -> None:
     assert isinstance(made(config("with_ngram")).propose, Matching)
     assert isinstance(made(config(method="ngram")).propose, Matching)
     assert not isinstance(made(config("default")).propose, Matching)
@@ -298,7 +298,7 @@ def test_the_sequences_move_to_the_device(made: Callable[[Any], Any], states: An
 
 
 def test_graphs_are_captured_for_the_models_passes(made: Callable[[Any], Any]) -> None:
-    """By a real configuration, whose method does not matter here."""
+    """With a real configuration, whose method does not matter here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = VllmConfig()
@@ -320,7 +320,7 @@ def test_graphs_are_captured_for_the_models_passes(made: Callable[[Any], Any]) -
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("most", [64, 4, 1])
 def test_every_length_that_may_be_chosen_has_full_graphs(most: int, adaptive: bool) -> None:
-    """In vLLM's own table of what is captured: a decode step runs by its number of tokens a request."""
+    """Checked in vLLM's own table of captured graphs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = VllmConfig()
@@ -356,8 +356,8 @@ def test_the_scheduler_gets_as_many_drafts_as_there_are(
     from vllm.v1.outputs import DraftTokenIds
 
     speculator = made(config(method="ngram", asynchronous=asynchronous))
-    if timed:  # as from the first step on
-        step_times._time_speculator(SimpleNamespace(speculator=speculator))
+    if timed:  # as after the first step
+        step_times.time_speculator(SimpleNamespace(speculator=speculator))
     propose(speculator.propose, states, fill(states, [[1, 2, 1, 2], [1, 2, 3], [4, 4, 4]]))
     taken = DraftTokenIds(["a", "b", "c"], [[-1] * MOST for _ in range(3)])
     runner = SimpleNamespace(

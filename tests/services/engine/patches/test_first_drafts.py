@@ -1,4 +1,4 @@
-"""Drafts that come with a handoff are verified in the decode side's first step; answers stay the same."""
+"""Drafts that come with a handoff are verified in the decode worker's first step; answers stay the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.services.decode.heads import model_and_head
 pytestmark = pytest.mark.timeout(600)  # the first test waits for an engine
 
 LIMIT, ANSWER, LENGTH = 4, 24, 256
-# Drafts fit in the prompt's last block, fill it, or need another one; the last prompt takes two steps.
+# Drafts fit into the prompt's last block, fill it, or need another block; the last prompt takes two steps.
 LENGTHS = [5, BLOCK_SIZE - 3, BLOCK_SIZE - 2, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE - 2, 200]
 
 
@@ -32,32 +32,32 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(10, 500) for _ in range(length)] for length in LENGTHS]
 
 
-# In the engine's process.
+# The following functions run in the engine's process.
 
 
 @dataclass
 class Seen:
-    """What was scheduled, and what came of it."""
+    """What was scheduled, and its results."""
 
-    first: dict[str, list[int]] = field(default_factory=dict)  # drafts of each request's first step
-    later: dict[str, int] = field(default_factory=dict)  # steps of it that begin it anew with drafts
-    tokens: dict[str, int] = field(default_factory=dict)  # that its first step gave
+    first: dict[str, list[int]] = field(default_factory=dict)  # drafts in each request's first step
+    resumed: dict[str, int] = field(default_factory=dict)  # number of drafts when it resumed after preemption
+    tokens: dict[str, int] = field(default_factory=dict)  # number of tokens from its first step
     drafted: list[int] = field(default_factory=list)  # the number of tokens to draft, by step
-    made: dict[str, list[int]] = field(default_factory=dict)  # for other workers
+    made: dict[str, list[int]] = field(default_factory=dict)  # drafts for other workers
 
 
 @dataclass(frozen=True)
 class How:
-    drafts: list[int] | None = None  # in the place of those that were made
-    length: int = LIMIT  # in force
+    drafts: list[int] | None = None  # replace the drafts that were made
+    length: int = LIMIT  # the current draft length
     answer: int = ANSWER
-    beyond: int = 0  # tokens by which the drafts come too late
-    preempt: bool = False  # after the first step
+    beyond: int = 0  # by how many tokens the drafts come too late
+    preempt: bool = False  # whether it is preempted after the first step
 
 
 PLAIN = How()
 SEEN = Seen()
-LOOKUP: list[int] = [LIMIT]  # the length in force
+LOOKUP: list[int] = [LIMIT]  # the current draft length
 
 
 class Length:
@@ -83,7 +83,7 @@ def install(engine: Engine) -> None:
         for one in output.scheduled_new_reqs:
             SEEN.first[one.req_id] = list(output.scheduled_spec_decode_tokens.get(one.req_id, []))
         for name in output.scheduled_cached_reqs.resumed_req_ids:
-            SEEN.later[name] = len(output.scheduled_spec_decode_tokens.get(name, []))
+            SEEN.resumed[name] = len(output.scheduled_spec_decode_tokens.get(name, []))
         return output
 
     def stepped() -> bool:
@@ -102,7 +102,10 @@ def install(engine: Engine) -> None:
 def handed_over(
     engine: Engine, name: str, prompt: list[int], how: How = PLAIN
 ) -> tuple[list[int], list[int], int]:
-    """Prefill here, and go on as another worker would: the answer, the first step's drafts and tokens."""
+    """Prefill, then continue as another worker would.
+
+    Returns the answer, the first step's drafts, and the number of its tokens.
+    """
     LOOKUP[0] = how.length
     read = add_prompt(engine, name, prompt)
     engine.run()
@@ -135,7 +138,7 @@ def add_rest(engine: Engine, name: str, prompt: list[int], read: Answer, answer:
 
 
 def together(engine: Engine, name: str) -> list[tuple[list[int], list[int], int]]:
-    """All at once, beside a request that runs already."""
+    """Hand all prompts over at once, while another request runs."""
     LOOKUP[0] = LIMIT
     read = [add_prompt(engine, f"{name}-{n}", one) for n, one in enumerate(prompts())]
     engine.run()
@@ -151,7 +154,7 @@ def together(engine: Engine, name: str) -> list[tuple[list[int], list[int], int]
 
 
 def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], list[int], int]:
-    """Load while the prompt is prefilled: the answer, the first step's drafts and tokens."""
+    """Load while the prompt is prefilled. Returns the same as `handed_over`."""
     LOOKUP[0] = LIMIT
     read = add_prompt(engine, name, prompt)
     engine.run(until=lambda: read.begun is not None)
@@ -159,7 +162,7 @@ def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int]
     load = load_params(1, len(prompt), saved_as=f"{name}-read")
     wrote = engine.add(name, prompt, ANSWER, load)  # type: ignore[arg-type]
     engine.connector.begin_load(name, 1, read.begun.manifest)
-    pulled(engine, name, 1)  # steps: the prompt ends, too
+    pulled(engine, name, 1)  # in these steps the prompt ends, too
     assert read.saved is not None
     assert read.saved.manifest is not None
     engine.resume(name, read.tokens, read.saved.manifest)
@@ -176,17 +179,17 @@ def take_drafted(engine: Engine) -> list[int]:
     return drafted
 
 
-def take_later(engine: Engine) -> dict[str, int]:
+def take_resumed(engine: Engine) -> dict[str, int]:
     del engine
-    return SEEN.later
+    return SEEN.resumed
 
 
-# In the test's process.
+# The following functions run in the test's process.
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """It hands over to itself: what differs between two workers is not what is tested here."""
+    """Start an engine that hands KV over to itself; two workers would make no difference here."""
     model, head = model_and_head(tmp_path_factory.mktemp("first-drafts"))
     spec = {"method": "eagle", "model": str(head), "num_speculative_tokens": LIMIT}
     spec["num_speculative_tokens_per_batch_size"] = [(1, 256, LIMIT)]  # type: ignore[assignment]
@@ -206,7 +209,7 @@ def alone(engine: EngineProcess) -> list[list[int]]:
     return [engine.call(generate, f"alone-{n}", one, ANSWER) for n, one in enumerate(prompts())]
 
 
-def test_a_prompts_last_step_drafts_for_the_first_step_elsewhere(
+def test_a_prompts_last_step_drafts_for_the_decode_worker(
     engine: EngineProcess, alone: list[list[int]]
 ) -> None:
     engine.call(take_drafted)
@@ -217,7 +220,7 @@ def test_a_prompts_last_step_drafts_for_the_first_step_elsewhere(
         assert len(drafts) == MOST
         assert drafts[: tokens - 1] == answer[1:tokens]
         accepted += tokens - 1
-    assert accepted >= len(LENGTHS)  # of two each: the head is often right
+    assert accepted >= len(LENGTHS)  # of two drafts each
     engine.call(handed_over, "counted", prompts()[-1], How(answer=2))
     assert engine.call(take_drafted)[-3:-1] == [0, MOST]  # its prompt's second step, and the last one
 
@@ -236,8 +239,9 @@ def test_wrong_drafts_change_nothing(engine: EngineProcess, alone: list[list[int
         assert (answer, drafts, tokens) == (alone[n], wrong, 1)
 
 
-def test_right_drafts_are_all_taken(engine: EngineProcess, alone: list[list[int]]) -> None:
-    """As many as are drafted in other steps, however many come."""
+def test_right_drafts_are_accepted_up_to_the_draft_length(
+    engine: EngineProcess, alone: list[list[int]]
+) -> None:
     for n, prompt in enumerate(prompts()):
         right = alone[n][1:12]
         answer, drafts, tokens = engine.call(handed_over, f"right-{n}", prompt, How(drafts=right))
@@ -247,14 +251,14 @@ def test_right_drafts_are_all_taken(engine: EngineProcess, alone: list[list[int]
 @pytest.mark.parametrize(
     ("how", "used"),
     [
-        (How(length=0), 0),  # drafting does not pay now
+        (How(length=0), 0),  # drafting does not pay
         (How(length=1), 1),
-        (How(answer=3), 1),  # one more beside the model's own
+        (How(answer=3), 1),  # the last token is the model's own
         (How(answer=2), 0),
-        (How(beyond=1), 0),  # they follow another token
+        (How(beyond=1), 0),  # they follow a different token
     ],
 )
-def test_no_more_than_the_step_has_use_for(
+def test_no_more_drafts_than_the_step_can_use(
     engine: EngineProcess, alone: list[list[int]], how: How, used: int
 ) -> None:
     answer, drafts, _ = engine.call(handed_over, f"limits-{how}", prompts()[4], how)
@@ -262,9 +266,9 @@ def test_no_more_than_the_step_has_use_for(
     assert len(drafts) == used
 
 
-def test_none_beyond_the_models_length(engine: EngineProcess) -> None:
+def test_no_drafts_beyond_the_models_length(engine: EngineProcess) -> None:
     draw = random.Random(5)
-    for left, used in ((1, 0), (2, 1)):  # positions behind the first token's
+    for left, used in ((1, 0), (2, 1)):  # positions after the first token's
         prompt = [draw.randrange(10, 500) for _ in range(LENGTH - 1 - left)]
         expected = engine.call(generate, f"long-alone-{left}", prompt, ANSWER)
         answer, drafts, _ = engine.call(handed_over, f"long-{left}", prompt)
@@ -275,10 +279,10 @@ def test_a_preempted_request_has_no_drafts(engine: EngineProcess, alone: list[li
     answer, drafts, _ = engine.call(handed_over, "preempted", prompts()[4], How(preempt=True))
     assert answer == alone[4]
     assert drafts
-    assert engine.call(take_later) == {"preempted": 0}
+    assert engine.call(take_resumed) == {"preempted": 0}
 
 
-def test_after_a_load_that_began_early(engine: EngineProcess, alone: list[list[int]]) -> None:
+def test_drafts_after_a_load_that_began_early(engine: EngineProcess, alone: list[list[int]]) -> None:
     answer, drafts, _ = engine.call(begin_early, "early", prompts()[-1])
     assert answer == alone[-1]
     assert drafts
@@ -289,7 +293,7 @@ def test_after_a_load_that_began_early(engine: EngineProcess, alone: list[list[i
 
 @dataclass
 class Scheduler:
-    """As much of vLLM's as is looked at: 20 tokens a step, and blocks for `room` lookahead tokens."""
+    """The parts of vLLM's scheduler that are used: 20 tokens per step, blocks for `room` lookahead tokens."""
 
     room: int = 8
     num_spec_tokens: int = LIMIT
@@ -317,14 +321,14 @@ class Scheduler:
         return [token for token in spec_tokens if token < 500]
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
-        """Nothing is needed of it."""
+        pass
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Nor of this."""
+        pass
 
 
 def scheduled(scheduler: Scheduler, others: int, drafts: list[int]) -> list[int]:
-    """Schedule a first step with these drafts, beside so many other tokens; return those that it verifies."""
+    """Schedule a first step with these drafts and `others` more tokens. Return the drafts in it."""
     first_drafts.FirstDrafts(scheduler, 0)
     request = SimpleNamespace(
         request_id="one", num_tokens=11, num_computed_tokens=10, num_output_tokens=1, max_tokens=50
@@ -348,24 +352,24 @@ def scheduled(scheduler: Scheduler, others: int, drafts: list[int]) -> list[int]
     return found
 
 
-def test_drafts_take_what_a_step_leaves() -> None:
+def test_drafts_take_the_rest_of_a_steps_budget() -> None:
     assert scheduled(Scheduler(), 10, [1, 2, 3]) == [1, 2, 3]
     assert scheduled(Scheduler(), 17, [1, 2, 3]) == [1, 2]
     assert scheduled(Scheduler(), 19, [1, 2, 3]) == []
 
 
-def test_what_the_grammar_does_not_allow_is_dropped() -> None:
+def test_drafts_that_the_grammar_forbids_are_dropped() -> None:
     assert scheduled(Scheduler(), 10, [1, 2, 501]) == [1, 2]
     assert scheduled(Scheduler(), 10, [501]) == []
 
 
-def test_drafts_have_slots_beside_those_of_the_next() -> None:
+def test_drafts_need_slots_in_addition_to_lookahead() -> None:
     scheduler = Scheduler()
     assert scheduled(scheduler, 10, [1, 2, 3]) == [1, 2, 3]
     assert scheduler.asked == [LIMIT + 3]
 
 
-def test_a_request_does_not_wait_for_its_drafts_slots() -> None:
+def test_a_request_does_not_wait_for_slots_of_drafts() -> None:
     scheduler = Scheduler(room=LIMIT)
     assert scheduled(scheduler, 10, [1, 2, 3]) == []
     assert scheduler.asked == [LIMIT + 3, LIMIT]

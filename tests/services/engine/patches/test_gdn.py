@@ -1,4 +1,4 @@
-"""Gated DeltaNet on CPUs, where the drafts of a request vary in number: against one convolution of all."""
+"""Gated DeltaNet on CPUs with varying numbers of drafts, compared with one convolution of the whole text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KERNEL, MOST, HEAD, SLOTS, REQUESTS, STEPS = 4, 3, 128, 9, 2, 12
 CHANNELS, PLACES = 3 * HEAD, KERNEL - 1 + MOST
 BF16 = torch.cpu._is_avx512_bf16_supported()
 
-pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
+pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="the patch is for CPU engines")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +35,7 @@ def _mended() -> Iterator[None]:
 
 
 class Layer:
-    """One layer's weights and buffers, of two requests, and what its convolution gave."""
+    """One layer's weights, buffers of two requests, and the last result of its convolution."""
 
     def __init__(self, *, packed: bool) -> None:
         weight = (torch.randn(CHANNELS, KERNEL) * 0.5).bfloat16()
@@ -55,7 +55,7 @@ class Layer:
 
 
 def right(layer: Layer, spec_forward: Callable[..., Any], counts: Callable[[int], list[int]]) -> bool:
-    """Run steps of so many tokens a request, some accepted; return whether each was convolved rightly."""
+    """Run steps with these numbers of tokens, some accepted. Return whether all were convolved rightly."""
     draw, ends = random.Random(1), True
     history = [torch.zeros(KERNEL - 1, CHANNELS).bfloat16() for _ in range(REQUESTS)]
     accepted = [1] * REQUESTS
@@ -90,12 +90,11 @@ def varied(step: int) -> list[int]:
 
 
 def alike(step: int) -> list[int]:
-    """As the kernel of C++ wants them."""
+    """Return equal counts, as the C++ kernel needs them."""
     return [1 + (step * 3) % (MOST + 1)] * REQUESTS
 
 
-def one_after_one(step: int) -> list[int]:
-    """Without any draft."""
+def undrafted(step: int) -> list[int]:
     del step
     return [1] * REQUESTS
 
@@ -109,11 +108,11 @@ NATIVE = pytest.param(True, marks=pytest.mark.skipif(not BF16, reason="needs AVX
 
 
 @pytest.mark.parametrize("native", [False, NATIVE])
-@pytest.mark.parametrize("counts", [varied, alike, one_after_one, most])
-def test_each_token_meets_those_before_it(
+@pytest.mark.parametrize("counts", [varied, alike, undrafted, most])
+def test_tokens_are_convolved_with_those_before_them(
     counts: Callable[[int], list[int]], native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel of C++ is chosen on CPUs with AMX; it runs on others, too."""
+    """The C++ kernel is chosen on CPUs with AMX; it also runs on others."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
     assert right(Layer(packed=native), gdn_attention._spec_forward, counts)
 
@@ -122,6 +121,6 @@ def test_vllm_as_shipped_reads_inputs_that_are_too_old(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     shipped: Any = gdn_attention._spec_forward
     assert right(Layer(packed=False), shipped.__wrapped__, most)
-    assert not right(Layer(packed=False), shipped.__wrapped__, one_after_one), "cpu.gdn_conv can go"
-    with pytest.raises(RuntimeError, match="size of tensor"):  # more were accepted than come now
+    assert not right(Layer(packed=False), shipped.__wrapped__, undrafted), "cpu.gdn_conv can go"
+    with pytest.raises(RuntimeError, match="size of tensor"):  # a step has fewer tokens than were accepted
         right(Layer(packed=False), shipped.__wrapped__, varied)

@@ -1,4 +1,4 @@
-"""Requests of one class give way to those of another inside vLLM, in slots, KV and steps; answers stay."""
+"""Requests of one class give way to another in vLLM's slots, KV and steps; answers stay the same."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FIRST = Standing(0, 0.25, itl_s=0.01)
 BATCH = Standing(10, 0.1, preemptible=True)
 SLOTS, STEP, BLOCKS = 4, 128, 56
 ANSWER = 40
-LATER_MS = 30_000  # of those that give way in the engine's queue
-LONG_S = 0.02  # of a step: longer than the goal
+LATER_MS = 30_000  # how much later requests that give way are in the engine's queue
+LONG_S = 0.02  # a step's time, which exceeds the goal
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
@@ -30,7 +30,7 @@ def prompts(count: int, length: int) -> list[list[int]]:
     return [[draw.randrange(10, 500) for _ in range(length)] for _ in range(count)]
 
 
-# In the engine's process.
+# The following functions run in the engine's process. "first" is the request that goes first.
 
 
 @dataclass
@@ -38,13 +38,12 @@ class Told:
     tokens: list[list[int]]
     preempted: int = 0
     held: int = 0
-    steps: int = 0  # from the arrival of the one that goes first to the end of the scene
-    beside: list[int] = field(default_factory=list)  # others in each step in which it took part
-    grown: list[int] = field(default_factory=list)  # tokens of the others in these steps, by request
+    beside: list[int] = field(default_factory=list)  # number of other requests in each step of "first"
+    grown: list[int] = field(default_factory=list)  # tokens of the others until "first" ended, by request
 
 
 GATE: list[Any] = []
-COUNT: list[str] = []  # of requests
+COUNT: list[str] = []  # names of all requests
 
 
 def install(engine: Engine) -> None:
@@ -60,12 +59,11 @@ def add(
     name: str,
     prompt: list[int],
     standing: Standing,
-    answer: int,
     *,
     later_ms: int = 0,
     **how: Any,
 ) -> None:
-    engine.add(name, prompt, answer, **how)
+    engine.add(name, prompt, ANSWER, **how)
     scheduler = engine.core.scheduler
     request = scheduler.requests[name]
     scheduler.waiting.remove_request(request)
@@ -93,7 +91,6 @@ def step(engine: Engine, told: Told | None = None) -> None:
     if told is not None:
         told.held += counts.held
         told.preempted += counts.preempted
-        told.steps += 1
         names = outputs[0].num_scheduled_tokens
         if "first" in names:
             told.beside.append(len(names) - 1)
@@ -107,11 +104,11 @@ def until_tokens(engine: Engine, names: list[str], count: int) -> None:
 
 
 def scene(
-    engine: Engine, others: list[list[int]], first: list[int], tokens: int, answer: int, loaded: bool
+    engine: Engine, others: list[list[int]], first: list[int], tokens: int, loaded: bool = False
 ) -> Told:
-    """Let others decode, or with `tokens` of 0 be computed, when a request comes that goes before them.
+    """Let "first" arrive while others decode, or are prefilled if `tokens` is 0.
 
-    loaded: the last one's KV comes by a handoff.
+    loaded: whether the last one's KV comes from a handoff.
     """
     names = [f"batch {number}" for number in range(len(others))]
     left = dict(zip(names, others, strict=True))
@@ -120,17 +117,17 @@ def scene(
         kept = prefill(engine, name, prompt)
         assert kept.saved is not None
         params, written = load_params(1, kept.saved.manifest.num_tokens, kept.saved.manifest), kept.tokens
-        add(engine, name, prompt, BATCH, ANSWER, later_ms=1_000, params=params, written=written)
+        add(engine, name, prompt, BATCH, later_ms=1_000, params=params, written=written)
         engine.answers[name].tokens += written
         until_tokens(engine, [name], 2)
         assert engine.answers[name].loaded is not None
     for name, prompt in left.items():
-        add(engine, name, prompt, BATCH, ANSWER)
+        add(engine, name, prompt, BATCH)
     step(engine)
     until_tokens(engine, names, tokens)
     told = Told([])
     before = [len(engine.answers[name].tokens) for name in names]
-    add(engine, "first", first, FIRST, answer)
+    add(engine, "first", first, FIRST)
     while engine.answers["first"].finish_reason is None:
         step(engine, told)
     told.grown = [len(engine.answers[name].tokens) - had for name, had in zip(names, before, strict=True)]
@@ -143,22 +140,22 @@ def scene(
 @dataclass
 class Begun:
     tokens: list[list[int]]
-    steps: int = 0  # of the others alone, from the arrival of the one that goes first to its first step
-    at_once: bool = False  # it ran in the step before which its KV was here
+    steps: int = 0  # steps of the others alone after "first" arrived
+    at_once: bool = False  # whether "first" ran in the next step after its KV arrived
 
 
 def loaded_scene(
     engine: Engine, others: list[list[int]], first: list[int], standing: Standing = BATCH
 ) -> Begun:
-    """Let others decode when one comes that goes first, and whose KV is loaded."""
+    """Let "first" arrive while others decode, and load its KV."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names, others, strict=True):
-        add(engine, name, prompt, standing, ANSWER, later_ms=LATER_MS)
+        add(engine, name, prompt, standing, later_ms=LATER_MS)
     until_tokens(engine, names[:SLOTS], 2)
     params, told = load_params(1, kept.saved.manifest.num_tokens, kept.saved.manifest), Begun([])
-    add(engine, "first", first, FIRST, ANSWER, params=params, written=kept.tokens)
+    add(engine, "first", first, FIRST, params=params, written=kept.tokens)
     engine.answers["first"].tokens += kept.tokens
     loaded = False
     while len(engine.answers["first"].tokens) < 2:
@@ -178,20 +175,20 @@ def loaded_scene(
 @dataclass
 class Reserved:
     tokens: list[list[int]]
-    preempted_before: int  # until the prompt was complete
-    preempted: int  # until it decoded
+    preempted_before: int  # before the prompt of "first" was complete
+    preempted: int  # before it decoded
 
 
 def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
-    """Let others decode in all slots, when one comes that goes first, whose prompt is computed elsewhere."""
+    """Let "first" arrive while others decode in all slots and its prompt is computed elsewhere."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names, others, strict=True):
-        add(engine, name, prompt, BATCH, ANSWER)
+        add(engine, name, prompt, BATCH)
     until_tokens(engine, names, 2)
     requests = [engine.core.scheduler.requests[name] for name in names]
-    add(engine, "first", first, FIRST, ANSWER, params=load_params(1, len(first)))
+    add(engine, "first", first, FIRST, params=load_params(1, len(first)))
     until_tokens(engine, names, 12)
     before = sum(one.num_preemptions for one in requests)
     engine.resume("first", kept.tokens, kept.saved.manifest)
@@ -205,20 +202,20 @@ def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) ->
 
 
 def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
-    """Let one that goes first find no blocks to reserve while there is a slot; later blocks, but no slot."""
+    """Let "first" find a slot but no blocks to reserve, and later blocks but no slot."""
     kept = prefill(engine, "first", first)
     assert kept.saved is not None
     scheduler = engine.core.scheduler
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names[1:], others[1:], strict=True):
-        add(engine, name, prompt, BATCH, ANSWER)
+        add(engine, name, prompt, BATCH)
     until_tokens(engine, names[1:], 2)
     pool = scheduler.kv_cache_manager.block_pool
     taken = pool.get_new_blocks(engine.free_blocks - 5)
-    add(engine, "first", first, FIRST, ANSWER, params=load_params(1, len(first)))
+    add(engine, "first", first, FIRST, params=load_params(1, len(first)))
     step(engine)
     assert scheduler.requests["first"] in scheduler.deferred_waiting
-    add(engine, names[0], others[0], BATCH, ANSWER)
+    add(engine, names[0], others[0], BATCH)
     until_tokens(engine, names[:1], 1)
     pool.free_blocks(taken)
     requests = [scheduler.requests[name] for name in names]
@@ -233,12 +230,12 @@ def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -
     return Reserved([*tokens, kept.tokens + engine.answers["first"].tokens], before, after)
 
 
-# In the test's own.
+# The following functions run in the test's process.
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """One that drafts, without a prefix cache: who loses its KV is computed again."""
+    """Start an engine that drafts and has no prefix cache, so that preempted requests are recomputed."""
     model, drafter = model_and_head(tmp_path_factory.mktemp("giving-way"))
     settings = {
         "dtype": "float32",
@@ -256,75 +253,56 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 def played(
     engine: EngineProcess,
+    play: Callable[..., Any],
     others: list[list[int]],
     first: list[int],
-    tokens: int,
-    *,
-    answer: int = ANSWER,
-    loaded: bool = False,
-) -> Told:
-    """Play a scene; check that every answer is the one that its request gets alone."""
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate(others)]
-    alone.append(engine.call(generate, "alone", first, answer))
-    told = engine.call(scene, others, first, tokens, answer, loaded)
+    *args: Any,
+) -> Any:
+    """Play a scene, and check that every request gets the same answer as alone."""
+    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
+    told = engine.call(play, others, first, *args)
     assert told.tokens == alone
     return told
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_one_of_a_full_batch_gives_its_slot_and_goes_on_exactly(engine: EngineProcess, loaded: bool) -> None:
-    told = played(engine, prompts(SLOTS, 40), prompts(1, 100)[0], 4, loaded=loaded)
+def test_a_preempted_request_continues_exactly(engine: EngineProcess, loaded: bool) -> None:
+    told = played(engine, scene, prompts(SLOTS, 40), prompts(1, 100)[0], 4, loaded)
     assert told.preempted == 1
     assert told.held
-    # Steps take longer than the goal: one of the others takes part at a time, and each of them in turn.
+    # Steps take longer than the goal, so at most one of the others takes part in a step.
     assert sorted(told.beside)[len(told.beside) // 2] <= 1
-    assert all(told.grown[:-1])  # the last one had lost its slot
+    assert all(told.grown[:-1])  # the last one lost its slot
 
 
-def test_kv_is_taken_from_those_that_give_way(engine: EngineProcess) -> None:
-    told = played(engine, prompts(3, 450), prompts(1, 300)[0], 2)
+def test_requests_that_give_way_lose_their_kv(engine: EngineProcess) -> None:
+    told = played(engine, scene, prompts(3, 450), prompts(1, 300)[0], 2)
     assert told.preempted >= 1
 
 
 def test_a_prompt_in_chunks_gives_way_at_the_next_step(engine: EngineProcess) -> None:
-    told = played(engine, prompts(1, 900), prompts(1, 500)[0], 0)
+    told = played(engine, scene, prompts(1, 900), prompts(1, 500)[0], 0)
     assert told.preempted == 0
     assert told.held
     chunks = told.beside[: 500 // STEP]
-    assert sum(chunks) <= 2  # a share of a tenth
+    assert sum(chunks) <= 2  # their share is a tenth
 
 
-def test_nobody_gives_way_for_ever(engine: EngineProcess) -> None:
-    """A prompt gets its share of the steps while others decode, though these take longer than the goal."""
-    told = played(engine, prompts(2, 500), prompts(1, 60)[0], 0, answer=6 * ANSWER)
-    assert told.held
-    assert sum(1 for others in told.beside if others) >= 2
-
-
-def test_one_that_goes_first_runs_as_soon_as_its_kv_is_here(engine: EngineProcess) -> None:
-    others, first = prompts(SLOTS, 40), prompts(1, 100)[0]
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
-    told = engine.call(loaded_scene, others, first)
-    assert told.tokens == alone
+def test_the_first_request_runs_as_soon_as_its_kv_arrives(engine: EngineProcess) -> None:
+    told = played(engine, loaded_scene, prompts(SLOTS, 40), prompts(1, 100)[0])
     assert told.at_once
 
 
-def test_no_slot_is_given_twice_where_nobody_may_be_preempted(engine: EngineProcess) -> None:
-    others, first = prompts(SLOTS + 1, 40), prompts(1, 100)[0]
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
+def test_no_slot_is_given_twice_if_none_may_be_preempted(engine: EngineProcess) -> None:
     lasting = BATCH._replace(preemptible=False)
-    told = engine.call(loaded_scene, others, first, lasting)  # each step checks the slots
-    assert told.tokens == alone
-    assert told.steps > 0
+    told = played(engine, loaded_scene, prompts(SLOTS + 1, 40), prompts(1, 100)[0], lasting)
+    assert told.steps > 0  # each of which checked the slots
 
 
 @pytest.mark.parametrize("arrives", [reserved_scene, held_back_scene])
-def test_nobody_loses_a_slot_to_one_whose_prompt_is_computed_elsewhere(
+def test_prompts_computed_elsewhere_preempt_nothing(
     engine: EngineProcess, arrives: Callable[..., Reserved]
 ) -> None:
-    others, first = prompts(SLOTS, 40), prompts(1, 100)[0]
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
-    told = engine.call(arrives, others, first)
-    assert told.tokens == alone
+    told = played(engine, arrives, prompts(SLOTS, 40), prompts(1, 100)[0])
     assert told.preempted_before == 0
-    assert told.preempted > 0  # its prompt is complete: it takes a slot at once
+    assert told.preempted > 0  # once its prompt is complete it takes a slot at once

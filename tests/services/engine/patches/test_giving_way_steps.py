@@ -1,4 +1,4 @@
-"""Many requests of two classes in vLLM's scheduler alone: who waits how many steps. No engine runs."""
+"""How many steps requests of two classes wait in vLLM's scheduler, without an engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIRST = Standing(0, 0.25, itl_s=0.01)
 BATCH = Standing(10, 0.1, preemptible=True)
 SLOTS, STEP, BLOCK, BLOCKS = 4, 128, 32, 56
 STEPS, PER_STEP, FLOOD = 1_500, 0.03, 8
-LATER = 30_000  # of those that give way, in the queue's order
+LATER = 30_000  # how much later requests that give way are in the queue's order
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def output_of(ids: list[str], sampled: list[list[int]]) -> Any:
 
 
 class World:
-    """A scheduler, and an engine that computes whatever it is told to."""
+    """A scheduler with an engine that computes nothing."""
 
     def __init__(
         self, config: Any, seconds: Callable[[int], float], kind: type[Scheduler] = Scheduler, **gate: Any
@@ -76,13 +76,13 @@ class World:
         structured = StructuredOutputManager(config)
         self.scheduler = kind(config, cache, structured, block_size=BLOCK, hash_block_size=BLOCK)
         self.gate = GivingWay(self.scheduler, **gate)
-        self.seconds = seconds  # of a step, by its tokens
-        self.now = 0
-        self.came: dict[str, int] = {}
-        self.tokens: dict[str, list[int]] = {}  # the steps in which they came
+        self.seconds = seconds  # a step's time, by its tokens
+        self.now = 0  # steps so far
+        self.came: dict[str, int] = {}  # the step before each request
+        self.tokens: dict[str, list[int]] = {}  # the steps in which each request got tokens
         self.asked: dict[str, int] = {}
         self.most_preemptions = 0
-        self.scheduled: dict[str, int] = {}  # tokens of the last step, by request
+        self.scheduled: dict[str, int] = {}  # tokens in the last step, by request
 
     def add(self, standing: Standing, prompt: int, answer: int) -> None:
         name = f"{'batch' if standing is BATCH else 'first'} {len(self.came)}"
@@ -109,10 +109,10 @@ class World:
 
 
 @pytest.mark.parametrize("seconds", [lambda _: 0.02, lambda tokens: 0.002 + 0.0002 * tokens])
-def test_those_that_go_first_wait_for_few_steps_and_the_others_not_for_ever(
+def test_the_first_class_waits_few_steps_and_the_other_not_for_ever(
     config: Any, seconds: Callable[[int], float]
 ) -> None:
-    """Whether steps are always too long for the goal, or where they are full."""
+    """Whether all steps exceed the goal or only full ones."""
     draw, world = random.Random(5), World(config, seconds)
     while world.now < STEPS or world.scheduler.has_unfinished_requests():
         if world.now < STEPS:
@@ -135,7 +135,7 @@ def test_those_that_go_first_wait_for_few_steps_and_the_others_not_for_ever(
 
 
 @pytest.mark.parametrize(("ttft_s", "least", "most"), [(0.2, 32, 48), (0.0, STEP, STEP)])
-def test_steps_of_prompts_that_give_way_are_short_while_others_come(
+def test_prompts_that_give_way_have_short_steps_while_first_requests_arrive(
     config: Any, monkeypatch: pytest.MonkeyPatch, ttft_s: float, least: int, most: int
 ) -> None:
     clock = [100.0]
@@ -143,7 +143,7 @@ def test_steps_of_prompts_that_give_way_are_short_while_others_come(
     world = World(config, lambda tokens: 0.001 * tokens)
 
     def full_steps(count: int) -> int:
-        """Let there be prompts for so many steps; return the most tokens of one of the last five."""
+        """Run so many steps with enough prompts. Return the most tokens in one of the last five."""
         found = []
         for _ in range(count):
             while len(world.scheduler.requests) < SLOTS:
@@ -159,8 +159,8 @@ def test_steps_of_prompts_that_give_way_are_short_while_others_come(
     assert full_steps(5) == STEP
 
 
-def test_prompts_that_begin_beside_answers_have_their_share_of_the_time(config: Any) -> None:
-    """Each is one step long: it has begun and ended before it could be left out."""
+def test_prompts_of_one_step_have_their_share_of_the_time(config: Any) -> None:
+    """They begin and end before they could be left out of a step."""
     world = World(config, lambda _: 0.02)
     world.add(FIRST._replace(itl_s=0.0), 20, 300)
     with_prompts = 0
@@ -172,12 +172,12 @@ def test_prompts_that_begin_beside_answers_have_their_share_of_the_time(config: 
     assert 15 <= with_prompts <= 40  # a tenth of the time
 
 
-def test_a_prompt_that_goes_first_does_not_share_its_step_with_those_that_wait_behind_it(config: Any) -> None:
+def test_a_first_class_prompt_has_its_step_alone(config: Any) -> None:
     world = World(config, lambda _: 0.02)
     world.add(FIRST, 20, 1)
     world.add(BATCH, 320, 1)
     while world.scheduler.has_unfinished_requests():
-        world.step()  # most of it without the first: the others have had more than their share
+        world.step()  # mostly without the first class, so that the other exceeds its share
     for standing in (BATCH, BATCH, FIRST):
         world.add(standing, 30, 1)
     world.step()
@@ -189,7 +189,7 @@ def test_a_prompt_that_goes_first_does_not_share_its_step_with_those_that_wait_b
 @pytest.mark.parametrize(
     ("seconds", "share"), [(lambda _: 0.025, STEP), (lambda tokens: 1e-3 + 1e-3 * tokens, STEP // 4)]
 )
-def test_a_long_prompt_has_the_share_that_the_steps_times_call_for(
+def test_measured_step_times_determine_a_long_prompts_share(
     config: Any, seconds: Callable[[int], float], share: int
 ) -> None:
     world = World(config, seconds)
@@ -208,7 +208,7 @@ def test_a_long_prompt_has_the_share_that_the_steps_times_call_for(
     assert most > STEP // 2 if share == STEP else most <= STEP // 2
 
 
-def test_a_steps_time_is_its_own_where_the_next_one_is_scheduled_before(config: Any) -> None:
+def test_step_times_with_asynchronous_scheduling(config: Any) -> None:
     world, seen = World(config, lambda _: 0.0, ahead=1), list[tuple[int, float]]()
     gate = world.gate
     share: Any = SimpleNamespace(observe=lambda *told: seen.append(told), tokens=STEP // 4)
@@ -217,24 +217,19 @@ def test_a_steps_time_is_its_own_where_the_next_one_is_scheduled_before(config: 
         world.add(FIRST, prompt, 1)
         world.scheduler.schedule()
         gate.observe(seconds)
-    gate.observe(0.3)  # a step that only takes results
+    gate.observe(0.3)  # a call that only returns results
     gate.observe(0.4)
-    # The second one took longer to launch than until its results came.
-    assert seen == [
-        (40, 0.2),
-        (STEP // 4, 0.2),
-        (50, 0.3),
-    ]  # a quarter beside another, then the rest
+    # The second step took longer to launch than until its results came. A prompt that is not alone gets a
+    # quarter.
+    assert seen == [(40, 0.2), (STEP // 4, 0.2), (50, 0.3)]
 
 
-def test_one_gives_its_slot_up_though_it_is_in_the_step_that_runs(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asynchronous, with a KV connector: the blocks of whoever is in a step in flight cannot be freed."""
+def test_a_request_in_a_running_step_loses_its_slot(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With asynchronous scheduling and a KV connector its blocks cannot be freed at once."""
     world, flying = World(config, lambda _: 0.02, AsyncScheduler, ahead=1), list[Any]()
     scheduler = world.scheduler
     scheduler.defer_block_free = True
-    monkeypatch.setattr(world.gate, "_is_loaded", lambda _: True)  # no part in turns for prompts
+    monkeypatch.setattr(world.gate, "_is_loaded", lambda _: True)  # so that it does not count as a prompt
     for _ in range(SLOTS):
         world.add(BATCH, 8, 200)
     came = 0

@@ -1,4 +1,4 @@
-"""Streams with stop strings: text and token ids come together."""
+"""In streams with stop strings, text and token ids arrive together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def streamed(tokenizer: Any, groups: list[list[int]], stop: list[str], **params: Any) -> list[Any]:
-    """Return the completion outputs of a stream whose tokens come in these groups."""
+    """Return the outputs of a stream whose tokens come in these groups."""
     processor = OutputProcessor(tokenizer, log_stats=False)
     request = EngineCoreRequest(
         request_id="r",
@@ -62,7 +62,7 @@ def streamed(tokenizer: Any, groups: list[list[int]], stop: list[str], **params:
 
 
 def cut(tokens: list[int], rng: random.Random) -> list[list[int]]:
-    """Return the tokens in groups of random sizes."""
+    """Split tokens into groups of random sizes."""
     groups, begin = [], 0
     while begin < len(tokens):
         size = rng.choice([1, 1, 2, 3, 6, 25])
@@ -73,7 +73,7 @@ def cut(tokens: list[int], rng: random.Random) -> list[list[int]]:
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("seed", range(20))
-def test_a_parser_splits_a_held_stream_as_any_other(tokenizer: Any, stop: str, seed: int) -> None:
+def test_reasoning_is_parsed_with_stop_strings(tokenizer: Any, stop: str, seed: int) -> None:
     parser_class = ParserManager.get_parser(
         tool_parser_name=None, reasoning_parser_name="deepseek_r1", enable_auto_tools=False, model_name="tiny"
     )
@@ -99,7 +99,6 @@ def test_a_parser_splits_a_held_stream_as_any_other(tokenizer: Any, stop: str, s
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ids_never_run_ahead_of_their_text(tokenizer: Any, seed: int) -> None:
-    """The ids that the client has seen always spell the text that it has seen."""
     ids: list[int] = []
     text = ""
     for output in streamed(tokenizer, cut(TOKENS, random.Random(seed)), ["zzzzzzzzzz"]):

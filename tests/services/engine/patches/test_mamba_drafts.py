@@ -1,4 +1,4 @@
-"""Mamba-2's functions for a CPU, where drafts are verified: against one token after another."""
+"""Mamba-2's CPU functions with drafts, compared with processing one token after another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 KERNEL, MOST, HEADS, SIZE, STATE, SLOTS, REQUESTS, STEPS = 4, 3, 2, 16, 16, 9, 2, 10
 CHANNELS, PLACES = 48, KERNEL - 1 + MOST
 
-pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
+pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="the patch is for CPU engines")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +36,7 @@ def _mended() -> Iterator[None]:
 
 
 def steps(counts: list[list[int]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Give the tokens of each request's steps, and how many of the step before were accepted."""
+    """Yield each step's tokens per request, and how many tokens of the last step were accepted."""
     draw, accepted = random.Random(1), [1] * REQUESTS
     for each in counts:
         yield each, accepted
@@ -120,10 +120,10 @@ def keeps_states(update: Callable[..., Any]) -> bool:
 @pytest.mark.parametrize(
     ("name", "holds"), [("causal_conv1d_update", convolves), ("selective_state_update", keeps_states)]
 )
-def test_drafts_of_any_number_are_verified(name: str, holds: Callable[[Callable[..., Any]], bool]) -> None:
+def test_any_number_of_drafts_is_verified(name: str, holds: Callable[[Callable[..., Any]], bool]) -> None:
     mended: Any = getattr(mamba_mixer2, name)
     assert holds(mended)
     try:
         assert not holds(mended.__wrapped__), "cpu.mamba_drafts can go"
-    except RuntimeError:  # it does not even take their shapes
+    except RuntimeError:  # it refuses the shapes
         return

@@ -1,4 +1,4 @@
-"""Replacing a function: wrapped once, in the order of the calls, and only where it is the expected one."""
+"""`replace` wraps a function once per wrapper, in call order, and only if its parameters match."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.services.errors import StartError
 
 
 class Shipped:
-    """As one of vLLM's classes."""
+    """Stands in for a class of vLLM."""
 
     def method(self, text: str) -> str:
         return text
@@ -28,12 +28,16 @@ class Shipped:
         return f"{cls.__name__} {text}"
 
 
-def inner(original: Callable[..., str]) -> Callable[..., str]:
-    return lambda *args: f"({original(*args)})"
+def inner(original: Callable[..., str], *args: Any) -> str:
+    return f"({original(*args)})"
 
 
-def outer(original: Callable[..., str]) -> Callable[..., str]:
-    return lambda *args: f"[{original(*args)}]"
+def outer(original: Callable[..., str], *args: Any) -> str:
+    return f"[{original(*args)}]"
+
+
+def spelled_out(original: Callable[..., str], self: Shipped, text: str) -> str:
+    return f"<{original(self, text)}>"
 
 
 @pytest.fixture
@@ -47,6 +51,13 @@ def test_a_second_call_does_nothing(shipped: type[Any]) -> None:
     assert shipped().method("a") == "[(a)]"
     assert wrappers(shipped, "method") == (inner, outer)
     assert shipped.method.__wrapped__.__wrapped__ is Shipped.method
+
+
+def test_expected_parameters_are_those_of_ours_by_default(shipped: type[Any]) -> None:
+    replace(shipped, "method", spelled_out)
+    assert shipped().method("a") == "<a>"
+    with pytest.raises(StartError, match=re.escape("made(self, text)")):
+        replace(shipped, "made", spelled_out)
 
 
 def test_a_class_method_stays_one(shipped: type[Any]) -> None:
@@ -63,7 +74,7 @@ def test_a_static_method_stays_one(shipped: type[Any]) -> None:
     assert wrappers(shipped, "plain") == (inner,)
 
 
-def test_one_object_and_one_module(shipped: type[Any]) -> None:
+def test_single_objects_and_modules(shipped: type[Any]) -> None:
     replace(shipped, "method", inner, ("self", "text"))
     one, module = shipped(), ModuleType("shipped")
     replace(one, "method", outer, ("text",))

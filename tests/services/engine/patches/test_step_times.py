@@ -1,4 +1,4 @@
-"""Timing, on a stand-in of vLLM's classes: which calls are timed, and where the times arrive."""
+"""Step times, measured on stand-ins for vLLM's classes: which calls are timed, and where the times arrive."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from baton.services.engine.patches import step_times
+from baton.services.engine.patches.replace import around
 
 DRAFT_S, SAMPLE_S, FORWARD_S = 0.02, 0.01, 0.03
 
@@ -22,13 +23,13 @@ def busy(seconds: float) -> None:
 
 @dataclass
 class Output:
-    """As vLLM's ModelRunnerOutput: plain, pickled on its way from a rank."""
+    """Like vLLM's ModelRunnerOutput, which is pickled on its way from a rank."""
 
     tokens: int = 1
 
 
 class LateOutput:
-    """As its AsyncModelRunnerOutput."""
+    """Like its AsyncModelRunnerOutput."""
 
     def get_output(self) -> Output:
         return Output()
@@ -52,8 +53,6 @@ class RunnerV2:
 
 
 class Worker:
-    """A rank's."""
-
     def __init__(self, runner: Any, late: bool = False) -> None:
         self.model_runner = runner
         self._late = late
@@ -82,13 +81,13 @@ class Scheduler:
 
 @pytest.fixture(autouse=True)
 def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, name, wrapper in (
-        (Worker, "execute_model", step_times._timed_execute),
-        (Worker, "sample_tokens", step_times._timed_sample),
-        (Runner, "propose_draft_token_ids", step_times._timed_draft),
-        (Scheduler, "update_from_output", step_times._collecting),
+    for owner, name, ours in (
+        (Worker, "execute_model", step_times.time_execute),
+        (Worker, "sample_tokens", step_times.time_sample),
+        (Runner, "propose_draft_token_ids", step_times.time_draft),
+        (Scheduler, "update_from_output", step_times.collect),
     ):
-        monkeypatch.setattr(owner, name, wrapper(getattr(owner, name)))
+        monkeypatch.setattr(owner, name, around(getattr(owner, name), ours))
     step_times.take()
 
 

@@ -1,4 +1,4 @@
-"""Our verifier in the place of vLLM's: in vLLM's own objects, and in engines that run with it."""
+"""Our verifier instead of vLLM's, in vLLM's own objects and in a running engine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from baton.services.config import EngineSettings
 from baton.services.decode.proposers import validation
 from baton.services.engine.patches import named_logprobs, table, verify_v1, verify_v2
 from baton.services.engine.patches.named_logprobs import Wanted
-from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 from harness.architectures import dense
 from harness.speculation.sampling import Engine, Order, Way, expected, fit, prompt, reference
 from harness.support import ROOT
+from tests.services.engine.host_buffer import HostBuffer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's imports
@@ -38,22 +38,22 @@ VOCABULARY = 97
 DRAFTED = [[3, 4], [], [5], [6, 7, 8]]
 DEMO = ROOT / "deploy" / "demo-model" / "weights-mtp"
 SAMPLES = 1_500
-CHANCE = 1e-6  # of a right sample to be called wrong
+CHANCE = 1e-6  # that a right sample fails
 WAY = Way(0.8, top_k=5, top_p=0.9)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_in_a_worker() -> None:
-    """Patch vLLM's sampler for CPU, which uses uninitialised memory as it is shipped."""
+    """Patch vLLM's CPU sampler, which uses uninitialised memory as shipped."""
     table.install()
-    with warnings.catch_warnings():  # it looks into every module there is, deprecated names included
+    with warnings.catch_warnings():  # vLLM looks into every module, and triggers deprecation warnings
         warnings.simplefilter("ignore")
         current_platform.import_kernels()
         current_platform.register_triton_kernel_overrides()
 
 
 def metadata(**more: Any) -> SamplingMetadata:
-    """Four greedy requests; `more` says otherwise."""
+    """Return the metadata of four greedy requests, changed by `more`."""
     requests = len(DRAFTED)
     plain: dict[str, Any] = {
         "temperature": None,
@@ -78,14 +78,14 @@ def metadata(**more: Any) -> SamplingMetadata:
 
 
 def step() -> tuple[Any, torch.Tensor]:
-    """Which drafts there are, and logits under which some of them are the most likely tokens."""
+    """Return drafts, and logits under which some of the drafts are the most likely tokens."""
     drafts = SpecDecodeMetadata.make_dummy(DRAFTED, torch.device("cpu"))
     ends = drafts.cu_num_sampled_tokens
     rows = torch.arange(int(ends[-1]))
-    behind = ends.long() - 1
+    last = ends.long() - 1
     before = torch.ones(len(rows), dtype=torch.bool)
-    before[behind] = False
-    drafts.bonus_logits_indices, drafts.target_logits_indices = behind, rows[before]
+    before[last] = False
+    drafts.bonus_logits_indices, drafts.target_logits_indices = last, rows[before]
     logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(1))
     likely = rows[before][[0, 1, 3, 4]]
     logits[likely, drafts.draft_token_ids[[0, 1, 3, 4]].long()] = 9.0
@@ -117,8 +117,7 @@ def verifier(method: Any = "block") -> verify_v1.Verifier:
         "one is sampled",
     ],
 )
-def test_greedy_output_is_vllms(more: dict[str, Any]) -> None:
-    """And so are their log-probabilities."""
+def test_greedy_output_and_log_probabilities_equal_vllms(more: dict[str, Any]) -> None:
     named_logprobs.install()
     drafts, logits = step()
     one = verifier()
@@ -131,24 +130,16 @@ def test_greedy_output_is_vllms(more: dict[str, Any]) -> None:
             torch.testing.assert_close(ours, theirs)
 
 
-def test_what_only_vllm_can_do_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeded_requests_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     drafts, logits = step()
     one = verifier()
-    monkeypatch.setattr(verify_v1, "verify", None)  # it would not be called in vain
+    monkeypatch.setattr(verify_v1, "verify", None)  # a call would raise
     sampled = {"temperature": torch.full((4,), 0.7), "all_greedy": False, "all_random": True}
     found = one(drafts, None, logits, metadata(**sampled, generators={1: torch.Generator()}))
     assert found.sampled_token_ids.shape == (4, 4)
 
 
-def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    verify_v1.check_symbols()
-    verify_v2.check_symbols()
-    monkeypatch.setattr(RejectionSampler, "forward", lambda logits: logits)
-    with pytest.raises(StartError, match=r"RejectionSampler\.forward.*say verifier 'vllm'"):
-        verify_v1.check_symbols()
-
-
-def test_whose_verifier_is_a_setting() -> None:
+def test_a_setting_chooses_the_verifier() -> None:
     spec = {
         "method": "mtp",
         "num_speculative_tokens": 2,
@@ -164,38 +155,49 @@ def test_whose_verifier_is_a_setting() -> None:
     assert SpeculativeSettings(method="mtp").verifier == "vllm"
 
 
-def test_v2_hands_over_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With V2's own sampling states, on the CPU: one greedy request, one that its filter makes certain."""
-    monkeypatch.setattr(buffer_utils, "UvaBuffer", _Host)
-    states = SamplingStates(8, VOCABULARY)
-    states.temperature.np[[5, 2]] = 0.0, 0.8
-    states.top_k.np[2] = 1
-    states.seeds.np[[5, 2]] = 1, 2
-    states.apply_staged_writes()
-    for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
-        assert getattr(states, name).gpu.shape == (8,)
-    idle = SimpleNamespace(enabled=False)
-    sampler = SimpleNamespace(sampling_states=states, logits_processors=[], thinking_budget_state=idle)
-    shipped = SimpleNamespace(sampler=sampler, num_speculative_steps=3)
-    logits = torch.zeros(6, VOCABULARY)
-    logits[torch.arange(6), torch.tensor([1, 2, 3, 4, 5, 6])] = 5.0
-    slots = torch.tensor([5, 2])
-    fed = torch.tensor([90, 1, 2, 91, 4, 60])  # drafts 1, 2 are right; of 4, 60 the first is
-    processed, tokens, counts = verify_v2._verify(
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's rejection sampler on V2, with its own states of 8 slots."""
+    monkeypatch.setattr(buffer_utils, "UvaBuffer", HostBuffer)
+    sampler = SimpleNamespace(
+        sampling_states=SamplingStates(8, VOCABULARY),
+        logits_processors=[],
+        thinking_budget_state=SimpleNamespace(enabled=False),
+    )
+    return SimpleNamespace(sampler=sampler, num_speculative_steps=2)
+
+
+def verify_on_v2(shipped: Any, logits: torch.Tensor, drafter: torch.Tensor | None, fed: torch.Tensor) -> Any:
+    """Verify two drafts each of the requests in the slots 5 and 2."""
+    slots, rows = torch.tensor([5, 2]), torch.arange(6)
+    return verify_v2._verify(
         shipped,
         "standard",
         logits,
-        torch.zeros(8, 3, VOCABULARY + 3),
+        drafter,
         fed,
-        torch.arange(6),
+        rows,
         torch.tensor([0, 3, 6], dtype=torch.int32),
         slots,
         slots.numpy(),
         slots.repeat_interleave(3),
-        torch.arange(6) % 3,
+        rows % 3,
         None,
         fed,
     )
+
+
+def test_v2s_states_reach_the_kernel(shipped: Any) -> None:
+    """One request is greedy, and a filter makes the other one certain."""
+    states, shipped.num_speculative_steps = shipped.sampler.sampling_states, 3
+    states.temperature.np[[5, 2]] = 0.0, 0.8
+    states.top_k.np[2] = 1
+    states.seeds.np[[5, 2]] = 1, 2
+    states.apply_staged_writes()
+    logits = torch.zeros(6, VOCABULARY)
+    logits[torch.arange(6), torch.tensor([1, 2, 3, 4, 5, 6])] = 5.0
+    fed = torch.tensor([90, 1, 2, 91, 4, 60])  # the drafts 1, 2 and 4 are right, 60 is wrong
+    processed, tokens, counts = verify_on_v2(shipped, logits, torch.zeros(8, 3, VOCABULARY + 3), fed)
     assert processed.data_ptr() == logits.data_ptr()
     assert tokens.tolist() == [[1, 2, 3, -1], [4, 5, -1, -1]]
     assert tokens.dtype == torch.int64
@@ -203,11 +205,10 @@ def test_v2_hands_over_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["one-hot", "drawn"])
-def test_no_step_of_v2_meets_a_kernel_that_was_not_compiled(
-    monkeypatch: pytest.MonkeyPatch, drawn: bool
+def test_every_kernel_that_v2_needs_is_compiled_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, shipped: Any, drawn: bool
 ) -> None:
-    """Triton compiles anew for each argument that is there or not, and for each dtype."""
-    monkeypatch.setattr(buffer_utils, "UvaBuffer", _Host)
+    """Triton compiles a variant for each combination of dtypes and missing arguments."""
     seen: list[tuple[Any, ...]] = []
 
     def noted(logits: Any, drafts: Any, sampling: Any, *, method: Any, positions: Any) -> Any:
@@ -218,10 +219,6 @@ def test_no_step_of_v2_meets_a_kernel_that_was_not_compiled(
         return verify(logits, drafts, sampling, method=method, positions=positions)
 
     monkeypatch.setattr(verify_v2, "verify", noted)
-    states = SamplingStates(8, VOCABULARY)
-    idle = SimpleNamespace(enabled=False)
-    sampler = SimpleNamespace(sampling_states=states, logits_processors=[], thinking_budget_state=idle)
-    shipped = SimpleNamespace(sampler=sampler, num_speculative_steps=2)
     drafter = torch.zeros(8, 2, VOCABULARY) if drawn else None
     runner = SimpleNamespace(
         rejection_sampler=shipped,
@@ -232,46 +229,20 @@ def test_no_step_of_v2_meets_a_kernel_that_was_not_compiled(
     )
     verify_v2.compile_kernels(runner, "standard")
     compiled, seen[:] = set(seen), []
-    slots = torch.tensor([5, 2])
-    rows = torch.arange(6)
-    fed = rows.to(torch.int32)
+    states = shipped.sampler.sampling_states
     for name, values in (("top_k", (1, 97)), ("top_p", (0.5, 1.0)), ("min_p", (0.1, 0.0))):
         for value in values:
             getattr(states, name).np[2] = value
             states.apply_staged_writes()
             for dtype in (torch.bfloat16, torch.float32):
-                verify_v2._verify(
-                    shipped,
-                    "standard",
-                    torch.zeros(6, VOCABULARY, dtype=dtype),
-                    drafter,
-                    fed,
-                    rows,
-                    torch.tensor([0, 3, 6], dtype=torch.int32),
-                    slots,
-                    slots.numpy(),
-                    slots.repeat_interleave(3),
-                    rows % 3,
-                    None,
-                    fed,
-                )
+                logits = torch.zeros(6, VOCABULARY, dtype=dtype)
+                verify_on_v2(shipped, logits, drafter, torch.arange(6, dtype=torch.int32))
     assert set(seen) == compiled
-
-
-class _Host:
-    """vLLM's UvaBuffer without pinned memory, which needs an accelerator."""
-
-    def __init__(self, size: Any, dtype: torch.dtype) -> None:
-        self.cpu = torch.zeros(size, dtype=dtype)
-        self.np = self.cpu.numpy()
-
-    def uva(self, size: int) -> torch.Tensor:
-        return self.cpu[:size]
 
 
 @pytest.mark.timeout(600)
 def test_blocks_are_verified_in_an_engine(tmp_path: Path) -> None:
-    """A draft model whose tokens are drawn; with WHOLE_TABLE the demo model with its MTP head, too."""
+    """Test a draft model whose tokens are drawn and, with WHOLE_TABLE, the demo model with its MTP head."""
     spec = {"num_speculative_tokens": 2, "rejection_sample_method": "block", "verifier": "baton"}
     dense.qwen2(tmp_path / "target", layers=2, gain=1.2)
     dense.small_qwen2(tmp_path / "small")
