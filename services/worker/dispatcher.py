@@ -1,6 +1,6 @@
-"""Connect the routers' streams with the engine: requests in, outputs and outcomes back.
+"""Connect the routers' streams with the engine: requests in, outputs and failures back.
 
-Everything runs in the loop's thread; the engine's thread is reached through `EngineHost` alone.
+Everything runs in the event loop's thread; only `EngineHost` talks to the engine's thread.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Dispatcher:
         grammars: Grammars,
         request_s: float = 600.0,
     ) -> None:
-        """Begin closed.
+        """Refuse requests until `open`.
 
-        limits: bounds on what is placed here; drafting: counts drafts, None if none are made; request_s: the
-        longest that a router's request takes
+        drafting: counts drafts; None without speculative decoding
+        request_s: the routers' limit on a request's duration
         """
         self.load = EngineLoad()
         self.counts = Counts()  # totals since the engine started
-        self.blocks = BlockLogs()  # the engine's prefix cache's
+        self.blocks = BlockLogs()  # of the engine's prefix cache
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.become(role)
         self._host = host
@@ -100,7 +100,7 @@ class Dispatcher:
     # Called by the lifecycle.
 
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
-        """Take requests from now on: the engine is loaded, with these adapters."""
+        """Accept requests: the engine is loaded, with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
         self._entrance.fit(
             EngineLimits(info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps, adapters)
@@ -111,7 +111,7 @@ class Dispatcher:
         self._closed_because = ""
 
     def become(self, role: Role) -> None:
-        """Change the expected work. Running requests go on, and requests placed earlier still arrive."""
+        """Change the role. Running requests go on, and requests placed before the change still arrive."""
         self._role = role
 
     def drain(self) -> None:
@@ -120,21 +120,20 @@ class Dispatcher:
 
     @property
     def requests(self) -> int:
-        """The number of requests that run or wait here."""
         return len(self._attempts)
 
     @property
     def flushed(self) -> bool:
-        """Whether no reply waits to be sent."""
+        """Whether all replies have been sent."""
         return all(session.flushed for session in self._sessions.values())
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is running here and all replies have been sent."""
+        """Whether no request is here and all replies have been sent."""
         return not self.requests and self.flushed
 
     def abort_all(self) -> int:
-        """Fail all requests, so that they run elsewhere, when a drain took too long. Return their number."""
+        """Fail all requests after a drain's timeout, so that they run elsewhere. Return their number."""
         self._move_on(live := self._attempts.all(), "this worker's drain ran out of time")
         return len(live)
 
@@ -145,21 +144,21 @@ class Dispatcher:
         self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
-        """End every router's stream, and send away all followers of attempts."""
+        """End all routers' streams and all calls of followers."""
         for session in self._sessions.values():
             session.end()
         self.outgoing.hang_up()
 
     async def renew_leases(self, every_s: float) -> None:
-        """Keep saved KV for as long as its router is connected and wants it; until cancelled."""
+        """Keep saved KV as long as its router is connected and has not released it. Runs until cancelled."""
         await renew_leases(self.outgoing, self._handoffs, every_s, self._request_s)
 
     async def close(self) -> None:
-        """Close connections. Call nothing afterwards."""
+        """Close connections. The dispatcher cannot be used afterwards."""
         await self._entrance.close()
         self._handoffs.close()
 
-    # Called by a router's stream.
+    # Called by the servicer.
 
     def connect(self, peer: str) -> RouterSession:
         session = RouterSession(self._next_session, peer)
@@ -179,7 +178,7 @@ class Dispatcher:
         self.outgoing.release_of_session(session.number)
 
     def start(self, session: RouterSession, start: Start) -> None:
-        """Begin a phase of an attempt; a refusal goes back as Failed."""
+        """Start a phase of an attempt; if it is refused, its router gets a Failed."""
         attempt = RunningAttempt(
             start.request_id,
             start.epoch,
@@ -214,7 +213,7 @@ class Dispatcher:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
-        older = self._attempts.begin(attempt)  # this gives back the room of the older attempt
+        older = self._attempts.begin(attempt)  # also gives back the older attempt's room
         if older is not None:
             self._host.abort([older.internal_id])
         self.outgoing.supersede(attempt.request_id, attempt.epoch)
@@ -224,7 +223,7 @@ class Dispatcher:
         self._entrance.begin(attempt, start)
 
     def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        """End an attempt at whatever stage it is, and report why."""
+        """End an attempt at any stage, and tell its router why."""
         self._end(attempt)
         self._host.abort([attempt.internal_id])
         self._fail(attempt, code, message)
@@ -236,7 +235,7 @@ class Dispatcher:
     # Called by the engine (engine.host.Listener).
 
     def on_step(self, step: EngineStep) -> None:
-        """Sort a step's outputs and reports by router, one reply each."""
+        """Send each router its part of a step's outputs and reports, in one reply."""
         self.load = step.load
         self.counts.add(step.counts)
         if step.blocks:
@@ -289,8 +288,8 @@ class Dispatcher:
                 self._metrics.on_loaded(loaded)
                 reply_to(replies, attempt.session).admitted.append(outputs.admitted(attempt.prepared, loaded))
         elif attempt.incoming.hear(Event.FAILED):
-            # Usually the engine's own error finds the attempt gone. But this may be a late report of an
-            # abandoned load, whose attempt has begun again.
+            # The engine's own error usually comes later and finds the attempt gone. But this may also be a
+            # late report of an abandoned load, whose request is in the engine again: so abort it.
             self._metrics.on_not_loaded(loaded.problem)
             self._attempts.end(attempt)
             self._host.abort([attempt.internal_id])
@@ -298,7 +297,7 @@ class Dispatcher:
             reply_to(replies, attempt.session).failed.append(failed)
 
     def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
-        """Refuse a prompt that was not begun: no room for its KV, or KV that should have been here is not."""
+        """Refuse a prompt that was not computed: no room for its KV, or the KV to save is not cached."""
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
@@ -317,7 +316,7 @@ class Dispatcher:
         drafts: Mapping[str, Sequence[int]],
         replies: dict[int, RunReply],
     ) -> bool:
-        """Return whether the output goes to its router. Take the matching saves from `saves`."""
+        """Return whether the output goes to its router. Removes its save from `saves`."""
         attempt = self._attempts.live(output.request_id)
         if attempt is None:
             return False
@@ -335,7 +334,7 @@ class Dispatcher:
         if not outputs.finish(output, attempt.prepared):
             return True
         proposed = drafts.get(output.request_id, ())
-        tokens = output.new_token_ids if attempt.phase != PHASE_SAVE else ()  # nobody gets a save's
+        tokens = output.new_token_ids if attempt.phase != PHASE_SAVE else ()
         ended = outputs.end_of_prefill(
             output, attempt.prepared, saved, self._max_model_len, tokens=tokens, drafts=proposed
         )
@@ -352,12 +351,12 @@ class Dispatcher:
         return True
 
     def _nothing(self, attempt: RunningAttempt, problem: Problem) -> None:
-        """Tell a prompt's follower that its KV is not kept."""
+        """Tell the follower of a prompt that no KV was saved."""
         if attempt.phase != PHASE_DECODE:
             self.outgoing.over(attempt.request_id, attempt.epoch, problem)
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """Tell the router that vLLM refuses its request: no other worker would take it either."""
+        """Tell the router that the engine refuses its request; a refusal by vLLM is final."""
         attempt = self._attempts.live(internal_id)
         if attempt is None:
             return
@@ -370,9 +369,9 @@ class Dispatcher:
         self._fail(attempt, code, message)
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Tell every router that the engine is lost, and which requests may have caused it.
+        """Tell all routers that the engine failed, and which requests may have caused it.
 
-        If a rank was lost, no request is at fault, and the end of the stream tells the routers.
+        After the loss of a rank no request is at fault: the routers only see their streams end.
         """
         why = self._closed_because = "this worker's engine failed"
         failed: list[tuple[RunningAttempt, Failed.Code, str]] = []
@@ -390,10 +389,10 @@ class Dispatcher:
         self._fail_all([(attempt, code, message)])
 
     def _fail_all(self, failed: Iterable[tuple[RunningAttempt, Failed.Code, str]]) -> None:
-        """Tell each router in one message.
+        """Send each router all of its failures in one message.
 
-        A router that answers the first of several messages may never read the others: gRPC drops what a
-        client has not read yet once it writes to a stream that has ended.
+        Of several messages a router might read only the first: if it then writes to the stream, which has
+        ended, gRPC drops the unread ones.
         """
         replies: dict[int, RunReply] = {}
         for attempt, code, message in failed:
@@ -415,7 +414,7 @@ class Dispatcher:
             self.outgoing.over(attempt.request_id, attempt.epoch)  # has no effect if the KV is kept
 
     def _end(self, attempt: RunningAttempt) -> None:
-        """Forget an attempt that ran, and count its drafts."""
+        """End an attempt that may have been in the engine, and count its drafts."""
         self._attempts.end(attempt)
         if self._drafting is not None:
             self._drafting.on_request(*outputs.drafts_of(attempt.prepared))

@@ -8,13 +8,13 @@ from baton.services.decode.acceptance import DraftCounts
 
 
 class DraftMetrics:
-    """The figures of one method. `position` counts from 0, as in vLLM."""
+    """The draft metrics of one method. `position` counts from 0, as in vLLM."""
 
     def __init__(self, registry: CollectorRegistry, method: str, limit: int, model_positions: int) -> None:
-        """Make the figures of drafts of up to `limit` tokens.
+        """Register metrics of drafts of up to `limit` tokens.
 
-        Positions below `model_positions` are a draft model's, the others are matched. In a hybrid a long
-        match may take the model's place.
+        A draft model drafts the first `model_positions` tokens, text matching the others. In a hybrid, a long
+        match may also replace the model's tokens.
         """
         from_model = "model" if model_positions == limit else "either"
 

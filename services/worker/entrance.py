@@ -1,7 +1,4 @@
-"""Bring an attempt into the engine: build its request, prepare its grammar, ask for its KV.
-
-services/worker/dispatcher.py handles what runs in the engine and its outcome.
-"""
+"""Prepare an attempt for the engine and submit it: build its request, compile its grammar, fetch its KV."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Fail = Callable[[RunningAttempt, Failed.Code, str], None]
 
 
 class Entrance:
-    """The entrance of one engine. It implements `Seams` for incoming KV."""
+    """The way into one engine. It implements `Seams` for incoming KV."""
 
     def __init__(
         self,
@@ -44,10 +41,7 @@ class Entrance:
         request_s: float,
         fail: Fail,
     ) -> None:
-        """Begin without limits.
-
-        request_s: the longest that a router's request takes; fail: ends an attempt and tells its router why
-        """
+        """Wait at most `request_s` for KV; `fail` ends an attempt and tells its router."""
         self._host = host
         self._isolation = isolation
         self._compilations = compilations
@@ -58,17 +52,17 @@ class Entrance:
         self._limits = EngineLimits(0, 0, None)
 
     def fit(self, limits: EngineLimits) -> None:
-        """Build requests for this engine from now on."""
+        """Set the limits of the engine, which is loaded."""
         self._limits = limits
 
     async def close(self) -> None:
-        """End waiting attempts and close connections. Call nothing afterwards."""
+        """Cancel everything that waits and close connections."""
         self._compilations.close()
         self._isolation.close()
         await self._following.close()
 
     def begin(self, attempt: RunningAttempt, start: Start) -> None:
-        """Take an attempt. Raises RequestRefused."""
+        """Begin an attempt, with KV from its source if it has one. Raises RequestRefused."""
         if not start.HasField("source"):
             self.enter(attempt, start, None)
             return
@@ -87,15 +81,15 @@ class Entrance:
         self._following.follow(attempt.incoming, start.source, start.epoch, within_s)
 
     def let_in(self, attempt: RunningAttempt) -> None:
-        """Give an attempt's request to the engine as soon as that is allowed."""
+        """Submit an attempt's request to the engine, once isolation allows it."""
         self._isolation.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
-    # Called by what comes in (incoming.Seams).
+    # Called by Incoming.
 
     def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
         attempt.prepared = self._prepare(attempt, start, complete)
         if attempt.prepared.request.use_structured_output:
-            # The grammar comes first: an engine that is kept empty for a request must not wait for it.
+            # Before isolation: an engine emptied for a request must not wait for its grammar.
             self._compilations.begin(attempt, start.party)
         else:
             self.let_in(attempt)
@@ -113,7 +107,7 @@ class Entrance:
         )
 
     def fail(self, attempt: RunningAttempt, code: Failed.Code, problem: Problem) -> None:
-        """End an attempt whose KV does not come."""
+        """End an attempt whose KV cannot be had."""
         self._metrics.on_not_loaded(problem)
         self._fail(attempt, code, str(problem))
 
@@ -127,6 +121,6 @@ class Entrance:
         except RequestRefused:
             raise
         except Exception as error:
-            # A request that vLLM cannot build must not take down the stream, and all other requests on it.
+            # Otherwise one bad request would end the router's stream and all requests on it.
             logger.exception("request %s cannot be built", start.request_id, extra=names_of(attempt))
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None

@@ -1,4 +1,4 @@
-"""Keep saved KV for as long as the router that asked for it is connected and wants it."""
+"""Keep saved KV as long as its router is connected and has not released it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from baton.services.worker.outgoing import Outgoing
 
 
 async def renew_leases(outgoing: Outgoing, ranks: HandoffClient, every_s: float, for_s: float) -> None:
-    """Renew the leases of saved KV; until cancelled.
+    """Renew the leases of saved KV until cancelled.
 
-    The request waits in a queue on the other side, which may be longer than any lease. After `for_s`, as long
-    as a router's request may take, a handoff is dropped: it was pulled, and its release was lost. A renewal
-    begins `every_s` after the last one began: if one fails there must be time for another.
+    A request may wait at the decode worker for longer than a lease. Saves older than `for_s`, the limit on a
+    router's request, are no longer renewed: their release must have been lost. Renewals begin every `every_s`
+    seconds, however long one takes, so that there is time for another if one fails.
     """
     while True:
         began = time.monotonic()

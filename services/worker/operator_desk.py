@@ -1,4 +1,4 @@
-"""Answer operators, who ask a worker through the scheduler about its machine and for handoff trials."""
+"""Answer operators' questions about a worker's machine, and run test handoffs for them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 from baton import addresses, machine
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
 
-TRIAL_TIMEOUT_S = 15.0  # the ranks have shorter deadlines of their own
+TRIAL_TIMEOUT_S = 15.0  # the ranks' own deadlines are shorter
 
 
 class Ranks(Protocol):
-    """The part of the engine's host that is needed here."""
+    """The methods of EngineHost that are used here."""
 
     @property
     def kv_addresses(self) -> list[str]:
@@ -22,14 +22,11 @@ class Ranks(Protocol):
     def try_handoff(
         self, sources: Sequence[str], transport: str, size: int, timeout_s: float
     ) -> handoff_pb2.TrialReply:
-        """Have the ranks pull test payloads; blocks."""
+        """Let the ranks pull test payloads. Blocks."""
 
 
 class OperatorDesk:
-    """Answers of one worker. Used in the event loop."""
-
     def __init__(self, ranks: Ranks, kv_host: str) -> None:
-        """kv_host: the host under which others find the ranks' services."""
         self._ranks = ranks
         self._kv_host = kv_host
 

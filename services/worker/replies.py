@@ -1,4 +1,4 @@
-"""Build the messages with which a worker reports on requests to their routers."""
+"""Build messages and log fields about requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from baton.services.worker.attempts import RunningAttempt
 
 
 def reply_to(replies: dict[int, RunReply], session: int) -> RunReply:
-    """Return a step's reply to a router's stream; create it if needed."""
+    """Return the reply to a router's stream; create it if needed."""
     return replies.setdefault(session, RunReply())
 
 
 def names_of(attempt: RunningAttempt) -> dict[str, str]:
-    """Return the ids of a request for a log line."""
+    """Return a request's ids as extra fields of a log line."""
     return {"request_id": attempt.request_id, "trace_id": trace_id_of(attempt.traceparent)}
 
 
@@ -25,7 +25,7 @@ def failure_of(attempt: RunningAttempt, code: Failed.Code, message: str) -> Fail
 
 
 def failure_in(output: Any, attempt: RunningAttempt) -> tuple[Failed.Code, str] | None:
-    """Return the failure (code, text) that an engine's output means; None if it goes to the router."""
+    """Return the failure (code, text) that an engine output stands for; None if it is a normal output."""
     if outputs.is_too_large(output):
         return Failed.CODE_INVALID, (
             f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "

@@ -1,7 +1,4 @@
-"""Serve the worker's gRPC service: its identity, its role, one stream per router, progress of KV.
-
-services/worker/operator_desk.py answers operators.
-"""
+"""Serve the worker's gRPC service to routers, operators, and workers that follow attempts."""
 
 from __future__ import annotations
 
@@ -22,8 +19,6 @@ from baton.services.worker.session import RouterSession
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """The service for routers and for workers that follow; everything goes through the dispatcher."""
-
     def __init__(
         self,
         identity: scheduler_pb2.WorkerIdentity,
@@ -32,11 +27,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         become: Callable[[scheduler_pb2.Role, int], Awaitable[str]],
         desk: OperatorDesk,
     ) -> None:
-        """Serve `dispatcher`.
-
-        heartbeat_s: the most seconds between two messages on a stream; become: takes another role, ordered
-        with a fence, and returns why not, or an empty text.
-        """
+        """Send a message at least every `heartbeat_s` on each stream; `become` changes the role."""
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s
@@ -44,7 +35,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._desk = desk
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
-        """Identify this worker, and refuse a router with another vLLM or another model."""
+        """Identify this worker, and refuse a router with another protocol, vLLM or model."""
         del context
         return worker_pb2.HelloReply(
             refusal=self._refusal(request), identity=self._identity, protocol=wire.PROTOCOL
@@ -66,7 +57,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return await self._desk.try_handoff(request)
 
     async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
-        """Serve a router's stream. However it ends, everything started on it is aborted."""
+        """Serve a router's stream. When it ends, its requests are aborted."""
         session = self._dispatcher.connect(context.peer())
         tasks = [
             asyncio.create_task(self._read(session, requests)),
@@ -81,14 +72,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             for task in tasks:
                 task.cancel()
             for task in tasks:
-                # gRPC raises these on a closed stream: the router left, and nothing is wrong.
+                # gRPC raises these if the router has left, which is normal.
                 with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
                     await task
         if session.is_cut:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its replies")
 
     async def Follow(self, request: worker_pb2.FollowRequest, context: Any) -> None:
-        """Report to another worker how far an attempt's KV is, until its end."""
+        """Report the progress of an attempt's KV to another worker, until the final reply."""
         try:
             with self._dispatcher.outgoing.follower(request) as follower:
                 more = True

@@ -70,7 +70,7 @@ async def test_a_decode_worker_comes_and_goes_with_the_load(scaled: Deployment) 
     address = scaled.worker("decode")["identity"]["address"]
     assert await set_role(address, 7) == ""
     assert await set_role(address, 7) == ""
-    assert "an autoscaler that decides no more (fence 6, not 7)" in await set_role(address, 6)
+    assert "the order is from an earlier autoscaler (fence 6, now 7)" in await set_role(address, 6)
 
     def log() -> str:
         return scaled.processes["up"].text

@@ -191,7 +191,7 @@ async def test_an_attempt_that_never_comes(
     target.start(of(source, start("a")))
     failed = await target.fails()
     assert failed.code == Failed.CODE_HANDOFF  # the way to the source is fine
-    assert "no attempt 1 at request a came here" in failed.message
+    assert "attempt 1 at request a did not arrive" in failed.message
     await followed(source, 0)
 
 
@@ -210,7 +210,7 @@ async def test_a_source_that_ends_says_so(source: Site, target: Site) -> None:
     source.dispatcher.hang_up()
     failed = await target.fails()
     assert failed.code == Failed.CODE_SOURCE
-    assert "UNAVAILABLE: this worker ends" in failed.message
+    assert "UNAVAILABLE: this worker is shutting down" in failed.message
 
 
 @asynccontextmanager

@@ -165,7 +165,7 @@ async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worke
         await source.some("holds it", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
-        assert "it drains" in (await client.set_role(worker.name, decode)).problem
+        assert "it is draining" in (await client.set_role(worker.name, decode)).problem
         await source.abort("holds it")
     assert worker.ended() == 0
 

@@ -242,7 +242,7 @@ async def test_followers_are_sent_away_when_the_worker_ends(site: Site) -> None:
     site.outgoing.hang_up()
     assert await refused(here) == grpc.StatusCode.UNAVAILABLE
     assert await refused(waits) == grpc.StatusCode.UNAVAILABLE
-    with pytest.raises(NotFollowedError, match="this worker ends"):
+    with pytest.raises(NotFollowedError, match="this worker is shutting down"):
         site.follow()
 
 
