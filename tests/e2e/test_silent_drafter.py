@@ -88,7 +88,7 @@ def status(one: Deployment) -> str:
 
 def warnings(one: Deployment) -> list[str]:
     logs = [path.read_text() for path in (one.folder / "logs").glob("*.log")]
-    return [line for log in logs for line in log.splitlines() if "drafter does" in line]
+    return [line for log in logs for line in log.splitlines() if " drafts is " in line]
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ from baton.services.speculation import SpeculativeSettings
 
 
 class DraftModel(Method):
-    """A draft model of the target's vocabulary."""
-
     name: ClassVar[str] = "draft_model"
     keeps_kv: ClassVar[bool] = True
 
@@ -28,8 +26,8 @@ class DraftModel(Method):
             raise refuse(
                 "model",
                 spec,
-                f"its vocabulary has {theirs} tokens, the target's {ours}: a draft must mean the same to "
-                "both; give a model of the target's family",
+                f"its vocabulary has {theirs} tokens, the target's {ours}: they must be the same; give a "
+                "model of the target's family",
             )
 
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:

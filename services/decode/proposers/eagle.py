@@ -10,8 +10,6 @@ from baton.services.speculation import SpeculativeSettings
 
 
 class Eagle(Continued):
-    """An EAGLE head."""
-
     name: ClassVar[str] = "eagle"
 
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:

@@ -10,13 +10,11 @@ from baton.services.decode.proposers.wrapped import Continued
 from baton.services.speculation import SpeculativeSettings
 
 AUXILIARY = "eagle_aux_hidden_state_layer_ids"
-# They inherit the interface, but not the forward pass that fulfils it: vLLM 0.32 fails in the first step.
+# These inherit EAGLE-3's interface without implementing it: vLLM 0.32 fails in the first step.
 _SILENT = frozenset({"MiMoForCausalLM"})
 
 
 class Eagle3(Continued):
-    """An EAGLE-3 head."""
-
     name: ClassVar[str] = "eagle3"
 
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
@@ -27,13 +25,13 @@ class Eagle3(Continued):
             raise refuse(
                 "method",
                 spec,
-                f"vLLM's {model['architectures'][0]} does not give out the hidden states that EAGLE-3 needs; "
-                "use the model's MTP layers (method mtp), or the same trunk under its own architecture",
+                f"vLLM's {model['architectures'][0]} does not provide the hidden states that EAGLE-3 needs; "
+                "use the model's MTP layers (method mtp), or serve it as the architecture of its trunk",
             )
         if not head or layers is None or nested.get("use_aux_hidden_state", True) is False:
             return
         given = head.get(AUXILIARY) or nested.get(AUXILIARY)
-        # vLLM's default, made for deep models (model_executor/models/interfaces.py)
+        # vLLM's default, which suits deep models (model_executor/models/interfaces.py)
         ids = tuple(given) if given else (2, layers // 2, layers - 3)
         if len(set(ids)) < len(ids) or min(ids) < 0 or max(ids) > layers:
             where = f"{AUXILIARY} of its config.json is" if given else f"without {AUXILIARY} they would be"

@@ -1,4 +1,4 @@
-"""Draft with Medusa (Cai et al., 2024): a head per next token, on the target's last hidden state."""
+"""Draft with Medusa (Cai et al., 2024): one head per drafted token, on the target's last hidden state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from baton.services.speculation import SpeculativeSettings
 
 
 class Medusa(Method):
-    """All heads draft in each step, from the step's own hidden state: no KV, nothing to hand over."""
-
     name: ClassVar[str] = "medusa"
     fixed_length: ClassVar[bool] = True
 
@@ -29,7 +27,7 @@ class Medusa(Method):
             raise refuse(
                 "num_speculative_tokens",
                 spec,
-                f"this model has {heads} heads, and each drafts one token: say {heads}",
+                f"this model has {heads} heads, and each drafts one token: set it to {heads}",
             )
 
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from baton.services.decode.proposers.wrapped import Continued
 from baton.services.speculation import SpeculativeSettings
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-# Their config.json may omit the count; vLLM 0.32 then takes 1 (hf_config_override and the models' files).
+# Model types whose config.json may omit the count; vLLM 0.32 then assumes 1.
 _UNCOUNTED = frozenset(
     {
         *("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "longcat_flash"),
@@ -21,7 +21,7 @@ _UNCOUNTED = frozenset(
 
 
 class Mtp(Continued):
-    """The target's own MTP layers, or those of a checkpoint beside it."""
+    """The target's own MTP layers, or those of another checkpoint."""
 
     name: ClassVar[str] = "mtp"
 
@@ -49,6 +49,6 @@ class Mtp(Continued):
             raise refuse(
                 key,
                 spec,
-                f"{spec.limit} is no multiple of the model's {layers} MTP layers: "
-                f"say {most} or {most + layers}",
+                f"{spec.limit} is not a multiple of the model's {layers} MTP layers: "
+                f"set it to {most} or {most + layers}",
             )

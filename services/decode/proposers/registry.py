@@ -1,7 +1,6 @@
 """Find speculative methods by name.
 
-Another package announces its method by an entry point of the group `baton.speculative_methods`, `name =
-"module:Class"`; see docs/extending.md.
+Other packages add methods by entry points of the group `baton.speculative_methods` (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ METHODS: Registry[type[Method]] = Registry(
 def method(name: str) -> Method:
     """Return the method with this name or alias.
 
-    Raises ConfigError for a name that is unknown, that two packages claim, or that leads to no method; the
-    error's text includes whatever another package's import raises.
+    Raises ConfigError if it is unknown, claimed by two packages, or cannot be imported.
     """
     return METHODS.load(name)()

@@ -1,4 +1,4 @@
-"""Share what is common to the methods in which a draft model of vLLM's drafts."""
+"""Common parts of the methods with a draft model that vLLM runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPTIONAL = ("quantization", "draft_tensor_parallel_size")
 
 
 def model_config(spec: SpeculativeSettings, name: str) -> dict[str, Any]:
-    """Return vLLM's speculative_config of a method with a draft model."""
+    """Return vLLM's speculative_config for a method with a draft model."""
     config: dict[str, Any] = {"method": name, "num_speculative_tokens": spec.limit}
     if spec.model:
         config["model"] = spec.model
@@ -21,10 +21,7 @@ def model_config(spec: SpeculativeSettings, name: str) -> dict[str, Any]:
 
 
 class Continued(Method):
-    """A draft model whose drafts may be continued by matches: mtp, eagle, eagle3.
-
-    FastDeploy's hybrid: `num_model_steps` tokens by the model, the rest by the matches of `mtp_strategy`.
-    """
+    """A draft model whose drafts may be continued by matches of `mtp_strategy`: mtp, eagle, eagle3."""
 
     keeps_kv: ClassVar[bool] = True
 

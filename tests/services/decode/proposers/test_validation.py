@@ -67,7 +67,7 @@ def test_a_wrong_value_is_named(spec: dict[str, Any], said: list[str]) -> None:
             {"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3},
             "prompt_lookup_max, which is 3",
         ),
-        ({"method": "ngram", "model": "x"}, "'ngram' makes no use of it"),
+        ({"method": "ngram", "model": "x"}, "'ngram' does not use it"),
         ({"method": "ngram", "quantization": "fp8"}, "a method that has a draft model"),
         ({"method": "ngram", "num_model_steps": 1}, "mtp_strategy 'with_ngram' or 'with_suffix'"),
         ({"method": "ngram", "mtp_strategy": "with_ngram"}, "it goes with mtp, eagle and eagle3"),
@@ -79,7 +79,7 @@ def test_a_wrong_value_is_named(spec: dict[str, Any], said: list[str]) -> None:
         ({"method": "eagle3"}, "needs an EAGLE-3 head"),
         ({"method": "draft_model"}, "needs a small model"),
         ({"method": "medusa", "num_speculative_tokens": 2}, "needs the Medusa heads"),
-        ({"method": "medusa"}, "drafts the same number each step"),
+        ({"method": "medusa"}, "drafts the same number in each step"),
         ({"method": "eagle", "model": "/nowhere"}, "'/nowhere'): this folder does not exist"),
     ],
 )
@@ -107,7 +107,7 @@ def test_the_hybrids_keys_go_with_the_strategy(target: str, tmp_path: Path) -> N
     assert "with_suffix" in refusal(target, **head, num_model_steps=1)
     hybrid = {**head, "mtp_strategy": "with_ngram", "num_speculative_tokens": 4}
     assert "it goes with suffix" in refusal(target, **hybrid, suffix_decoding_min_token_prob=0.5)
-    assert "no more than the 4 drafted tokens" in refusal(target, **hybrid, num_model_steps=5)
+    assert "cannot be above the 4 drafted tokens" in refusal(target, **hybrid, num_model_steps=5)
     assert validation.check(engine(target, **hybrid, num_model_steps=4, prompt_lookup_max=3)) is not None
 
 
@@ -126,7 +126,7 @@ def test_mtp_layers_are_found(tmp_path: Path, config: dict[str, Any]) -> None:
 
 def test_each_mtp_layer_drafts_as_often(tmp_path: Path) -> None:
     model = folder(tmp_path / "m", num_nextn_predict_layers=2)
-    assert "say 4 or 6" in refusal(model, method="mtp", num_speculative_tokens=5)
+    assert "set it to 4 or 6" in refusal(model, method="mtp", num_speculative_tokens=5)
     assert "max_speculative_tokens" in refusal(model, method="mtp", max_speculative_tokens=3)
     for fits in (1, 2, 4):
         validation.check(engine(model, method="mtp", num_speculative_tokens=fits))
@@ -147,7 +147,7 @@ def test_eagle3_reads_different_layers(tmp_path: Path) -> None:
 def test_eagle3_needs_hidden_states_that_mimo_keeps(tmp_path: Path) -> None:
     mimo = folder(tmp_path / "target", architectures=["MiMoForCausalLM"], num_hidden_layers=30)
     said = refusal(mimo, method="eagle3", model=folder(tmp_path / "head"))
-    assert "does not give out the hidden states" in said
+    assert "does not provide the hidden states" in said
     assert "mtp" in said
 
 
@@ -169,7 +169,7 @@ def test_medusa_drafts_one_token_a_head(target: str, tmp_path: Path) -> None:
 
 def test_the_drafters_ranks(target: str, tmp_path: Path) -> None:
     draft = folder(tmp_path / "draft")
-    for method, ranks, allowed in (("draft_model", 1, "say 4"), ("eagle", 2, "say 1 or 4")):
+    for method, ranks, allowed in (("draft_model", 1, "set it to 4"), ("eagle", 2, "set it to 1 or 4")):
         spec = {"method": method, "model": draft, "draft_tensor_parallel_size": ranks}
         settings = engine(target, **spec)
         settings.tensor_parallel_size = 4
