@@ -26,8 +26,8 @@ class HandoffConfig:
     host: str  # address on which KV is served
     port: int  # the first one of rank 0 (ports.py); 0: free ones
     staging_mib: int | None  # per rank; None: save/sizing.py decides by the room there is
-    pull_timeout_s: float
     kv_wire_dtype: str  # how KV travels; all workers of a deployment have the same
+    pull_timeout_s: float = 20.0
     lease_s: float = 30.0  # how long saved KV waits for a decode worker
     chunk_mib: int = 4  # moved at once
     advertise_host: str = ""  # under which others find it; `host` if empty

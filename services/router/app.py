@@ -189,7 +189,8 @@ def _shared(settings: Settings, router_id: str) -> Shared:
     if settings.tracing.endpoint:
         from baton.services.router.tracing import Traces, open_exporter
 
-        traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id)
+        slow_s = 2e-3 * settings.slo.ttft_ms
+        traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id, slow_s=slow_s)
     metrics = RouterMetrics()
     journal = Journal(settings.router.journal_mib << 20)
     metrics.journal_bytes.set_function(lambda: journal.size)

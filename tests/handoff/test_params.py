@@ -76,7 +76,7 @@ def test_the_configuration_is_checked(changes: dict[str, Any], text: str) -> Non
 
 
 def test_what_the_configuration_lacks_is_named() -> None:
-    with pytest.raises(HandoffError, match=r"host, port, staging_mib, pull_timeout_s.* missing"):
+    with pytest.raises(HandoffError, match=r"host, port, staging_mib, kv_wire_dtype missing"):
         HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["tcp"]})
 
 

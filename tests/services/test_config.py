@@ -96,7 +96,7 @@ def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
         ),
         ("handoff: {transports: []}", ["handoff.transports", "at least 1"]),
         ("scheduler: {policy: {pickr: a}}", ["scheduler.policy.pickr", "'picker'", "allowed: filters"]),
-        ("router: {max_attempts: 2}", ["router.max_attempts is no longer set: it is 4"]),
+        ("tracing: {slow_ms: 2}", ["tracing.slow_ms is no longer set: it is twice slo.ttft_ms"]),
         ("scheduler: {topic: 'a b'}", ["scheduler.topic", "'a b'", "pattern"]),
         ("scheduler: {heartbeat_s: 4}", ["worker_lease_s (5.0) is less than two heartbeat_s (4.0)"]),
         ("router: [1, 2]", ["router is a section: it must be a mapping of keys (host, port, "]),

@@ -106,7 +106,7 @@ def test_each_has_a_scheduler_of_its_own_and_all_one_identity(config: Any) -> No
             {name: {"engine": {"lora": {"adapters": {"law": name}}}} for name in "ab"},
             "'a' and 'b' both have 'law' as the name for requests",
         ),
-        ("models:\n  a: {}\n  b: {}\n  a: {}\n", "models.a is there twice"),
+        ("models:\n  a: {}\n  b: {}\n  a: {}\n", "models.a appears twice"),
         ({"-a": {}}, "models"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_secret_of_an_entry_is_not_shown(config: Any) -> None:
 
 def test_a_command_about_one_model_needs_its_name(config: Any) -> None:
     settings = config({"chat": {}, "code": {}})
-    with pytest.raises(ConfigError, match=r"say which with --of-model \(chat, code\)"):
+    with pytest.raises(ConfigError, match=r"name it with --of-model \(chat, code\)"):
         the_one(settings, "")
     with pytest.raises(ConfigError, match="did you mean 'code'"):
         the_one(settings, "cod")
@@ -137,5 +137,5 @@ def test_a_command_about_one_model_needs_its_name(config: Any) -> None:
 
 def test_models_are_not_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_MODELS", "{}")
-    with pytest.raises(ConfigError, match="in the configuration file alone"):
+    with pytest.raises(ConfigError, match="can only be set in the configuration file"):
         load(BASE)

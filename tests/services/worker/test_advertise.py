@@ -107,7 +107,7 @@ async def test_kv_on_a_wildcard_beside_a_server_that_is_not() -> None:
     ("section", "key", "value", "said"),
     [
         ("worker", "listen", "host:http", "host:port"),
-        ("worker", "advertise", "0.0.0.0:7401", "others cannot dial it"),
+        ("worker", "advertise", "0.0.0.0:7401", "others cannot connect to it"),
         ("worker", "advertise", "a:b:c", "host:port"),
         ("handoff", "host", "10.0.0.5:7402", "handoff.port"),
     ],
