@@ -1,8 +1,4 @@
-"""The scheduler of a simulated deployment, which is Baton's own code, and the workers.
-
-Roster, ledger, placer, policy and prefix index are those of a scheduler's process. gRPC calls are plain calls
-here.
-"""
+"""A simulated deployment: Baton's own scheduler, called without gRPC, and simulated workers."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ from baton.services.simulate.figures import Gaps
 from baton.services.simulate.profile import Profile
 from baton.services.simulate.worker import Fault, SimulatedWorker
 
-LOOK_S = 0.5  # as in a scheduler's process
+LOOK_S = 0.5  # as in the scheduler's process
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,6 @@ class Split:
 
     @property
     def workers(self) -> int:
-        """The number of all workers."""
         return self.prefill + self.decode + self.mixed
 
     @property
@@ -55,7 +50,6 @@ class Split:
         return " ".join(f"--{role} {number}" for role, number in asdict(self).items() if number)
 
     def names(self) -> list[tuple[str, pb.Role]]:
-        """Return the workers' names with their roles."""
         return [
             (f"{role}-{number}", roles.role(role).wire)
             for role, many in asdict(self).items()
@@ -77,7 +71,7 @@ class SimulatedDeployment:
         seed: int,
         events: bool = True,
     ) -> None:
-        """Prepare the deployment. Without `events` workers do not report their caches. Raises BadPolicy."""
+        """Set up the scheduler. Without `events` workers do not report their caches. Raises BadPolicy."""
         settings = settings.model_copy(update={"prefix_pull_s": 0.0})  # pulls are not simulated
         self._loop = loop
         self._profile = profile
@@ -86,11 +80,11 @@ class SimulatedDeployment:
         self._draw = random.Random(seed)  # noqa: S311 (no secret)
         self._split = split
         self._lives: dict[str, int] = {}
-        self._numbers: dict[str, int] = {}  # name -> number, in the order of first starts
-        self._retired: dict[str, float] = {}  # name -> seconds in steps, of its earlier lives
+        self._numbers: dict[str, int] = {}  # name -> number, in the order of the first starts
+        self._retired: dict[str, float] = {}  # name -> busy seconds of its earlier lives
         self._machine = Machine(profile.engine.cores)
         self.lost = 0
-        self.workers: dict[str, SimulatedWorker] = {}  # by id, the living ones
+        self.workers: dict[str, SimulatedWorker] = {}  # by id, without dead ones
         self.ledger = Ledger(settings.placement_lease_s, loop.time)
         self.roster = Roster("simulated", settings.worker_lease_s, self.ledger, loop.time)
         self._prefixes: PrefixLedger | None = None
@@ -110,7 +104,7 @@ class SimulatedDeployment:
             self._loop.call_at(fault.at_s, self._strike, fault)
 
     async def watch(self) -> None:
-        """Keep the prefix index up to date, as a scheduler's process does."""
+        """Keep the prefix index up to date."""
         while self._knowledge is not None:
             self._knowledge.look(self.roster.view())
             await self._knowledge.tend()
@@ -118,7 +112,6 @@ class SimulatedDeployment:
 
     @property
     def gaps(self) -> Gaps:
-        """The gaps between tokens so far."""
         return self._machine.gaps
 
     def busy_s(self) -> dict[str, float]:

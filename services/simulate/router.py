@@ -1,11 +1,11 @@
-"""A router on virtual time, with Baton's own waiting room and rules of recovery.
+"""A simulated router, with Baton's own waiting room and recovery.
 
-    relay.py of the router, over HTTP and gRPC     here
-    WaitingRoom, next_step, backoff_s              the same objects
-    Placements and Reporter                        calls of the placer; events reach it in batches, as often
-    Leg, over a worker's stream                    a job in a simulated engine
+    Baton's router                       here
+    WaitingRoom, next_step, backoff_s    the same
+    Placements and Reporter              calls of the placer; reports reach it in batches, as in Baton
+    Leg, over a worker's stream          a job in a simulated engine
 
-The simulated scheduler never fails, so no placement is made without one.
+The simulated scheduler never fails.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from baton.services.simulate.worker import SimulatedWorker
 
 @dataclass(frozen=True)
 class Wire:
-    """The time of messages, seconds. By default they take none."""
+    """Delays of messages, in seconds."""
 
     message_s: float = 0.0  # between a router and a worker, one way
-    place_s: float = 0.0  # a call of the scheduler that places and books, both ways
+    place_s: float = 0.0  # a placement by the scheduler, both ways
 
 
 @dataclass(slots=True)
 class _Life:
-    """One request over all of its attempts."""
+    """One request with all its attempts."""
 
     name: str
     ask: Ask
@@ -76,22 +76,20 @@ class _Life:
 
     @property
     def attempt(self) -> Attempt:
-        """The current attempt."""
         return Attempt(self.name, self.epoch)
 
     @property
     def tokens_to_prefill(self) -> int:
-        """The tokens to prefill on an engine without any of its KV."""
+        """The tokens to prefill on an engine that has none of its KV."""
         return self.ask.prompt + self.generated
 
     @property
     def left(self) -> int:
-        """The tokens still to generate."""
         return self.ask.output - self.generated
 
 
 class SimulatedRouter:
-    """One router. Call `serve` once for each request, in a task of its own."""
+    """One router. Call `serve` for each request, in a task of its own."""
 
     def __init__(
         self,
@@ -116,14 +114,14 @@ class SimulatedRouter:
         metrics = RouterMetrics(CollectorRegistry())
         self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, clock=loop.time)
         self._wire = wire
-        self._held: dict[str, Attempt] = {}  # by request
+        self._held: dict[str, Attempt] = {}  # placed attempts by request
         self._prefilled: list[Attempt] = []  # not reported yet
         self._finished: list[tuple[Attempt, pb.Finished]] = []
         self._renew_s = scheduler.placement_lease_s / RENEWALS_PER_LEASE
         loop.call_later(self._renew_s, self._renew)
 
     async def serve(self, name: str, ask: Ask, outcome: Outcome) -> None:
-        """Run a request to its end, and record it in `outcome`."""
+        """Run a request and record it in `outcome`."""
         prefix = prompt_keys(ask.hashes[: ask.prompt // self._block_tokens], self._block_tokens)
         life = _Life(name, ask, outcome, prefix)
         try:
@@ -143,7 +141,7 @@ class SimulatedRouter:
             self._end(life, "error" if outcome.problem else "length")
 
     async def _run_through(self, life: _Life) -> None:
-        """Run an admitted request to its end, over as many attempts as it takes."""
+        """Run an admitted request, with as many attempts as it takes."""
         try:
             while (failure := await self._attempt(life)) is not None:
                 await self._recover(life, failure)
@@ -154,7 +152,7 @@ class SimulatedRouter:
         return lambda service: self._place(life, service)
 
     async def _place(self, life: _Life, service: ServiceClass) -> None:
-        """Get the next placement. Raises NotAdmitted."""
+        """Place the next attempt. Raises NotAdmitted."""
         life.epoch += 1
         need = Need(
             Attempt(life.name, life.epoch),
@@ -182,7 +180,7 @@ class SimulatedRouter:
             life.outcome.known = found.held or 0
 
     async def _recover(self, life: _Life, failure: Failure) -> None:
-        """Set the placement to try next. Raises AttemptsExhausted."""
+        """Prepare the next attempt. Raises AttemptsExhausted."""
         if failure.counts:
             life.failures.add(failure.worker_id)
         life.retries += 1
@@ -198,14 +196,14 @@ class SimulatedRouter:
             if not failure.decode_side_is_fine:
                 await self._place_again(life, failure)
                 return
-            with contextlib.suppress(NotAdmitted):  # its decode worker then prefills it
+            with contextlib.suppress(NotAdmitted):  # otherwise the decode worker prefills it
                 await self._place(life, life.ask.service)
                 return
         if life.assignment is not None:
             life.assignment = replace(life.assignment, prefill=None)
 
     async def _place_again(self, life: _Life, failure: Failure) -> None:
-        """Get the next placement; wait for room and for workers that come back. Raises AttemptsExhausted."""
+        """Place again, and wait for room or for workers to return. Raises AttemptsExhausted."""
         self._end(life, "retried")
         while self._loop.time() <= life.give_up:
             await asyncio.sleep(backoff_s(life.retries, self._draw.uniform))
@@ -222,7 +220,7 @@ class SimulatedRouter:
         raise AttemptsExhausted(f"no worker can take over: {failure.message}")
 
     async def _attempt(self, life: _Life) -> Failure | None:
-        """Run the placement. Return None when the request is over."""
+        """Run one attempt. Return None if the request is done."""
         before, assignment = life.generated, life.assignment
         if assignment is None:
             raise RuntimeError(f"{life.name} was not placed")
@@ -269,12 +267,12 @@ class SimulatedRouter:
         return Job(life.ask.hashes, prompt, output, given, over, patience_ms=patience_ms)
 
     async def _in_engine(self, life: _Life, worker: SimulatedWorker, job: Job) -> Failure | None:
-        """Run a job to its end."""
+        """Run a job and return how it failed."""
         asked = job.output
         worker.engine.submit(job)
         try:
             await job.over
-        except asyncio.CancelledError:  # the request ran out of time
+        except asyncio.CancelledError:  # the request timed out
             worker.engine.abort(job)
             raise
         except EngineLost:
@@ -291,7 +289,7 @@ class SimulatedRouter:
         return None
 
     def _see(self, life: _Life, job: Job) -> None:
-        """Note when the client saw a job's tokens."""
+        """Record when the client saw a job's first token."""
         came = job.next_at if job.given else job.first_at
         if not came:
             return
@@ -303,7 +301,7 @@ class SimulatedRouter:
     async def _hand_over(
         self, life: _Life, assignment: Assignment, source: SimulatedWorker, job: Job
     ) -> Failure | None:
-        """Move the part of the prompt's KV that the decode worker's cache lacks."""
+        """Move the part of the prompt's KV that the decode worker has not cached."""
         way, now = self._profile.handoff, self._loop.time()
         target = self._deployment.workers.get(assignment.decode.worker_id)
         if target is None:
@@ -329,7 +327,7 @@ class SimulatedRouter:
     # Reports.
 
     def _end(self, life: _Life, outcome: str) -> None:
-        """Note that the attempt is over, if it was placed."""
+        """Report the end of an attempt, if it was placed."""
         if held := self._held.pop(life.name, None):
             self._finished.append((held, pb.Finished(outcome=outcome)))
             self._report_soon()
@@ -355,6 +353,6 @@ def _unreachable(worker_id: str) -> Failure:
 
 
 async def _pause(seconds: float) -> None:
-    """Wait, without giving up the loop where there is nothing to wait for."""
+    """Sleep, but do not yield for 0 seconds."""
     if seconds > 0:
         await asyncio.sleep(seconds)

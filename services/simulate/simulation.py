@@ -1,4 +1,4 @@
-"""One simulation: a trace against a deployment, on virtual time."""
+"""Run a trace against a simulated deployment."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from baton.services.simulate.router import SimulatedRouter, Wire
 from baton.services.simulate.traces import Ask, Trace
 from baton.services.simulate.worker import Fault
 
-WARM_SHARE = 0.2  # of the time; caches fill meanwhile, so requests that arrive then do not count
-PROGRESS_S = 1.0  # real time between two reports of progress
+WARM_SHARE = 0.2  # of the time, while caches fill; requests that arrive then do not count
+PROGRESS_S = 1.0  # real time between progress reports
 
-# Gets the share of the time that has passed (0 to 1) and the number of finished requests.
+# Called with the share of the time that has passed (0 to 1) and the number of finished requests.
 Progress = Callable[[float, int], None]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything about a simulation except its trace."""
+    """A simulation without its trace."""
 
     split: Split
     profile: Profile = field(default_factory=Profile)
@@ -41,10 +41,7 @@ class Setup:
 
 
 def simulate(setup: Setup, trace: Trace, progress: Progress | None = None) -> Run:
-    """Run all requests of `trace`, which is consumed. Raises BadPolicy.
-
-    The same setup and trace give the same outcome.
-    """
+    """Run all requests of `trace`, which is consumed; deterministic. Raises BadPolicy."""
     loop = VirtualLoop()
     return run(_Simulation(loop, setup, trace, progress).run(), loop)
 
@@ -84,12 +81,11 @@ class _Simulation:
         self._told = time.perf_counter()
 
     async def run(self) -> Run:
-        """Return the outcome."""
         began, setup, seconds = time.perf_counter(), self._setup, self._trace.seconds
         warm_s = setup.warm_share * seconds
         self._deployment.begin(setup.faults)
         self._loop.call_at(warm_s, self._deployment.gaps.clear)
-        async with asyncio.TaskGroup() as running:  # an error in one task ends all
+        async with asyncio.TaskGroup() as running:
             watching = running.create_task(self._deployment.watch())
             async with asyncio.TaskGroup() as conversations:
                 for ask in self._trace.begin():

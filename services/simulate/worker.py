@@ -1,7 +1,4 @@
-"""A simulated worker: an engine that registers with the scheduler and sends heartbeats and its cache's log.
-
-It may die, or fall silent for a while.
-"""
+"""A simulated worker: an engine, and what it reports to the scheduler."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ MODEL = "simulated"
 
 @dataclass(frozen=True)
 class Fault:
-    """A worker's fault: it dies and comes back empty, or its heartbeats are lost."""
+    """A worker dies and returns with an empty cache, or its heartbeats are lost."""
 
     at_s: float
-    worker: str  # its name, as prefill-0
+    worker: str  # its name, e.g. prefill-0
     seconds: float  # until it is back
-    silent: bool = False  # it lives, but its heartbeats are lost
+    silent: bool = False  # only its heartbeats are lost
 
 
 class SimulatedWorker:
@@ -39,14 +36,14 @@ class SimulatedWorker:
         block_tokens: int,
         engine: SimulatedEngine,
     ) -> None:
-        """Make a worker that has just started; `life` counts from 1."""
+        """Create a worker that has just started; `life` counts its starts from 1."""
         self.name = name
         self.worker_id = f"{name}.{life}"
         self.engine = engine
         self.alive = True
         self.silent_until = 0.0
-        self.link_free_at = 0.0  # transfers of KV follow one another
-        self.pinned = 0.0  # bytes of KV waiting to be pulled
+        self.link_free_at = 0.0  # KV transfers to it run one after another
+        self.pinned = 0.0  # bytes of saved KV
         self.pinned_handoffs = 0
         self._now = 0.0
         self.log = BlockLog(lambda: round(1e9 * self._now) + life)
@@ -73,7 +70,6 @@ class SimulatedWorker:
         )
 
     def load(self) -> pb.WorkerLoad:
-        """Return the load for its heartbeat."""
         engine = self.engine
         return pb.WorkerLoad(
             running=engine.running,
@@ -95,11 +91,10 @@ class SimulatedWorker:
                 return
 
     def pin(self, size: float) -> None:
-        """Hold `size` bytes of KV until `unpin`."""
+        """Hold `size` bytes of saved KV until `unpin`."""
         self.pinned += size
         self.pinned_handoffs += 1
 
     def unpin(self, size: float) -> None:
-        """Release `size` bytes of pinned KV."""
         self.pinned -= size
         self.pinned_handoffs -= 1

@@ -57,7 +57,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         profile.load(tmp_path / "none.json")
     file = tmp_path / "profile.json"
     file.write_text('{"pace": {"prefill": [[5, 1], [5, 2]]}}')
-    with pytest.raises(ConfigError, match=r"pace\.prefill: .*sizes that rise"):
+    with pytest.raises(ConfigError, match=r"pace\.prefill: .*increasing sizes"):
         profile.load(file)
     file.write_text("{")
     with pytest.raises(ConfigError, match="not valid JSON"):
