@@ -4,8 +4,8 @@ lifecycle, node               start and end of the process: register, load, serv
 advertise                     the addresses that it gives to others
 servicer, session             the gRPC service: one bounded stream per router
 dispatcher, attempts          the requests that run here, and how they ended
-admission, isolation, entrance, grammars  what a request passes before it is in the engine
-outgoing, leases              KV that other workers pull from here
+admission, entrance, grammars, engine_gate  what a request passes before it is in the engine
+outgoing                      KV that other workers pull from here
 incoming, following           KV that this worker pulls from others
 drafting, metrics, draft_metrics  counts of requests, steps and drafts
 

@@ -32,7 +32,7 @@ class RunningAttempt:
     epoch: int
     phase: Phase
     session: int  # number of the router's stream; vLLM's client index
-    incoming: Incoming[RunningAttempt] | None = None  # KV that comes from another worker
+    incoming: Incoming | None = None  # KV that comes from another worker
     traceparent: str = ""  # for log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # services/engine/requests.py: Prepared

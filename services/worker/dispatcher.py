@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,18 +41,18 @@ from baton.services.roles import Role
 from baton.services.worker.admission import Admission
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
+from baton.services.worker.engine_gate import EngineGate
 from baton.services.worker.entrance import Entrance
-from baton.services.worker.grammars import Compilations, Grammars
+from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Event, code_of
-from baton.services.worker.isolation import Isolation
-from baton.services.worker.leases import renew_leases
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.outgoing import Outgoing
-from baton.services.worker.replies import failure_in, failure_of, reply_to
+from baton.services.worker.replies import failure_in, failure_of
 from baton.services.worker.session import RouterSession
 
 logger = logging.getLogger(__name__)
 
+Replies = defaultdict[int, RunReply]  # by the number of the router's stream
 _PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_SAVE})
 
 
@@ -82,7 +84,7 @@ class Dispatcher:
         self._metrics = metrics
         self._drafting = drafting
         self._attempts = Attempts()
-        self._isolation = Isolation(self._attempts, self._move_on)
+        self._gate = EngineGate(self._attempts, self._move_on)
         self._attempts.on_end = self._ended
         self._admission = Admission(limits)
         self._sessions: dict[int, RouterSession] = {}
@@ -92,9 +94,14 @@ class Dispatcher:
         self._request_s = request_s
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
-        compilations = Compilations(grammars, self._let_in, self.on_refused)
         self._entrance = Entrance(
-            host, self._isolation, compilations, metrics, request_s=request_s, fail=self._stop
+            host,
+            self._gate,
+            grammars,
+            metrics,
+            request_s=request_s,
+            fail=self._stop,
+            refuse=self.on_refused,
         )
 
     # Called by the lifecycle.
@@ -150,8 +157,18 @@ class Dispatcher:
         self.outgoing.hang_up()
 
     async def renew_leases(self, every_s: float) -> None:
-        """Keep saved KV as long as its router is connected and has not released it. Runs until cancelled."""
-        await renew_leases(self.outgoing, self._handoffs, every_s, self._request_s)
+        """Keep saved KV as long as its router is connected and has not released it. Runs until cancelled.
+
+        A request may wait at the decode worker for longer than a lease. Saves older than the limit on a
+        router's request are no longer renewed: their release must have been lost. Renewals begin every
+        `every_s` seconds, however long one takes, so that there is time for another if one fails.
+        """
+        while True:
+            began = time.monotonic()
+            if asked := self.outgoing.to_renew(self._request_s):
+                held = await asyncio.to_thread(self._handoffs.renew, asked, every_s)
+                self.outgoing.renewed(asked, held, began)
+            await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
 
     async def close(self) -> None:
         """Close connections. The dispatcher cannot be used afterwards."""
@@ -228,10 +245,6 @@ class Dispatcher:
         self._host.abort([attempt.internal_id])
         self._fail(attempt, code, message)
 
-    def _let_in(self, attempt: RunningAttempt) -> None:
-        if self._attempts.is_live(attempt):
-            self._entrance.let_in(attempt)
-
     # Called by the engine (engine.host.Listener).
 
     def on_step(self, step: EngineStep) -> None:
@@ -244,7 +257,7 @@ class Dispatcher:
         drafts = step.counts.drafts
         if self._drafting is not None and step.executed and (self._role.decodes or drafts.drafts):
             self._drafting.on_step(drafts, step.draft_length)
-        replies: dict[int, RunReply] = {}
+        replies = Replies(RunReply)
         for loaded in step.loaded:
             self._on_loaded(loaded, replies)
         for begun in step.begun:
@@ -259,7 +272,7 @@ class Dispatcher:
                 *first, last = outputs.encode(batch, kept)
                 for piece in first:
                     self._send(number, RunReply(engine_outputs=piece))
-                reply_to(replies, number).engine_outputs = last
+                replies[number].engine_outputs = last
         for saved in saves.values():
             self._release(saved.manifest)
             self._refuse(saved, replies)
@@ -268,25 +281,25 @@ class Dispatcher:
             if (attempt := self._attempts.live(internal_id)) is not None:
                 self._admission.shared(attempt.share, blocks)
                 shared = Shared(request_id=attempt.request_id, epoch=attempt.epoch, blocks=blocks)
-                reply_to(replies, attempt.session).shared.append(shared)
+                replies[attempt.session].shared.append(shared)
         for number, reply in replies.items():
             self._send(number, reply)
 
-    def _on_step_failed(self, step: EngineStep, replies: dict[int, RunReply]) -> None:
+    def _on_step_failed(self, step: EngineStep, replies: Replies) -> None:
         for attempt in filter(None, map(self._attempts.live, step.failed)):
             self._end(attempt)
             failed = failure_of(attempt, Failed.CODE_ENGINE, step.problem)
             failed.engine_goes_on = True
-            reply_to(replies, attempt.session).failed.append(failed)
+            replies[attempt.session].failed.append(failed)
 
-    def _on_loaded(self, loaded: Loaded, replies: dict[int, RunReply]) -> None:
+    def _on_loaded(self, loaded: Loaded, replies: Replies) -> None:
         attempt = self._attempts.live(loaded.request_id)
         if attempt is None or attempt.incoming is None:
             return
         if loaded.problem is None:
             if attempt.incoming.hear(Event.LOADED):
                 self._metrics.on_loaded(loaded)
-                reply_to(replies, attempt.session).admitted.append(outputs.admitted(attempt.prepared, loaded))
+                replies[attempt.session].admitted.append(outputs.admitted(attempt.prepared, loaded))
         elif attempt.incoming.hear(Event.FAILED):
             # The engine's own error usually comes later and finds the attempt gone. But this may also be a
             # late report of an abandoned load, whose request is in the engine again: so abort it.
@@ -294,9 +307,9 @@ class Dispatcher:
             self._attempts.end(attempt)
             self._host.abort([attempt.internal_id])
             failed = failure_of(attempt, code_of(loaded.problem), str(loaded.problem))
-            reply_to(replies, attempt.session).failed.append(failed)
+            replies[attempt.session].failed.append(failed)
 
-    def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
+    def _refuse(self, saved: Saved, replies: Replies) -> None:
         """Refuse a prompt that was not computed: no room for its KV, or the KV to save is not cached."""
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
@@ -307,14 +320,14 @@ class Dispatcher:
         lacks = isinstance(saved.problem.to_error(), NotCached)
         code = Failed.CODE_HANDOFF if lacks else Failed.CODE_STAGING
         self._metrics.on_refused(code)
-        reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, str(saved.problem)))
+        replies[attempt.session].failed.append(failure_of(attempt, code, str(saved.problem)))
 
     def _on_output(
         self,
         output: Any,
         saves: dict[str, Saved],
         drafts: Mapping[str, Sequence[int]],
-        replies: dict[int, RunReply],
+        replies: Replies,
     ) -> bool:
         """Return whether the output goes to its router. Removes its save from `saves`."""
         attempt = self._attempts.live(output.request_id)
@@ -328,7 +341,7 @@ class Dispatcher:
             self._host.abort([attempt.internal_id])
             if code == Failed.CODE_INVALID:
                 self._metrics.on_refused(code)
-            reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, message))
+            replies[attempt.session].failed.append(failure_of(attempt, code, message))
             return False
         saved = saves.get(output.request_id)
         if not outputs.finish(output, attempt.prepared):
@@ -340,7 +353,7 @@ class Dispatcher:
         )
         if ended is not None:
             told, end = ended
-            reply_to(replies, attempt.session).saved.append(told)
+            replies[attempt.session].saved.append(told)
             self._metrics.on_saved(told)
             if isinstance(end, Complete):
                 del saves[attempt.internal_id]
@@ -394,9 +407,9 @@ class Dispatcher:
         Of several messages a router might read only the first: if it then writes to the stream, which has
         ended, gRPC drops the unread ones.
         """
-        replies: dict[int, RunReply] = {}
+        replies = Replies(RunReply)
         for attempt, code, message in failed:
-            reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, message))
+            replies[attempt.session].failed.append(failure_of(attempt, code, message))
         for number, reply in replies.items():
             self._send(number, reply)
 
@@ -407,7 +420,7 @@ class Dispatcher:
 
     def _ended(self, attempt: RunningAttempt) -> None:
         self._admission.give_back(attempt.share)
-        self._isolation.ended(attempt)
+        self._gate.ended(attempt)
         if attempt.incoming is not None:
             attempt.incoming.cancel()
         if attempt.phase != PHASE_DECODE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +17,10 @@ from baton.services.engine.host import EngineHost
 from baton.services.engine.requests import EngineLimits, Prepared
 from baton.services.errors import describe
 from baton.services.worker.attempts import RunningAttempt
+from baton.services.worker.engine_gate import EngineGate
 from baton.services.worker.following import Following
-from baton.services.worker.grammars import Compilations
+from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Incoming
-from baton.services.worker.isolation import Isolation
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.replies import names_of
 
@@ -29,25 +30,28 @@ Fail = Callable[[RunningAttempt, Failed.Code, str], None]
 
 
 class Entrance:
-    """The way into one engine. It implements `Seams` for incoming KV."""
+    """The way into one engine."""
 
     def __init__(
         self,
         host: EngineHost,
-        isolation: Isolation,
-        compilations: Compilations,
+        gate: EngineGate,
+        grammars: Grammars,
         metrics: WorkerMetrics,
         *,
         request_s: float,
         fail: Fail,
+        refuse: Callable[[str, Exception], None],
     ) -> None:
-        """Wait at most `request_s` for KV; `fail` ends an attempt and tells its router."""
+        """Wait at most `request_s` for KV; `fail` and `refuse` end an attempt and tell its router."""
         self._host = host
-        self._isolation = isolation
-        self._compilations = compilations
+        self._gate = gate
+        self._grammars = grammars
         self._metrics = metrics
         self._request_s = request_s
         self._fail = fail
+        self._refuse = refuse
+        self._compiling: set[asyncio.Task[None]] = set()
         self._following = Following()
         self._limits = EngineLimits(0, 0, None)
 
@@ -57,8 +61,10 @@ class Entrance:
 
     async def close(self) -> None:
         """Cancel everything that waits and close connections."""
-        self._compilations.close()
-        self._isolation.close()
+        for task in self._compiling:
+            task.cancel()
+        self._grammars.close()
+        self._gate.close()
         await self._following.close()
 
     def begin(self, attempt: RunningAttempt, start: Start) -> None:
@@ -77,31 +83,30 @@ class Entrance:
             held, within_s = attempt.prepared.late, self._request_s
         attempt.incoming = Incoming(attempt, start, self, held=held)
         if not held:
-            self.let_in(attempt)
+            self._let_in(attempt)
         self._following.follow(attempt.incoming, start.source, start.epoch, within_s)
-
-    def let_in(self, attempt: RunningAttempt) -> None:
-        """Submit an attempt's request to the engine, once isolation allows it."""
-        self._isolation.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
     # Called by Incoming.
 
     def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
+        """Build the request, with or without loaded KV, and submit it. Raises RequestRefused."""
         attempt.prepared = self._prepare(attempt, start, complete)
         if attempt.prepared.request.use_structured_output:
-            # Before isolation: an engine emptied for a request must not wait for its grammar.
-            self._compilations.begin(attempt, start.party)
+            # Before the gate: an engine emptied for a request must not wait for its grammar.
+            task = attempt.grammar = asyncio.create_task(self._compile(attempt, start.party))
+            self._compiling.add(task)
+            task.add_done_callback(self._compiling.discard)
         else:
-            self.let_in(attempt)
+            self._let_in(attempt)
 
     def begin_load(self, attempt: RunningAttempt, manifest: Manifest) -> None:
-        self._isolation.then(
-            attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest)
-        )
+        """Let the submitted request pull the available KV."""
+        self._gate.then(attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest))
 
     def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
+        """Give the submitted request its token and all KV. Raises RequestRefused."""
         give_tokens = requests.resume(attempt.prepared, complete)
-        self._isolation.go_on(
+        self._gate.go_on(
             attempt,
             partial(self._host.resume, attempt.internal_id, attempt.epoch, complete.manifest, give_tokens),
         )
@@ -112,8 +117,33 @@ class Entrance:
         self._fail(attempt, code, str(problem))
 
     def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
+        """Record why the whole prompt is computed here."""
         self._metrics.on_not_loaded(problem)
         logger.info("a prompt is computed from its beginning: %s", problem, extra=names_of(attempt))
+
+    def _let_in(self, attempt: RunningAttempt) -> None:
+        self._gate.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
+
+    async def _compile(self, attempt: RunningAttempt, party: int) -> None:
+        """Compile an attempt's grammar, then let it in. Cancelled when the attempt ends."""
+        problem: RequestRefused | None = None
+        try:
+            await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
+        except RequestRefused as refused:
+            problem = refused
+        except Exception as error:  # otherwise the request would wait forever
+            if not isinstance(error, ValueError):
+                logger.exception(
+                    "the grammar of request %s cannot be compiled",
+                    attempt.request_id,
+                    extra=names_of(attempt),
+                )
+            problem = RequestRefused(Failed.CODE_INVALID, describe(error))
+        attempt.grammar = None
+        if problem is not None:
+            self._refuse(attempt.internal_id, problem)
+        else:
+            self._let_in(attempt)
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
         try:

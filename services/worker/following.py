@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -90,7 +89,7 @@ class Following:
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, incoming: Incoming[Any], source: Source, epoch: int, within_s: float) -> None:
+    def follow(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
         """Pass the source's replies to `incoming`, for `within_s` seconds at most."""
         call = incoming.call = asyncio.create_task(self._run(incoming, source, epoch, within_s))
         self._calls.add(call)
@@ -112,7 +111,7 @@ class Following:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _run(self, incoming: Incoming[Any], source: Source, epoch: int, within_s: float) -> None:
+    async def _run(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
         who = _name(source)
         failure: _FailureError | None = None
         try:
@@ -130,7 +129,7 @@ class Following:
         if failure is not None:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
-    async def _hear(self, incoming: Incoming[Any], source: Source, epoch: int) -> None:
+    async def _hear(self, incoming: Incoming, source: Source, epoch: int) -> None:
         """Pass on the source's replies until its prompt is complete. Raises _FailureError."""
         try:
             await self._call(incoming, source, epoch, CONNECT_S)
@@ -143,7 +142,7 @@ class Following:
         await asyncio.sleep(PAUSE_S * random.uniform(0.2, 1.0))  # noqa: S311 (spreads the retries)
         await self._call(incoming, source, epoch, AGAIN_S)
 
-    async def _call(self, incoming: Incoming[Any], source: Source, epoch: int, connect_s: float) -> None:
+    async def _call(self, incoming: Incoming, source: Source, epoch: int, connect_s: float) -> None:
         kept = self._kept(source.address)
         kept.calls += 1
         connected = False
@@ -225,7 +224,7 @@ async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
     return state is grpc.ChannelConnectivity.READY
 
 
-def _pass_on(reply: FollowReply, incoming: Incoming[Any]) -> bool:
+def _pass_on(reply: FollowReply, incoming: Incoming) -> bool:
     """Pass a reply on to `incoming`; return whether it was the last. Raises _FailureError."""
     said = reply.WhichOneof("message")
     if said == "begun":

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
-from collections.abc import Callable
 from typing import Any
 
-from baton.protos.worker_pb2 import Failed
-from baton.services.engine.errors import RequestRefused
 from baton.services.engine.grammars.house import GrammarHouse
 from baton.services.engine.grammars.trial import Context
 from baton.services.engine.host import EngineHost
-from baton.services.errors import describe
-from baton.services.worker.attempts import RunningAttempt
-from baton.services.worker.replies import names_of
-
-logger = logging.getLogger(__name__)
 
 
 class Grammars:
@@ -46,50 +37,3 @@ class Grammars:
         request.structured_output_request.params = asked
         request.structured_output_request.__dict__.pop("structured_output_key", None)
         await asyncio.wrap_future(self._host.grammars.compile(request, verdict.seconds))
-
-
-class Compilations:
-    """The attempts that wait for their grammars."""
-
-    def __init__(
-        self,
-        grammars: Grammars,
-        let_in: Callable[[RunningAttempt], None],
-        refuse: Callable[[str, Exception], None],
-    ) -> None:
-        """Use `let_in` to submit an attempt, and `refuse` to end one by its internal id."""
-        self._grammars = grammars
-        self._let_in = let_in
-        self._refuse = refuse
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, attempt: RunningAttempt, party: int) -> None:
-        """Prepare an attempt's grammar, then let it in. Cancelled when the attempt ends."""
-        task = attempt.grammar = asyncio.create_task(self._prepare(attempt, party))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        self._grammars.close()
-
-    async def _prepare(self, attempt: RunningAttempt, party: int) -> None:
-        problem: RequestRefused | None = None
-        try:
-            await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
-        except RequestRefused as refused:
-            problem = refused
-        except Exception as error:  # otherwise the request would wait forever
-            if not isinstance(error, ValueError):
-                logger.exception(
-                    "the grammar of request %s cannot be compiled",
-                    attempt.request_id,
-                    extra=names_of(attempt),
-                )
-            problem = RequestRefused(Failed.CODE_INVALID, describe(error))
-        attempt.grammar = None
-        if problem is not None:
-            self._refuse(attempt.internal_id, problem)
-        else:
-            self._let_in(attempt)

@@ -23,7 +23,7 @@ import asyncio
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from baton.handoff.errors import ManifestError, NoCommonTransport, TransportFailed
 from baton.handoff.reports import Problem
@@ -31,7 +31,9 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_PREFILL, Complete, Failed, Start
 from baton.services.engine.errors import RequestRefused
 
-Attempt_contra = TypeVar("Attempt_contra", contravariant=True)  # RunningAttempt, which holds its Incoming
+if TYPE_CHECKING:  # they import this module
+    from baton.services.worker.attempts import RunningAttempt
+    from baton.services.worker.entrance import Entrance
 
 
 class State(Enum):
@@ -89,36 +91,15 @@ def code_of(problem: Problem) -> Failed.Code:
     return Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF
 
 
-class Seams(Protocol[Attempt_contra]):
-    """The parts of services/worker/entrance.py that are called here."""
-
-    def enter(self, attempt: Attempt_contra, start: Start, complete: Complete | None) -> None:
-        """Build the request, with or without loaded KV, and submit it. Raises RequestRefused."""
-
-    def begin_load(self, attempt: Attempt_contra, manifest: Manifest) -> None:
-        """Let the submitted request pull the available KV."""
-
-    def resume(self, attempt: Attempt_contra, complete: Complete) -> None:
-        """Give the submitted request its token and all KV. Raises RequestRefused."""
-
-    def fail(self, attempt: Attempt_contra, code: Failed.Code, problem: Problem) -> None:
-        """End the attempt, and tell its router why."""
-
-    def do_without(self, attempt: Attempt_contra, problem: Problem) -> None:
-        """Record why the whole prompt is computed here."""
-
-
-class Incoming(Generic[Attempt_contra]):
+class Incoming:
     """The KV of one attempt."""
 
-    def __init__(
-        self, attempt: Attempt_contra, start: Start, seams: Seams[Attempt_contra], *, held: bool
-    ) -> None:
+    def __init__(self, attempt: RunningAttempt, start: Start, entrance: Entrance, *, held: bool) -> None:
         """With `held`, build and submit the request only once the source has completed."""
         self.state = State.ASKED
         self.call: asyncio.Task[None] | None = None  # the call to the source
         self._attempt = attempt
-        self._seams = seams
+        self._entrance = entrance
         self._optional = start.phase == PHASE_PREFILL
         self._held = start if held else None
 
@@ -143,7 +124,7 @@ class Incoming(Generic[Attempt_contra]):
     def on_begun(self, manifest: Manifest) -> None:
         """Pull the records that the source offers while the prompt is still being computed."""
         if self.hear(Event.BEGUN) and self._held is None:
-            self._seams.begin_load(self._attempt, manifest)
+            self._entrance.begin_load(self._attempt, manifest)
 
     def on_complete(self, complete: Complete) -> None:
         """Pass the source's final answer to the engine."""
@@ -152,9 +133,9 @@ class Incoming(Generic[Attempt_contra]):
         held, self._held = self._held, None
         try:
             if held is None:
-                self._seams.resume(self._attempt, complete)
+                self._entrance.resume(self._attempt, complete)
             else:
-                self._seams.enter(self._attempt, held, complete)
+                self._entrance.enter(self._attempt, held, complete)
         except RequestRefused as refused:
             self._held = held  # it was not submitted
             self._fail(Event.WRONG, Problem.of(ManifestError(str(refused))), refused.code)
@@ -181,10 +162,10 @@ class Incoming(Generic[Attempt_contra]):
             return
         held, self._held = self._held, None
         if held is None or self.state is not State.WHOLE:
-            self._seams.fail(self._attempt, code, problem)
+            self._entrance.fail(self._attempt, code, problem)
             return
-        self._seams.do_without(self._attempt, problem)
+        self._entrance.do_without(self._attempt, problem)
         try:
-            self._seams.enter(self._attempt, held, None)
+            self._entrance.enter(self._attempt, held, None)
         except RequestRefused as refused:
-            self._seams.fail(self._attempt, refused.code, Problem.of(ManifestError(str(refused))))
+            self._entrance.fail(self._attempt, refused.code, Problem.of(ManifestError(str(refused))))

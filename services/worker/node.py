@@ -142,7 +142,6 @@ class Node:
         from baton.services.worker.dispatcher import Dispatcher
         from baton.services.worker.drafting import Drafting, method_of
         from baton.services.worker.grammars import Grammars
-        from baton.services.worker.operator_desk import OperatorDesk
         from baton.services.worker.servicer import WorkerServicer
 
         metrics = self._metrics
@@ -173,8 +172,7 @@ class Node:
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)
-        desk = OperatorDesk(host, self._kv_host)
-        servicer = WorkerServicer(self._identity, dispatcher, heartbeat_s, become, desk)
+        servicer = WorkerServicer(mine, dispatcher, heartbeat_s, become, host=host, kv_host=self._kv_host)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)

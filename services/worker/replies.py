@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.protos.worker_pb2 import Failed, RunReply
+from baton.protos.worker_pb2 import Failed
 from baton.services.engine import outputs
 from baton.services.trace_context import trace_id_of
 from baton.services.worker.attempts import RunningAttempt
-
-
-def reply_to(replies: dict[int, RunReply], session: int) -> RunReply:
-    """Return the reply to a router's stream; create it if needed."""
-    return replies.setdefault(session, RunReply())
 
 
 def names_of(attempt: RunningAttempt) -> dict[str, str]:

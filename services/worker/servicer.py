@@ -10,12 +10,15 @@ from typing import Any
 
 import grpc
 
+from baton import addresses, machine
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services.engine import wire
+from baton.services.engine.host import EngineHost
 from baton.services.worker.dispatcher import Dispatcher
-from baton.services.worker.operator_desk import OperatorDesk
 from baton.services.worker.outgoing import NotFollowedError
 from baton.services.worker.session import RouterSession
+
+TRIAL_TIMEOUT_S = 15.0  # the ranks' own deadlines are shorter
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -25,14 +28,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         dispatcher: Dispatcher,
         heartbeat_s: float,
         become: Callable[[scheduler_pb2.Role, int], Awaitable[str]],
-        desk: OperatorDesk,
+        *,
+        host: EngineHost,
+        kv_host: str,
     ) -> None:
-        """Send a message at least every `heartbeat_s` on each stream; `become` changes the role."""
+        """Send a message at least every `heartbeat_s` on each stream.
+
+        become: changes the role, and returns why not; kv_host: the host at which others reach saved KV
+        """
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s
         self._become = become
-        self._desk = desk
+        self._host = host
+        self._kv_host = kv_host
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
         """Identify this worker, and refuse a router with another protocol, vLLM or model."""
@@ -49,12 +58,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         del context
         if request.clock_alone:
             return scheduler_pb2.Inspection(unix_s=time.time())
-        return await self._desk.inspect()
+        found = await asyncio.to_thread(machine.inspection)
+        for address in self._host.kv_addresses:
+            host, port = addresses.split(address)
+            found.kv_addresses.append(addresses.join(self._kv_host or host, port))
+        return found
 
     async def TryHandoff(self, request: worker_pb2.TryHandoffRequest, context: Any) -> handoff_pb2.TrialReply:
         """Pull a test payload from another worker."""
         del context
-        return await self._desk.try_handoff(request)
+        sources = list(request.sources)
+        return await asyncio.to_thread(
+            self._host.try_handoff, sources, request.transport, request.bytes, TRIAL_TIMEOUT_S
+        )
 
     async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
         """Serve a router's stream. When it ends, its requests are aborted."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.services.decode.draft_length import DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftLength, DraftStep
 
 _WANDERS = 60  # steps, until the machine has forgotten its pace
 

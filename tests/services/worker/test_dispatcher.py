@@ -31,7 +31,7 @@ from baton.services.engine.build import EngineInfo
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.host import EngineStep
 from baton.services.roles import MIXED
-from baton.services.worker import leases
+from baton.services.worker import dispatcher as module
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.incoming import Incoming
 from baton.services.worker.metrics import WorkerMetrics
@@ -163,7 +163,7 @@ async def test_a_request_aborted_while_its_grammar_is_compiled_never_reaches_the
     dispatcher, _ = await made(host, compilers)
     session = dispatcher.connect("router")
     dispatcher.start(session, start("a", **GRAMMAR))
-    [task] = dispatcher._entrance._compilations._tasks
+    [task] = dispatcher._entrance._compiling
     await asyncio.sleep(0)
     dispatcher.abort(["a"])
     async with asyncio.timeout(5 * PATIENCE):
@@ -180,7 +180,7 @@ async def test_clients_of_one_router_take_turns_as_it_numbers_them() -> None:
         one.party = party
         dispatcher.start(session, one)
     async with asyncio.timeout(5 * PATIENCE):
-        await asyncio.gather(*dispatcher._entrance._compilations._tasks)
+        await asyncio.gather(*dispatcher._entrance._compiling)
     assert compilers.parties == [7, -session.number]  # a router that does not tell them apart is one client
 
 
@@ -341,8 +341,8 @@ async def test_a_renewal_that_fails_leaves_time_for_another(monkeypatch: pytest.
     dispatcher.on_step(EngineStep(begun=(Begun("a#1", 1, manifest),)))
     ranks = SilentRanks(turns=3)
     monkeypatch.setattr(dispatcher, "_handoffs", ranks)
-    monkeypatch.setattr(leases, "time", ranks)
-    monkeypatch.setattr(leases.asyncio, "sleep", ranks.sleep)
+    monkeypatch.setattr(module, "time", ranks)
+    monkeypatch.setattr(module.asyncio, "sleep", ranks.sleep)
     with pytest.raises(EOFError):
         await dispatcher.renew_leases(20.0)
     assert ranks.asked_at == pytest.approx([0.0, 20.0, 40.0])

@@ -84,7 +84,8 @@ async def serving() -> AsyncIterator[Site]:
     host = Host()
     dispatcher, _ = await made(host)
     server = rpc.aio_server()
-    service = WorkerServicer(cast(Any, None), dispatcher, 60.0, cast(Any, None), cast(Any, None))
+    nobody = cast(Any, None)
+    service = WorkerServicer(nobody, dispatcher, 60.0, nobody, host=nobody, kv_host="")
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = rpc.listen(server, "worker.listen", "127.0.0.1:0")
     await server.start()

@@ -35,7 +35,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, RunReply, Start
 from baton.services.engine import wire
 from baton.services.engine.host import EngineStep
-from baton.services.worker import following, isolation, outgoing
+from baton.services.worker import engine_gate, following, outgoing
 from baton.services.worker.attempts import RunningAttempt
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.following import Following
@@ -201,7 +201,7 @@ class Handoffs(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = Loop()
-        isolation.time = outgoing.time = self.loop  # type: ignore[assignment,attr-defined]
+        engine_gate.time = outgoing.time = self.loop  # type: ignore[assignment,attr-defined]
         # By their internal ids:
         self.released: Counter[str] = Counter()
         self.saved: set[str] = set()
@@ -337,7 +337,7 @@ class Handoffs(RuleBasedStateMachine):
             live = self.d.dispatcher._attempts.of_request("alone")
             self.d.drop([live] if live is not None else [])
             self.d.dispatcher.abort(["alone"])
-            door = self.d.dispatcher._isolation
+            door = self.d.dispatcher._gate
             await until(lambda: not door._holds and not door._alone, "the door is open")
 
         self.do(ended)
@@ -465,7 +465,7 @@ class Handoffs(RuleBasedStateMachine):
             assert inside <= set(site.engine.requests), (set(site.engine.requests), inside)
             assert waits <= {one.internal_id for one in live if one.incoming is not None}, waits
             assert not any(site.engine.loading.get(one) == "given" for one in waits), "it has its token"
-            alone = site.dispatcher._isolation._now
+            alone = site.dispatcher._gate._now
             assert alone is None or inside == {alone.internal_id}, "it is not alone"
             assert max(site.answers.values(), default=0) <= 1, site.answers
         waiting = sum(one.incoming is not None and one.incoming.waits for one in self.d.live())
@@ -481,10 +481,10 @@ class Handoffs(RuleBasedStateMachine):
 def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_connected", _ready)
     monkeypatch.setattr(following, "PAUSE_S", 0.0)
-    for module in (isolation, outgoing):
+    for module in (engine_gate, outgoing):
         monkeypatch.setattr(module, "time", None)  # each machine sets its own, and it is as before afterwards
     for name, value in (("GRACE_S", 0.0), ("TURN_S", 60.0), ("LINGER_S", 0.0), ("LEAST_REST_S", 0.001)):
-        monkeypatch.setattr(isolation, name, value)
+        monkeypatch.setattr(engine_gate, name, value)
     run_state_machine_as_test(
         Handoffs,
         settings=settings(

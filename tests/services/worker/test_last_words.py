@@ -37,7 +37,8 @@ async def test_a_router_hears_of_all_its_requests(
     host = Host()
     dispatcher, _ = await made(host)
     server = grpc.aio.server()
-    service = WorkerServicer(cast(Any, None), dispatcher, 60.0, cast(Any, None), cast(Any, None))
+    nobody = cast(Any, None)
+    service = WorkerServicer(nobody, dispatcher, 60.0, nobody, host=nobody, kv_host="")
     rpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -13,7 +13,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.config import SchedulerSettings
 from baton.services.engine.host import EngineStep
 from baton.services.roles import MIXED
-from baton.services.worker import isolation
+from baton.services.worker import engine_gate
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
 from harness.fake_worker import until
@@ -107,10 +107,10 @@ class Worker:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "GRACE_S", 0.1)
-    monkeypatch.setattr(isolation, "TURN_S", 0.4)
-    monkeypatch.setattr(isolation, "LINGER_S", 0.1)
-    monkeypatch.setattr(isolation, "LEAST_REST_S", 0.05)
+    monkeypatch.setattr(engine_gate, "GRACE_S", 0.1)
+    monkeypatch.setattr(engine_gate, "TURN_S", 0.4)
+    monkeypatch.setattr(engine_gate, "LINGER_S", 0.1)
+    monkeypatch.setattr(engine_gate, "LEAST_REST_S", 0.05)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ LEAST_REST_S = 0.25  # the shortest time for others before the next suspect
 Begin = Callable[[], None]
 
 
-class Isolation:
+class EngineGate:
     """The gate between a worker's attempts and its engine. For the event loop's thread.
 
     Invariant: while `_now` is set, no engine step includes another live attempt.

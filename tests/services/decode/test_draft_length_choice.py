@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.services.decode.draft_length import DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftLength, DraftStep
 from tests.services.decode.world import World
 
 LIMIT = 5
