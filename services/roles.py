@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2
-from baton.registry import Registry
-from baton.services.config import Settings
+from baton.services.config import Settings, suggest
 from baton.services.errors import ConfigError
 
 
@@ -31,19 +30,14 @@ DECODE = Role("decode", scheduler_pb2.ROLE_DECODE, decodes=True)
 # Does both: the aggregated mode.
 MIXED = Role("mixed", scheduler_pb2.ROLE_MIXED, decodes=True, needs_handoffs=False)
 
-# The protocol has exactly these, so other packages cannot add roles
-# (docs/decisions/0021-rooms-of-the-code.md).
-ROLES: Registry[Role] = Registry(
-    "role",
-    Role,
-    {role.name: f"{__name__}:{role.name.upper()}" for role in (PREFILL, DECODE, MIXED)},
-    error=ConfigError,
-)
+ROLES = {one.name: one for one in (PREFILL, DECODE, MIXED)}
 
 
 def role(name: str) -> Role:
     """Return the role of this name. Raises ConfigError if it is unknown."""
-    return ROLES.load(name)
+    if name not in ROLES:
+        raise ConfigError(f"there is no role {name!r}{suggest(name, list(ROLES))}")
+    return ROLES[name]
 
 
 def check(one: Role, settings: Settings) -> None:
@@ -58,4 +52,4 @@ def check(one: Role, settings: Settings) -> None:
 def name_of(wire: scheduler_pb2.Role) -> str:
     """Return the name of a role; empty if it has none."""
     name = scheduler_pb2.Role.Name(wire).removeprefix("ROLE_").lower()
-    return name if name in ROLES.names() else ""
+    return name if name in ROLES else ""

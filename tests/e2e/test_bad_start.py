@@ -197,7 +197,7 @@ def test_redis_that_refuses() -> None:
         ("status --scheduler 127.0.0.1:9", "does not answer"),
         ("drain w --scheduler 127.0.0.1:9", "does not answer"),
         ("role w decode --scheduler 127.0.0.1:9", "does not answer"),
-        ("role w cook", "there is no role 'cook'; there are: decode, mixed, prefill"),
+        ("role w cook", "there is no role 'cook'; allowed: prefill, decode, mixed"),
         ("status --scheduler nope", "scheduler.address: value 'nope' is not allowed: give host:port"),
         ("status --config /nowhere.yaml", "'/nowhere.yaml' does not exist; pass an existing file"),
         ("status --config {bad}", "is not valid YAML: line 2, column 5: expected the node content"),

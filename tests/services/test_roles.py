@@ -28,5 +28,5 @@ def test_no_role_has_no_name() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'decode'\?; there are: decode, mixed, prefill"):
+    with pytest.raises(ConfigError, match=r"did you mean 'decode'\?; allowed: prefill, decode, mixed"):
         roles.role("encode")

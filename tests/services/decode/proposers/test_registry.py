@@ -74,7 +74,7 @@ def test_the_registry_loads_no_method_and_no_engine() -> None:
         "import sys; from baton.services.decode.proposers import registry, validation;"
         "registry.METHODS.names();"
         "bad = [name for name in sys.modules if name.split('.')[0] in ('torch', 'vllm', 'numba')"
-        " or name.endswith(('.mtp', '.ngram', '.suffix'))]; sys.exit(', '.join(bad) or 0)"
+        " or name.endswith(('.draft_models', '.ngram', '.suffix'))]; sys.exit(', '.join(bad) or 0)"
     )
     done = subprocess.run(
         [PYTHON, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=CALL_S, check=False
