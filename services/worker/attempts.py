@@ -17,6 +17,7 @@ from typing import Any
 from baton.attempts import EPOCH_KEEP_S, attempt_id
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Phase
 from baton.services.engine.errors import RequestRefused
+from baton.services.trace_context import trace_id_of
 from baton.services.worker.admission import Share
 from baton.services.worker.incoming import Incoming
 
@@ -51,6 +52,14 @@ class RunningAttempt:
     def internal_id(self) -> str:
         """The id in the engine, unique to the attempt."""
         return attempt_id(self.request_id, self.epoch)
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        return {"request_id": self.request_id, "trace_id": trace_id_of(self.traceparent)}
+
+    def failed(self, code: Failed.Code, message: str) -> Failed:
+        """Build the message that tells its router of a failure."""
+        return Failed(request_id=self.request_id, epoch=self.epoch, code=code, message=message)
 
 
 class Attempts:

@@ -47,7 +47,6 @@ from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Event, code_of
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.outgoing import Outgoing
-from baton.services.worker.replies import failure_in, failure_of
 from baton.services.worker.session import RouterSession
 
 logger = logging.getLogger(__name__)
@@ -171,7 +170,6 @@ class Dispatcher:
             await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
 
     async def close(self) -> None:
-        """Close connections. The dispatcher cannot be used afterwards."""
         await self._entrance.close()
         self._handoffs.close()
 
@@ -241,8 +239,7 @@ class Dispatcher:
 
     def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
         """End an attempt at any stage, and tell its router why."""
-        self._end(attempt)
-        self._host.abort([attempt.internal_id])
+        self._cut(attempt, code, message)
         self._fail(attempt, code, message)
 
     # Called by the engine (engine.host.Listener).
@@ -288,7 +285,7 @@ class Dispatcher:
     def _on_step_failed(self, step: EngineStep, replies: Replies) -> None:
         for attempt in filter(None, map(self._attempts.live, step.failed)):
             self._end(attempt)
-            failed = failure_of(attempt, Failed.CODE_ENGINE, step.problem)
+            failed = attempt.failed(Failed.CODE_ENGINE, step.problem)
             failed.engine_goes_on = True
             replies[attempt.session].failed.append(failed)
 
@@ -306,7 +303,7 @@ class Dispatcher:
             self._metrics.on_not_loaded(loaded.problem)
             self._attempts.end(attempt)
             self._host.abort([attempt.internal_id])
-            failed = failure_of(attempt, code_of(loaded.problem), str(loaded.problem))
+            failed = attempt.failed(code_of(loaded.problem), str(loaded.problem))
             replies[attempt.session].failed.append(failed)
 
     def _refuse(self, saved: Saved, replies: Replies) -> None:
@@ -314,13 +311,11 @@ class Dispatcher:
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
-        self._nothing(attempt, saved.problem)
-        self._end(attempt)
-        self._host.abort([attempt.internal_id])
+        self._no_save(attempt, saved.problem)
         lacks = isinstance(saved.problem.to_error(), NotCached)
         code = Failed.CODE_HANDOFF if lacks else Failed.CODE_STAGING
         self._metrics.on_refused(code)
-        replies[attempt.session].failed.append(failure_of(attempt, code, str(saved.problem)))
+        replies[attempt.session].failed.append(self._cut(attempt, code, str(saved.problem)))
 
     def _on_output(
         self,
@@ -335,13 +330,11 @@ class Dispatcher:
             return False
         if attempt.share.prompt_tokens:
             self._admission.prefilled(attempt.share)
-        if (found := failure_in(output, attempt)) is not None:
+        if (found := _failure_in(output, attempt)) is not None:
             code, message = found
-            self._end(attempt)
-            self._host.abort([attempt.internal_id])
             if code == Failed.CODE_INVALID:
                 self._metrics.on_refused(code)
-            replies[attempt.session].failed.append(failure_of(attempt, code, message))
+            replies[attempt.session].failed.append(self._cut(attempt, code, message))
             return False
         saved = saves.get(output.request_id)
         if not outputs.finish(output, attempt.prepared):
@@ -359,12 +352,11 @@ class Dispatcher:
                 del saves[attempt.internal_id]
                 self.outgoing.complete(attempt.request_id, attempt.epoch, end)
             else:
-                self._nothing(attempt, end)
+                self._no_save(attempt, end)
         self._end(attempt)
         return True
 
-    def _nothing(self, attempt: RunningAttempt, problem: Problem) -> None:
-        """Tell the follower of a prompt that no KV was saved."""
+    def _no_save(self, attempt: RunningAttempt, problem: Problem) -> None:
         if attempt.phase != PHASE_DECODE:
             self.outgoing.over(attempt.request_id, attempt.epoch, problem)
 
@@ -409,7 +401,7 @@ class Dispatcher:
         """
         replies = Replies(RunReply)
         for attempt, code, message in failed:
-            replies[attempt.session].failed.append(failure_of(attempt, code, message))
+            replies[attempt.session].failed.append(attempt.failed(code, message))
         for number, reply in replies.items():
             self._send(number, reply)
 
@@ -426,6 +418,12 @@ class Dispatcher:
         if attempt.phase != PHASE_DECODE:
             self.outgoing.over(attempt.request_id, attempt.epoch)  # has no effect if the KV is kept
 
+    def _cut(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
+        """End an attempt in the engine too, and return what its router is told."""
+        self._end(attempt)
+        self._host.abort([attempt.internal_id])
+        return attempt.failed(code, message)
+
     def _end(self, attempt: RunningAttempt) -> None:
         """End an attempt that may have been in the engine, and count its drafts."""
         self._attempts.end(attempt)
@@ -435,3 +433,17 @@ class Dispatcher:
     def _release(self, manifest: Manifest | None) -> None:
         if manifest is not None:
             self._handoffs.release_soon(manifest)
+
+
+def _failure_in(output: Any, attempt: RunningAttempt) -> tuple[Failed.Code, str] | None:
+    """Return the failure (code, text) that an engine output stands for; None if it is a normal output."""
+    if outputs.is_too_large(output):
+        return Failed.CODE_INVALID, (
+            f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "
+            f"has room for {outputs.REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
+        )
+    if attempt.incoming is not None and attempt.incoming.loads and outputs.is_error(output):
+        return Failed.CODE_HANDOFF, "the KV cache could not be loaded"
+    if problem := outputs.grammar_problem(output, attempt.prepared):
+        return Failed.CODE_INVALID, problem
+    return None

@@ -22,7 +22,6 @@ from baton.services.worker.following import Following
 from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Incoming
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.replies import names_of
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ class Entrance:
     def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
         """Record why the whole prompt is computed here."""
         self._metrics.on_not_loaded(problem)
-        logger.info("a prompt is computed from its beginning: %s", problem, extra=names_of(attempt))
+        logger.info("a prompt is computed from its beginning: %s", problem, extra=attempt.log_fields)
 
     def _let_in(self, attempt: RunningAttempt) -> None:
         self._gate.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
@@ -136,7 +135,7 @@ class Entrance:
                 logger.exception(
                     "the grammar of request %s cannot be compiled",
                     attempt.request_id,
-                    extra=names_of(attempt),
+                    extra=attempt.log_fields,
                 )
             problem = RequestRefused(Failed.CODE_INVALID, describe(error))
         attempt.grammar = None
@@ -152,5 +151,5 @@ class Entrance:
             raise
         except Exception as error:
             # Otherwise one bad request would end the router's stream and all requests on it.
-            logger.exception("request %s cannot be built", start.request_id, extra=names_of(attempt))
+            logger.exception("request %s cannot be built", start.request_id, extra=attempt.log_fields)
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
