@@ -1,4 +1,4 @@
-"""Methods are found by name, and loaded when they are named."""
+"""Methods are found by name and loaded on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILT_IN = ["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix"
 
 
 def announce(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
-    """Let installed packages offer these methods."""
+    """Add entry points of installed packages."""
     found = EntryPoints(EntryPoint(name, value, METHODS.group) for name, value in points)
     monkeypatch.setattr(registry, "_entry_points", lambda group, _: found.select(group=group))
 
@@ -44,7 +44,7 @@ def test_an_unknown_method_is_refused_with_its_key_and_the_list(name: str, said:
     assert ", ".join(BUILT_IN) in str(error.value)
 
 
-def test_another_package_brings_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_package_adds_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     announce(monkeypatch, ("mine", "baton.services.decode.proposers.ngram:Ngram"), ("other", "no.such:Thing"))
     assert method("mine").name == "ngram"
     assert {"mine", "other"} < set(METHODS.names())
@@ -52,7 +52,7 @@ def test_another_package_brings_a_method(monkeypatch: pytest.MonkeyPatch) -> Non
         method("other")
 
 
-def test_what_is_no_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_that_is_no_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     announce(monkeypatch, ("mine", "pathlib:Path"), ("gone", "pathlib:Pth"))
     with pytest.raises(ConfigError, match="is no Method"):
         method("mine")
@@ -69,7 +69,7 @@ def test_two_origins_of_one_name_are_both_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_registry_loads_no_method_and_no_engine() -> None:
-    """`baton up` and `status` import it: it has to cost nothing."""
+    """`baton up` and `status` import it, so it must be cheap."""
     code = (
         "import sys; from baton.services.decode.proposers import registry, validation;"
         "registry.METHODS.names();"

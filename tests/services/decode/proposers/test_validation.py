@@ -1,4 +1,4 @@
-"""Impossible settings are refused before anything is loaded: key, value, why, what would work."""
+"""Impossible speculative settings are refused with what would work."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ def test_a_wrong_value_is_named(spec: dict[str, Any], said: list[str]) -> None:
         ({"method": "eagle", "model": "/nowhere"}, "'/nowhere'): this folder does not exist"),
     ],
 )
-def test_what_cannot_work_is_refused(target: str, spec: dict[str, Any], said: str) -> None:
+def test_impossible_settings_are_refused(target: str, spec: dict[str, Any], said: str) -> None:
     assert said in refusal(target, **spec)
 
 
-def test_a_head_needs_a_configuration(target: str, tmp_path: Path) -> None:
+def test_a_draft_model_needs_a_config_json(target: str, tmp_path: Path) -> None:
     assert "holds no config.json" in refusal(target, method="eagle", model=str(tmp_path))
 
 
-def test_a_head_is_enough(target: str, tmp_path: Path) -> None:
+def test_an_eagle_head_is_accepted(target: str, tmp_path: Path) -> None:
     head = folder(tmp_path / "head")
     method = validation.check(engine(target, method="eagle", model=head, num_speculative_tokens=3))
     assert method is not None
@@ -101,7 +101,7 @@ def test_a_head_is_enough(target: str, tmp_path: Path) -> None:
     assert method.engine_config(spec) == {"method": "eagle", "model": head, "num_speculative_tokens": 3}
 
 
-def test_the_hybrids_keys_go_with_the_strategy(target: str, tmp_path: Path) -> None:
+def test_keys_of_the_hybrid_need_its_strategy(target: str, tmp_path: Path) -> None:
     head = {"method": "eagle", "model": folder(tmp_path / "head")}
     assert "with_ngram" in refusal(target, **head, prompt_lookup_max=3)
     assert "with_suffix" in refusal(target, **head, num_model_steps=1)
@@ -124,7 +124,7 @@ def test_mtp_layers_are_found(tmp_path: Path, config: dict[str, Any]) -> None:
     assert validation.check(engine(folder(tmp_path / "m", **config), method="mtp")) is not None
 
 
-def test_each_mtp_layer_drafts_as_often(tmp_path: Path) -> None:
+def test_the_length_is_a_multiple_of_the_mtp_layers(tmp_path: Path) -> None:
     model = folder(tmp_path / "m", num_nextn_predict_layers=2)
     assert "set it to 4 or 6" in refusal(model, method="mtp", num_speculative_tokens=5)
     assert "max_speculative_tokens" in refusal(model, method="mtp", max_speculative_tokens=3)
@@ -132,7 +132,7 @@ def test_each_mtp_layer_drafts_as_often(tmp_path: Path) -> None:
         validation.check(engine(model, method="mtp", num_speculative_tokens=fits))
 
 
-def test_eagle3_reads_different_layers(tmp_path: Path) -> None:
+def test_eagle3_needs_different_layers(tmp_path: Path) -> None:
     shallow = folder(tmp_path / "target", num_hidden_layers=5)
     head = folder(tmp_path / "plain")
     said = refusal(shallow, method="eagle3", model=head)
@@ -144,21 +144,21 @@ def test_eagle3_reads_different_layers(tmp_path: Path) -> None:
     assert "[1, 3, 9]" in refusal(shallow, method="eagle3", model=deep)
 
 
-def test_eagle3_needs_hidden_states_that_mimo_keeps(tmp_path: Path) -> None:
+def test_eagle3_is_refused_for_mimo(tmp_path: Path) -> None:
     mimo = folder(tmp_path / "target", architectures=["MiMoForCausalLM"], num_hidden_layers=30)
     said = refusal(mimo, method="eagle3", model=folder(tmp_path / "head"))
     assert "does not provide the hidden states" in said
     assert "mtp" in said
 
 
-def test_a_draft_model_speaks_the_targets_language(target: str, tmp_path: Path) -> None:
+def test_a_draft_model_has_the_targets_vocabulary(target: str, tmp_path: Path) -> None:
     other = folder(tmp_path / "other", vocab_size=99)
     assert "99 tokens, the target's 100" in refusal(target, method="draft_model", model=other)
     misleading = folder(tmp_path / "eagle3-like")
     assert "contains 'eagle3'" in refusal(target, method="draft_model", model=misleading)
 
 
-def test_medusa_drafts_one_token_a_head(target: str, tmp_path: Path) -> None:
+def test_medusa_drafts_one_token_per_head(target: str, tmp_path: Path) -> None:
     heads = folder(tmp_path / "heads", num_heads=4)
     said = refusal(target, method="medusa", model=heads, num_speculative_tokens=3)
     assert "4 heads" in said
@@ -167,7 +167,7 @@ def test_medusa_drafts_one_token_a_head(target: str, tmp_path: Path) -> None:
     )
 
 
-def test_the_drafters_ranks(target: str, tmp_path: Path) -> None:
+def test_the_ranks_of_the_draft_model(target: str, tmp_path: Path) -> None:
     draft = folder(tmp_path / "draft")
     for method, ranks, allowed in (("draft_model", 1, "set it to 4"), ("eagle", 2, "set it to 1 or 4")):
         spec = {"method": method, "model": draft, "draft_tensor_parallel_size": ranks}
@@ -177,6 +177,6 @@ def test_the_drafters_ranks(target: str, tmp_path: Path) -> None:
             validation.check(settings)
 
 
-def test_a_model_that_lies_elsewhere_is_left_to_vllm() -> None:
+def test_a_model_by_name_is_not_checked() -> None:
     assert validation.check(engine("somebody/model", method="mtp")) is not None
     assert validation.check(engine("somebody/model", method="eagle3", model="somebody/head")) is not None
