@@ -23,10 +23,6 @@ from baton.services.simulate.profile import Profile
 MOST_STEPS = 64  # simulated at once, as if contexts did not grow
 
 
-class EngineLost(Exception):
-    """The worker died."""
-
-
 class TooLarge(Exception):
     """The request does not fit even into an idle engine."""
 
@@ -39,7 +35,7 @@ class Job:
     prompt: int  # tokens, including output of earlier attempts
     output: int  # tokens to generate here
     given: bool
-    over: asyncio.Future[None]  # raises EngineLost and TooLarge
+    over: asyncio.Future[None]  # raises TooLarge
     patience_ms: int = 0
     order: int = 0  # in the queue; the lowest goes first
     hit: int = 0  # prompt tokens found in the prefix cache
@@ -48,7 +44,6 @@ class Job:
     last_piece: int = 0  # tokens of its last chunk
     first_at: float = 0.0  # time of its first token, at the prompt's end
     next_at: float = 0.0  # time of the first token decoded here
-    generated: float = 0.0  # tokens, set when it stops
     held: Held = field(default_factory=Held)
     joined: float = 0.0  # the engine's `_progress` when it began to decode
     left: float = 0.0  # tokens still to generate at that time
@@ -134,21 +129,6 @@ class SimulatedEngine:
             self._aborted.append(job)
             self._cut()
 
-    def kill(self) -> None:
-        """Fail all requests with EngineLost."""
-        if self._timer is not None:
-            self._timer.cancel()
-            if self._steps > 1:
-                self._advance(int((self._loop.time() - self._began) / self._step_s))
-            self._stop_stepping()
-        decoding = [one for *_, one in self._decoding]
-        for job in decoding:
-            self._stop(job)
-        for job in [one for *_, one in self._waiting] + self._prompts + decoding:
-            if not job.over.done():
-                job.over.set_exception(EngineLost())
-        self._waiting, self._prompts, self._decoding = [], [], []
-
     def _begin(self) -> None:
         """Begin the next step or steps, if there are requests."""
         self._grow()
@@ -204,7 +184,6 @@ class SimulatedEngine:
                 self._prompts.remove(job)
                 job.first_at = job.first_at or now
                 self.counts.output_tokens += 1
-                job.generated += 1
                 self._join(job, job.output - 1)
         self._pieces = []
         while self._decoding and self._decoding[0][0] <= self._progress + 1e-9:
@@ -213,7 +192,6 @@ class SimulatedEngine:
             # The last token has no KV.
             full = min((job.prompt + job.output - 1) // self._block, len(job.hashes))
             self.cache.release(job.held, job.hashes, full)
-            job.generated += job.left
             if not job.over.done():  # otherwise its request timed out
                 job.over.set_result(None)
         for job in self._aborted:
@@ -337,14 +315,9 @@ class SimulatedEngine:
         job = self._decoding.pop(place)[2]
         heapq.heapify(self._decoding)
         self._leave(job)
-        self._stop(job)
         return job
 
     def _stop_stepping(self) -> None:
         if self._timer is not None:
             self._timer = None
             self._machine.end(self._core)
-
-    def _stop(self, job: Job) -> None:
-        """Record what a decoding request has generated so far."""
-        job.generated += min(job.left, self._progress - job.joined)

@@ -21,10 +21,9 @@ class Outcome:
     first: float = 0.0
     ended: float = 0.0
     waited_s: float = 0.0  # for room on a worker
-    computed: int = 0  # prompt tokens computed in all attempts
-    hit: int = 0  # prompt tokens found in a cache in the first attempt
+    computed: int = 0  # prompt tokens computed
+    hit: int = 0  # prompt tokens found in a cache
     known: int = 0  # as the scheduler expected
-    tries: int = 0
     service: str = ""  # name of its class
     problem: str = ""  # why it failed
 
@@ -84,7 +83,6 @@ class Run:
     busy: dict[str, float]  # worker -> share of the time in steps
     requests: int  # including the warm-up
     wall_s: float = 0.0  # real time
-    lost: int = 0  # workers that died
     _done: list[Outcome] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +115,6 @@ class Run:
             "goodput_per_s": round(self.within * rate, 3),
             "longest_wait_s": round(max((one.waited_s for one in self.outcomes), default=0.0), 3),
             "waited": sum(one.waited_s > 0 for one in self.outcomes),
-            "tried_again": sum(max(0, one.tries - 1) for one in self.outcomes),
             **self._busy_by_role(),
             "simulated": self.requests,
             "simulated_per_s": round(self.requests / self.wall_s) if self.wall_s else 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from baton.block_log import BlockLog
 from baton.protos import scheduler_pb2 as pb
@@ -13,40 +12,25 @@ from baton.services.simulate.profile import Profile
 MODEL = "simulated"
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A worker dies and returns with an empty cache, or its heartbeats are lost."""
-
-    at_s: float
-    worker: str  # its name, e.g. prefill-0
-    seconds: float  # until it is back
-    silent: bool = False  # only its heartbeats are lost
-
-
 class SimulatedWorker:
-    """One life of one worker."""
+    """One worker."""
 
     def __init__(
         self,
         name: str,
-        life: int,
         role: pb.Role,
         *,
         profile: Profile,
         block_tokens: int,
         engine: SimulatedEngine,
     ) -> None:
-        """Create a worker that has just started; `life` counts its starts from 1."""
-        self.name = name
-        self.worker_id = f"{name}.{life}"
+        self.worker_id = name
         self.engine = engine
-        self.alive = True
-        self.silent_until = 0.0
         self.link_free_at = 0.0  # KV transfers to it run one after another
         self.pinned = 0.0  # bytes of saved KV
         self.pinned_handoffs = 0
         self._now = 0.0
-        self.log = BlockLog(lambda: round(1e9 * self._now) + life)
+        self.log = BlockLog(lambda: round(1e9 * self._now) + 1)
         self._handoff = profile.handoff
         size = profile.engine
         capacity = pb.Capacity(
@@ -60,7 +44,7 @@ class SimulatedWorker:
             transports=["simulated"],
         )
         self.identity = pb.WorkerIdentity(
-            worker_id=self.worker_id,
+            worker_id=name,
             name=name,
             role=role,
             address="127.0.0.1:1",

@@ -50,7 +50,7 @@ class Engined:
         self.loop = loop
         self.engine = SimulatedEngine(loop, PROFILE, 10, Machine(0))
         self.worker = SimulatedWorker(
-            "mixed-0", 1, pb.ROLE_MIXED, profile=PROFILE, block_tokens=10, engine=self.engine
+            "mixed-0", pb.ROLE_MIXED, profile=PROFILE, block_tokens=10, engine=self.engine
         )
         self.prompts: list[list[int]] = []
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.prefix_keys import REMOVED
 from baton.services.simulate.cache import Cache
-from baton.services.simulate.engine import EngineLost, Job, Machine, SimulatedEngine
+from baton.services.simulate.engine import Job, Machine, SimulatedEngine
 from baton.services.simulate.loop import Stalled, VirtualLoop, run
 from baton.services.simulate.profile import Engine, Pace, Profile
 
@@ -55,7 +55,7 @@ def test_the_steps_of_a_request() -> None:
         assert one.first_at == pytest.approx(first)
         assert loop.time() == pytest.approx(first + 2 * 0.012)
         assert engine.counts.computed_tokens == 150
-        assert engine.counts.output_tokens == one.generated == 3
+        assert engine.counts.output_tokens == 3
 
     engine = on(scenario)
     assert engine.cache.free == engine.cache.blocks
@@ -124,26 +124,9 @@ def test_outputs_that_outgrow_the_cache_cause_a_preemption() -> None:
         # The second one was preempted. Its prompt was still cached, and its output was recomputed.
         assert engine.counts.prefix_hits == 60
         assert engine.counts.computed_tokens == pytest.approx(20, abs=12)
-        assert [round(one.generated) for one in jobs] == [80, 80]
 
     engine = on(scenario, small)
     assert engine.cache.free == engine.cache.blocks
-
-
-def test_a_killed_engine_fails_its_requests_and_keeps_their_progress() -> None:
-    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
-        jobs = [job(loop, 50, 40, given=True, name=name) for name in range(5)]  # the fifth waits
-        for one in jobs:
-            engine.submit(one)
-        # The first one is alone in the first step, of 12 ms; later steps take 18 ms.
-        await asyncio.sleep(0.012 + 4.5 * 0.018)
-        engine.kill()
-        for one in jobs:
-            with pytest.raises(EngineLost):
-                await one.over
-        assert [one.generated for one in jobs] == [5, 4, 4, 4, 0]
-
-    on(scenario)
 
 
 def test_an_aborted_request_leaves_after_the_current_step() -> None:
@@ -188,7 +171,7 @@ def test_aborting_a_request_that_has_ended_has_no_effect() -> None:
         engine.abort(one)
         await two.over
         engine.abort(two)
-        assert [one.generated, two.generated] == [2, 9]
+        assert engine.counts.output_tokens == 11
 
     engine = on(scenario)
     assert engine.cache.free == engine.cache.blocks
