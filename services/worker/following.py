@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,8 +42,7 @@ logger = logging.getLogger(__name__)
 CONNECT_S = 5.0
 AGAIN_S = 1.0  # to connect, in the retry
 PAUSE_S = 0.05  # most, before a call is retried
-IDLE_S = 300.0  # idle time before a channel is closed
-MAX_CHANNELS = 256  # beyond this, idle channels are closed at once
+MAX_CHANNELS = 256  # beyond this, idle ones are closed; gRPC disconnects an idle one after 30 minutes
 
 # The source refuses. Any other status means that the call broke.
 _REFUSALS: Mapping[grpc.StatusCode, type[HandoffError]] = MappingProxyType(
@@ -69,14 +67,11 @@ class _FailureError(Exception):
 
 @dataclass(eq=False)
 class _Kept:
-    """A channel to a worker. `used` is a time of time.monotonic."""
-
     address: str
     credentials: object  # those it was made with
     channel: grpc.aio.Channel
     stub: WorkerStub
     calls: int = 0
-    used: float = 0.0
 
 
 class Following:
@@ -87,7 +82,6 @@ class Following:
         self._channels: dict[str, _Kept] = {}  # keyed by address
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
 
     def follow(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
         """Pass the source's replies to `incoming`, for `within_s` seconds at most."""
@@ -101,13 +95,11 @@ class Following:
 
     async def close(self) -> None:
         """Cancel all calls and close all channels. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
         for call in list(self._calls):
             call.cancel()
         if self._calls:
             await asyncio.wait(set(self._calls))
-        self._close_idle(-1.0)
+        self._close_idle()
         if self._closing:
             await asyncio.wait(set(self._closing))
 
@@ -159,7 +151,6 @@ class Following:
             raise _broken(source, error, connected) from None
         finally:
             kept.calls -= 1
-            kept.used = time.monotonic()
             if not kept.calls and self._channels.get(kept.address) is not kept:
                 self._close(kept)
         hung_up = TransportFailed("the source hung up before its prompt was complete")
@@ -177,27 +168,15 @@ class Following:
             kept = None
         if kept is None:
             if len(self._channels) >= MAX_CHANNELS:
-                self._close_idle(0.0)
+                self._close_idle()
             channel = self._dialler.aio_channel(address)
             stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
             kept = self._channels[address] = _Kept(address, credentials, channel, stub)
-            self._look_later()
-        kept.used = time.monotonic()
         return kept
 
-    def _look_later(self) -> None:
-        if self._timer is None and self._channels:
-            self._timer = asyncio.get_running_loop().call_later(IDLE_S / 2, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        self._close_idle(IDLE_S)
-        self._look_later()
-
-    def _close_idle(self, idle_s: float) -> None:
-        until = time.monotonic() - idle_s
+    def _close_idle(self) -> None:
         for address, kept in list(self._channels.items()):
-            if not kept.calls and kept.used <= until:
+            if not kept.calls:
                 del self._channels[address]
                 self._close(kept)
 

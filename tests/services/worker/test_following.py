@@ -325,33 +325,21 @@ async def test_a_prompt_does_not_wait_for_a_source_that_refuses(source: Site, ta
     assert target.failed() == []
 
 
-async def test_channels_are_reused_and_closed_when_idle(
-    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "IDLE_S", 0.1)
-    calls = target.dispatcher._entrance._following
-    target.start(of(source, start("a")))
-    await followed(source)
-    calls._close_idle(0.0)
-    assert len(calls._channels) == 1  # it is in use
-    target.start(of(source, start("b")))
-    await followed(source, 2)
-    assert len(calls._channels) == 1
-    target.dispatcher.abort(["a", "b"])
-    await until(lambda: not calls._channels and not calls._closing, "it is closed")
-
-
 async def test_the_number_of_channels_is_limited(
     source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "MAX_CHANNELS", 1)
-    target.start(of(source, start("a")))
-    await followed(source)
-    target.dispatcher.abort(["a"])
+    calls = target.dispatcher._entrance._following
+    for name in "ac":
+        target.start(of(source, start(name)))
+    await followed(source, 2)
+    calls._close_idle()
+    assert len(calls._channels) == 1  # one for both calls, and in use
+    target.dispatcher.abort(["a", "c"])
     await followed(source, 0)
     target.start(with_kv(start("b")))
     await target.failure()
-    assert list(target.dispatcher._entrance._following._channels) == ["127.0.0.1:9"]
+    assert list(calls._channels) == ["127.0.0.1:9"]
 
 
 async def test_a_renewed_certificate_breaks_no_call(become: Become, monkeypatch: pytest.MonkeyPatch) -> None:
