@@ -155,6 +155,13 @@ class Stream:
         await self.start(core, phase, **how)
         return await self.end(how.get("name") or core.request_id)
 
+    async def prefill(self, core: EngineCoreRequest, **how: Any) -> Got:
+        """Run a PREFILL, whose KV must be saved."""
+        got = await self.run(core, PREFILL, **how)
+        assert got.saved is not None, got.failed
+        assert got.saved.problem == ""
+        return got
+
     async def run_raw(self, start: pb.Start) -> Got:
         self._begin(start.request_id, start.epoch)
         await self.send(pb.RunRequest(start=start))

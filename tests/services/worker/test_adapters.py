@@ -32,7 +32,6 @@ from tests.services.worker.router import (
     PREFILL,
     EngineCoreRequest,
     connected,
-    hello,
     kept,
     prompt,
     request,
@@ -109,11 +108,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair(prefill, decode, {one.name: one.fingerprint for one in read_adapters(settings)}, answers)
 
 
-async def test_copies_of_an_adapter_have_the_same_fingerprint(pair: Pair) -> None:
-    for worker in (pair.prefill, pair.decode):
-        assert (await hello(worker.address)).identity.capacity.adapters == pair.fingerprints
-
-
 async def test_two_adapters_and_the_base_model_in_one_batch(pair: Pair) -> None:
     """Handed over and with drafts, each has its own answer."""
     assert len({str(answers) for answers in pair.answers.values()}) == len(NAMES)
@@ -168,8 +162,7 @@ async def test_the_prefill_worker_drafts_for_the_decode_worker(pair: Pair) -> No
     async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
         whole = (await target.run(core, DECODE)).tokens
         core.request_id = "drafts made elsewhere"
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(core)
         drafts = list((await kept(source.source(core))).draft_token_ids)
         assert 0 < len(drafts) <= DRAFTS["num_speculative_tokens"]  # from the earlier occurrence
         rest = await target.run(core, DECODE, source=source.source(core))

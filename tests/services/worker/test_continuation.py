@@ -90,9 +90,7 @@ async def test_a_request_continues_after_a_handoff(prefill: Worker, mixed: Worke
     name = f"handed over {kind}"
     core = request(name, tokens, **params(kind))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
-        assert begun.saved.problem == ""
+        begun = await source.prefill(core)
         assert (len(begun.tokens), begun.finish) == (1, None)
         assert begun.prompt_logprobs == (299 if kind == "prompt_logprobs" else 0)
         rest = await target.run(core, DECODE, source=source.source(core))

@@ -71,8 +71,7 @@ async def test_an_answer_that_cannot_go_on_fails_alone(prefill: Worker, mixed: W
         core = request("endless", prompt(40, seed=8), **ENDLESS)
         assert "after 70 tokens" in refused(await target.run(core, DECODE))
         core.request_id = "endless, handed over"
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        await source.prefill(core)
         rest = await target.run(core, DECODE, source=source.source(core))
         assert "after 70 tokens" in refused(rest)
         assert len((await target.end("neighbour")).tokens) == 200

@@ -81,8 +81,7 @@ async def test_a_drain_waits_for_requests_and_handoffs(workers: Fleet, mixed: Wo
     worker = workers.started("mixed")
     handed = request("handed over while it drains", prompt(100, seed=20))
     async with connected(worker.address) as source, connected(mixed.address) as target:
-        begun = await source.run(handed, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(handed)
         await source.start(request("finishes", prompt(30), max_tokens=300), DECODE)
         await source.some("finishes", 1)
         worker.signal(signal.SIGTERM)
@@ -144,8 +143,7 @@ async def test_a_worker_changes_its_role_under_load(workers: Fleet, mixed: Worke
         connected(worker.address) as source,
         connected(mixed.address) as target,
     ):
-        begun = await source.run(handed, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(handed)
         await source.start(request("goes on", prompt(30), max_tokens=300), DECODE)
         await source.some("goes on", 1)
         assert (await client.set_role(worker.name, decode)).worker_id == worker.name
@@ -291,8 +289,7 @@ async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers: Fl
     assert identity.address == f"127.0.0.1:{port}"  # as the scheduler is on this machine
     handed = request("kv by its address", prompt(100, seed=22))
     async with connected(identity.address) as source, connected(mixed.address) as target:
-        begun = await source.run(handed, PREFILL)
-        assert begun.saved is not None
+        await source.prefill(handed)
         manifest = (await kept(source.source(handed))).manifest
         assert [shard.address for shard in manifest.shards] == [f"127.0.0.1:{kv_port}"]
         rest = await target.run(handed, DECODE, source=source.source(handed))

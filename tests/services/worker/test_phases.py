@@ -89,8 +89,7 @@ async def test_cached_blocks_are_not_pulled(prefill: Worker, mixed: Worker) -> N
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         whole = await target.run(request("first", tokens), DECODE)
         core = request("second", tokens)
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(core)
         rest = await target.run(core, DECODE, source=source.source(core))
     assert begun.tokens + rest.tokens == whole.tokens
     assert rest.admitted is not None
@@ -100,8 +99,7 @@ async def test_cached_blocks_are_not_pulled(prefill: Worker, mixed: Worker) -> N
 async def test_a_released_handoff_fails_by_name(prefill: Worker, mixed: Worker) -> None:
     core = request("released", prompt(100, seed=11))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(core)
         await source.abort("released")
         nothing_pinned(prefill)
         failed = await target.run(core, DECODE, source=source.source(core))
@@ -118,8 +116,7 @@ async def test_a_released_handoff_fails_by_name(prefill: Worker, mixed: Worker) 
 async def test_a_source_that_cannot_be_reached_is_named(prefill: Worker, mixed: Worker) -> None:
     core = request("far away", prompt(100, seed=14))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        await source.prefill(core)
         complete = await kept(source.source(core))
         for shard in complete.manifest.shards:
             del shard.offers["shm"]
@@ -162,8 +159,7 @@ async def test_metrics_count_a_handoff(prefill: Worker, mixed: Worker) -> None:
     before = figures()
     core = request("measured", prompt(100, seed=400))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        await source.prefill(core)
         await target.run(core, DECODE, source=source.source(core))
     grown = [after - was for was, after in zip(before, figures(), strict=True)]
     assert grown[:2] == [1, 1]
@@ -211,8 +207,7 @@ async def test_an_aborted_handoff_can_be_tried_again(prefill: Worker, mixed: Wor
         await target.abort("dropped")
         await source.abort("dropped")
         await target.start(core, DECODE, epoch=2, source=source.source(core))
-        begun = await source.run(core, PREFILL, epoch=2)
-        assert begun.saved is not None
+        begun = await source.prefill(core, epoch=2)
         rest = await target.end("dropped")
         assert len(begun.tokens + rest.tokens) == 24
     nothing_pinned(prefill)
@@ -247,8 +242,7 @@ async def test_requests_that_need_their_first_token_wait_for_it(prefill: Worker,
             long("no prefix cache", 542, skip_reading_prefix_cache=True),
         ):
             await target.start(core, DECODE, source=source.source(core))
-            begun = await source.run(core, PREFILL)
-            assert begun.saved is not None
+            begun = await source.prefill(core)
             rest = await target.end(core.request_id)
             assert rest.admitted is not None, rest.failed
             core.request_id = f"whole {core.request_id}"

@@ -23,9 +23,7 @@ async def test_a_prompt_waits_for_room_and_is_refused_in_time(workers: Fleet) ->
     core = {name: request(name, prompt(300, seed=600 + n)) for n, name in enumerate("abcdef")}
     async with connected(worker.address) as stream:
         for name in "abc":
-            saved = (await stream.run(core[name], PREFILL)).saved
-            assert saved is not None
-            assert saved.problem == ""
+            await stream.prefill(core[name])
         await stream.start(core["d"], PREFILL)
         eventually(lambda: worker.figure(WAITING) == 1, 10, "it waits")
         await stream.abort("a")
@@ -38,9 +36,7 @@ async def test_a_prompt_waits_for_room_and_is_refused_in_time(workers: Fleet) ->
         assert "StagingFull" in got.failed.message
         assert got.tokens == []
         await stream.abort("b")
-        saved = (await stream.run(core["f"], PREFILL)).saved
-        assert saved is not None
-        assert saved.problem == ""
+        await stream.prefill(core["f"])
     eventually(lambda: worker.figure(PINNED) == 0, 10, "all is released")
 
 
@@ -48,9 +44,7 @@ async def test_a_prompt_larger_than_staging_is_handed_over_in_parts(workers: Fle
     worker = workers.started("prefill", handoff={"staging_mib": 1})
     core = request("large", prompt(1000, seed=610), max_tokens=8)
     async with connected(worker.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
-        assert begun.saved.problem == ""
+        begun = await source.prefill(core)
         manifest = (await kept(source.source(core))).manifest
         assert manifest.shards[0].slots < manifest.num_blocks / 2
         assert manifest.num_blocks * manifest.shards[0].record_bytes > 2**20 - 2**12
