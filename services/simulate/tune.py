@@ -53,23 +53,15 @@ def search(setup: Setup, trace: Callable[[], Trace], workers: int, begin: Begin)
     else:
         step = max(1, workers // 8)
         attempt(range(step, workers, step))
-        while step > 1:
-            best = max(tried, key=lambda prefill: tried[prefill].rank)
-            step = -(-step // 2) if step > 2 else 1
+        while True:
+            before, best = len(tried), max(tried, key=lambda prefill: tried[prefill].rank)
             attempt((best - step, best + step))
-        _climb(tried, attempt)
+            if len(tried) == before and step == 1:
+                break
+            if len(tried) == before:
+                step = -(-step // 2)
     found = [*tried.values(), _try(setup, trace, Split(mixed=workers), begin)]
     return sorted(found, key=lambda one: one.rank, reverse=True)
-
-
-def _climb(tried: dict[int, Tried], attempt: Callable[[Iterable[int]], None]) -> None:
-    """Move to better neighbours until there is none."""
-    while True:
-        before = len(tried)
-        best = max(tried, key=lambda prefill: tried[prefill].rank)
-        attempt((best - 1, best + 1))
-        if len(tried) == before:
-            return
 
 
 def _try(setup: Setup, trace: Callable[[], Trace], split: Split, begin: Begin) -> Tried:

@@ -135,8 +135,12 @@ class Node:
                 await server.stop(SERVER_GRACE_S)
 
     async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int:
-        if not await self._preloaded():
+        # In a thread of its own: closing the loop would wait for one of the loop's.
+        thread = ThreadPoolExecutor(1, "preload")
+        importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
+        if not await self._done_or_stopped(importing, "importing vLLM"):
             return 0
+        await importing
         from baton.services.engine.build import EnginePlan
         from baton.services.engine.host import EngineHost
         from baton.services.worker.dispatcher import Dispatcher
@@ -179,10 +183,12 @@ class Node:
         await server.start()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(dispatcher.close)
-            info = await self._load_engine(host, dispatcher)
-            if info is None:
-                logger.info("ended by a signal while the engine loaded")
+            logger.info("loading %s", self._settings.engine.model)
+            loading = asyncio.create_task(host.load(dispatcher))
+            if not await self._done_or_stopped(loading, "loading"):
+                loading.cancel()
                 return 0
+            info = await loading
             metrics.set_blocks(info.free_blocks)
             metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
             await grammars.open()
@@ -265,40 +271,17 @@ class Node:
 
     # Starting.
 
-    async def _preloaded(self) -> bool:
-        """Import slow modules; return False if a signal interrupts it."""
-        # In a thread of its own: closing the loop would wait for one of the loop's.
-        thread = ThreadPoolExecutor(1, "preload")
-        importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
-        stopping = asyncio.create_task(self._stop.wait())
-        waited: list[asyncio.Future[Any]] = [importing, stopping]
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not importing.done():
-            logger.info("ended by a signal while vLLM was imported")
-            return False
-        await importing
-        return True
-
-    async def _load_engine(self, host: EngineHost, dispatcher: Dispatcher) -> EngineInfo | None:
-        """Load the engine; return None if a signal interrupts it. Raises StartError and ConfigError."""
+    async def _done_or_stopped(self, work: asyncio.Future[Any], what: str) -> bool:
+        """Wait for `work`, and log that it takes long; return False if a signal comes first."""
         began = time.monotonic()
-        logger.info("loading %s", self._settings.engine.model)
-        loading = asyncio.create_task(host.load(dispatcher))
         stopping = asyncio.create_task(self._stop.wait())
-        try:
-            while not loading.done() and not stopping.done():
-                await asyncio.wait(
-                    [loading, stopping], timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not loading.done() and not stopping.done():
-                    logger.info("still loading, %.0f s", time.monotonic() - began)
-        finally:
-            stopping.cancel()
-        if not loading.done():
-            loading.cancel()
-            return None
-        return await loading
+        waited: list[asyncio.Future[Any]] = [work, stopping]
+        while not await _any_done(waited, PROGRESS_EVERY_S):
+            logger.info("still %s, %.0f s", what, time.monotonic() - began)
+        stopping.cancel()
+        if not work.done():
+            logger.info("ended by a signal while %s", what)
+        return work.done()
 
     def _bind(self, server: grpc.aio.Server) -> int:
         """Bind the gRPC port. Raises StartError if it is taken, and NotSecured."""
@@ -417,3 +400,8 @@ class Node:
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in _HEALTH_NAMES:
             await self._health.set(name, status)
+
+
+async def _any_done(waited: list[asyncio.Future[Any]], timeout_s: float) -> bool:
+    done, _ = await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)

@@ -17,14 +17,10 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from baton.protos.worker_pb2 import Failed, FollowReply
-from baton.scheduler.client import SchedulerClient
-from baton.scheduler.errors import NoCapacity
-from baton.scheduler.need import Adapter
 from baton.services.config import EngineSettings
 from baton.services.engine.adapters import read_adapters
 from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
-from harness.scheduling import place
 from harness.support import eventually
 from harness.workers import START_TIMEOUT_S, Worker, fleet
 from tests.services.worker.router import (
@@ -201,12 +197,3 @@ async def test_an_unknown_adapter_is_refused(pair: Pair, name: str, fingerprint:
         failed = (await stream.run(core, PREFILL)).failed
     assert failed is not None
     assert (failed.code, failed.message) == (Failed.CODE_INVALID, why)
-
-
-async def test_the_scheduler_places_where_the_adapter_is(pair: Pair) -> None:
-    async with SchedulerClient(pair.prefill.scheduler, router_id="asks") as client:
-        there = Adapter(FIRST, pair.fingerprints[FIRST])
-        placed = await place(client, "one", 1, 70, 1, adapter=there)
-        client.reporter.finished(placed.attempt, "abort")
-        with pytest.raises(NoCapacity, match="has other files than the router under the adapter's name"):
-            await place(client, "two", 1, 70, 1, adapter=Adapter(FIRST, "f00"))
