@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seco
     from baton.services.engine.host import EngineHost
     from baton.services.worker.dispatcher import Dispatcher
     from baton.services.worker.drafting import Drafting
+    from baton.services.worker.grammars import Grammars
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +182,12 @@ class Node:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)
         await server.start()
+        return await self._run_engine(session, host, dispatcher, grammars)
+
+    async def _run_engine(
+        self, session: WorkerSession, host: EngineHost, dispatcher: Dispatcher, grammars: Grammars
+    ) -> int:
+        mine = self._identity
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(dispatcher.close)
             logger.info("loading %s", self._settings.engine.model)
@@ -189,8 +196,8 @@ class Node:
                 loading.cancel()
                 return 0
             info = await loading
-            metrics.set_blocks(info.free_blocks)
-            metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
+            self._metrics.set_blocks(info.free_blocks)
+            self._metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
             await grammars.open()
             dispatcher.open(info, self._adapters)
             mine.capacity.CopyFrom(self._capacity(info, host))  # read by Hello
