@@ -283,7 +283,9 @@ class Node:
         began = time.monotonic()
         stopping = asyncio.create_task(self._stop.wait())
         waited: list[asyncio.Future[Any]] = [work, stopping]
-        while not await _any_done(waited, PROGRESS_EVERY_S):
+        while not (await asyncio.wait(waited, timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED))[
+            0
+        ]:
             logger.info("still %s, %.0f s", what, time.monotonic() - began)
         stopping.cancel()
         if not work.done():
@@ -407,8 +409,3 @@ class Node:
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in _HEALTH_NAMES:
             await self._health.set(name, status)
-
-
-async def _any_done(waited: list[asyncio.Future[Any]], timeout_s: float) -> bool:
-    done, _ = await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    return bool(done)
