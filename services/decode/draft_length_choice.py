@@ -17,8 +17,7 @@ from baton.services.decode.draft_estimates import Acceptance, StepTimeModel, buc
 _REVIEW_STEPS = 4  # steps between choices
 _WORTH_A_CHANGE = 1.01  # required gain in tokens per second, so that noise does not flip the choice
 # A length measured n times is rated higher by this share / sqrt(n + 1) (an upper confidence bound, Auer et
-# al., 2002), so that one that looks bad after a few slow steps is measured again. Step times vary by 10 to 15
-# %.
+# al., 2002), so that one that looks bad after a few slow steps is measured again. Times vary by 10 to 15 %.
 _DOUBT = 0.2
 # Other lengths are probed for a few steps at a time, from a budget that every step adds to.
 _PROBE_STEPS = 4  # the first of these still verifies drafts of the length before

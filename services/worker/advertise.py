@@ -42,7 +42,7 @@ async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised
 
 
 async def address_towards(schedulers: str, wait_s: float) -> str:
-    """Return the local address of a connection to the first scheduler (of several, with commas) that accepts.
+    """Return the local address of a connection to the first of the comma-separated schedulers that accepts.
 
     Raises StartError after `wait_s` seconds.
     """
