@@ -34,6 +34,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, RunReply, Start
 from baton.services.engine import wire
 from baton.services.engine.host import EngineStep
+from baton.services.simulate.loop import VirtualLoop
 from baton.services.worker import engine_gate, following, outgoing
 from baton.services.worker.attempts import RunningAttempt
 from baton.services.worker.dispatcher import Dispatcher
@@ -173,25 +174,10 @@ async def _ready(_channel: Any, _within_s: float) -> bool:
     return True
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """A loop with virtual time, so that only the events decide what happens."""
+class Loop(VirtualLoop):
+    """Virtual time, so that only the events decide what happens."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
-        super().__init__()
-        select = self._selector.select  # type: ignore[attr-defined]
-
-        def look(timeout: float | None = None) -> Any:
-            assert timeout is not None, "it would wait forever"
-            self.now += timeout
-            return select(0)
-
-        self._selector.select = look  # type: ignore[attr-defined]
-
-    def time(self) -> float:
-        return self.now
-
-    monotonic = time  # it replaces the module
+    monotonic = VirtualLoop.time  # it replaces the module `time`
 
 
 class Handoffs(RuleBasedStateMachine):
