@@ -42,9 +42,9 @@ class RouterSettings(Section):
     max_wait_s: Seconds = 300.0
     """Longest wait for room on the workers; then the request gets 503."""
     drain_timeout_s: Seconds = 10.0
-    """How long running requests may take after SIGTERM."""
+    """Longest time for running requests after SIGTERM."""
     replace_wait_s: Seconds = 60.0
-    """How long a request whose worker failed waits for another one."""
+    """Longest wait for another worker after a failure."""
     journal_mib: Positive = 256
     """Memory from which requests continue on another worker; when it is full, requests get 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8

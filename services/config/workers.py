@@ -206,7 +206,7 @@ class WorkerSettings(Section):
     """Expected acceptance rate of the first drafted token; learned if unset. A rate well below it raises an
     alarm (docs/observability.md)."""
     drain_timeout_s: Seconds = 60.0
-    """How long running requests may take after SIGTERM."""
+    """Longest time for running requests after SIGTERM."""
 
     @field_validator("advertise")
     @classmethod

@@ -51,7 +51,7 @@ class Job:
 
 
 class Machine:
-    """What the engines of a deployment share: the statistics of gaps, and the cores if there are too few."""
+    """Shared by the engines of a deployment: statistics of gaps, and the cores if limited."""
 
     def __init__(self, cores: int) -> None:
         """Share `cores` among the engines; with 0 each has a core of its own."""
