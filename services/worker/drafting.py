@@ -66,7 +66,7 @@ class Drafting:
     def on_step(self, counts: DraftCounts, length: int | None) -> None:
         """Count a decode step. `length`: maximum length of the next draft; None: the method's limit."""
         self._length = self.method.limit if length is None else length
-        self._metrics.length.set(self._length)
+        self._metrics.draft_length.set(self._length)
         if not counts.drafts:
             self._idle_steps += 1
             if self._idle_steps == IDLE_STEPS:
@@ -106,7 +106,7 @@ class Drafting:
         if alarm == self._alarm:
             return
         self._alarm = alarm
-        self._metrics.alarm.set(alarm)
+        self._metrics.acceptance_alarm.set(alarm)
         if alarm:
             logger.warning("acceptance of %s drafts is too low: %s", self.method.name, self._watch.why)
         else:
