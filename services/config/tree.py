@@ -23,13 +23,15 @@ from baton.services.config.workers import (
 
 # Keys of earlier versions, and what replaces them.
 GONE = {
-    "autoscale.interval_s": "it follows from flip_after_s and down_after_s",
+    "autoscale.flip_after_s": "it follows from down_after_s",
+    "autoscale.interval_s": "it follows from down_after_s",
     "engine.seed": "set engine.extra.seed",
     "handoff.chunk_mib": "it is 4",
     "handoff.lease_s": "it is twice scheduler.placement_lease_s",
     "handoff.pull_timeout_s": "it is 20",
     "router.enable_force_include_usage": "set router.frontend.enable_force_include_usage",
     "router.enable_prompt_tokens_details": "set router.frontend.enable_prompt_tokens_details",
+    "router.journal_mib": "it is 256 in each router process",
     "router.max_attempts": "it is 4",
     "router.max_sequences": "it is 256",
     "router.metrics_open": "read the metrics from router.metrics_port, which needs no key",

@@ -240,9 +240,11 @@ class AutoscaleSettings(Section):
     """Most decode workers."""
     down_after_s: Seconds = 120.0
     """A worker is removed after fewer would have sufficed for this long."""
-    flip_after_s: Seconds = 5.0
-    """A worker changes its role if the other side is short of workers and its own side could have spared it
-    for this long; it then keeps the new role for as long."""
+
+    @property
+    def flip_after_s(self) -> float:
+        """Seconds for which a side must have had a spare worker before that changes its role."""
+        return max(1.0, self.down_after_s / 24)
 
     @model_validator(mode="after")
     def _least_is_not_above_most(self) -> AutoscaleSettings:

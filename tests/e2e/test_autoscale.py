@@ -24,8 +24,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         "engine": {"max_num_seqs": 4},
         "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
         "autoscale": {
-            **{"mode": "on", "max_prefill": 1, "max_decode": 2},
-            **{"down_after_s": 3.0, "flip_after_s": 1.0},
+            **{"mode": "on", "max_prefill": 1, "max_decode": 2, "down_after_s": 3.0},
         },
     }
     with deployment(tmp_path_factory.mktemp("scaled"), **config) as one:
