@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
@@ -31,13 +30,12 @@ from baton.handoff.errors import StagingFull, TransportFailed
 from baton.handoff.reports import Begun, Loaded, Problem, Saved
 from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, RunReply, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, Start
 from baton.services.engine import wire
 from baton.services.engine.host import EngineStep
 from baton.services.simulate.loop import VirtualLoop
 from baton.services.worker import engine_gate, following, outgoing
 from baton.services.worker.attempts import RunningAttempt
-from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.following import Following
 from baton.services.worker.incoming import Event, State
 from baton.services.worker.outgoing import NotFollowedError
@@ -79,16 +77,14 @@ class Engine:
         self.loading.pop(internal_id, None)
 
 
-@dataclass
-class Site:
-    """A worker, its engine, its router's stream, and the answers that the router got."""
+class Site(Worker):
+    """A worker, and the answers that its router got."""
 
-    dispatcher: Dispatcher
-    engine: Engine
-    session: Any = None
-    started: list[tuple[str, int, int]] = field(default_factory=list)
-    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
-    dropped: set[tuple[str, int]] = field(default_factory=set)  # by its router, so no answer is expected
+    def __init__(self) -> None:
+        super().__init__(Engine())
+        self.started: list[tuple[str, int, int]] = []
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.dropped: set[tuple[str, int]] = set()  # by its router, so no answer is expected
 
     def connect(self) -> None:
         self.session = self.dispatcher.connect("router")
@@ -98,9 +94,7 @@ class Site:
 
     def hear(self) -> None:
         """Count the answers in the replies: failures, last outputs and saves."""
-        queue = self.session._queue
-        while queue.qsize():
-            reply: RunReply = queue.get_nowait()
+        for reply in self.replies():
             over = {(one.request_id, one.epoch) for one in reply.saved}
             assert len(over) == len(reply.saved)
             over |= {(one.request_id, one.epoch) for one in reply.failed}
@@ -195,16 +189,10 @@ class Handoffs(RuleBasedStateMachine):
         self.do(self._set_up)
 
     async def _set_up(self) -> None:
-        self.p, self.d = self._made(), self._made()
+        self.p, self.d = Site(), Site()
         self.calls = Calls(self.p)
         self.d.dispatcher._entrance._following = self.calls
-        self.p.connect()
-        self.d.connect()
-
-    def _made(self) -> Site:
-        worker = Worker(engine := Engine())
-        worker.dispatcher._handoffs = cast(Any, self)
-        return Site(worker.dispatcher, engine)
+        self.p.dispatcher._handoffs = self.d.dispatcher._handoffs = cast(Any, self)
 
     # HandoffClient
 
