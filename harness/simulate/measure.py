@@ -1,9 +1,9 @@
 """Measure a profile for the simulator, with clients of a deployment that has one worker.
 
-    decode      the gap between tokens, by the number of streams overhead    the time to first token of a
-    prompt of one token, less one such gap for its step prefill     the time to first token of prompts of one
-    step, less the overhead; a prompt of many steps gives
-                the cost of the tokens before a chunk
+    decode      the gap between tokens, by the number of streams
+    overhead    the time to first token of a prompt of one token, less one such gap for its step
+    prefill     the time to first token of prompts of one step, less the overhead; a prompt of many steps
+                gives the cost of the tokens before a chunk
 
 Prompts are random, so none is cached. The lower quartile of several rounds is used, because other load on the
 machine only makes them longer.

@@ -5,7 +5,7 @@
     traces      random requests;  mooncake  recorded ones
     cache, engine, worker      a simulated worker
     deployment  the scheduler, which is Baton's own, and the workers
-    router      the router's waiting room and recovery
+    router      a router, with Baton's own waiting room
     simulation  one run;  figures  its outcome
     tune        the search for the best split into prefill and decode workers
 
