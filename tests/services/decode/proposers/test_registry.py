@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from baton import registry
 from baton.services.decode.proposers.registry import METHODS, method
 from baton.services.errors import ConfigError
 from harness.support import CALL_S, PYTHON, ROOT
 
 BUILT_IN = ["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix"]
-
-
-def announce(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
-    """Add entry points of installed packages."""
-    found = EntryPoints(EntryPoint(name, value, METHODS.group) for name, value in points)
-    monkeypatch.setattr(registry, "_entry_points", lambda group, _: found.select(group=group))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -42,30 +34,6 @@ def test_an_unknown_method_is_refused_with_its_key_and_the_list(name: str, said:
         method(name)
     assert said in str(error.value)
     assert ", ".join(BUILT_IN) in str(error.value)
-
-
-def test_another_package_adds_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    announce(monkeypatch, ("mine", "baton.services.decode.proposers.ngram:Ngram"), ("other", "no.such:Thing"))
-    assert method("mine").name == "ngram"
-    assert {"mine", "other"} < set(METHODS.names())
-    with pytest.raises(ConfigError, match=r"'other' cannot be loaded from no\.such:Thing .*No module named"):
-        method("other")
-
-
-def test_an_entry_point_that_is_no_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    announce(monkeypatch, ("mine", "pathlib:Path"), ("gone", "pathlib:Pth"))
-    with pytest.raises(ConfigError, match="is no Method"):
-        method("mine")
-    with pytest.raises(ConfigError, match="has no attribute 'Pth'"):
-        method("gone")
-
-
-def test_two_origins_of_one_name_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    announce(monkeypatch, ("ngram", "theirs:Ngram"), ("mine", "one:A"), ("mine", "two:B"))
-    with pytest.raises(ConfigError, match=r"ngram:Ngram \(Baton\) and theirs:Ngram \(an entry point\)"):
-        method("ngram")
-    with pytest.raises(ConfigError, match=r"one:A .* and two:B"):
-        method("mine")
 
 
 def test_the_registry_loads_no_method_and_no_engine() -> None:
